@@ -1,0 +1,125 @@
+"""Every error this package raises on purpose, and the exit code each one ends the command with.
+
+    HarnessError                 1   anything below; a bare one is a defect of ours
+    ├── UsageError               2   the command or one of its arguments is wrong
+    │   ├── CampaignFileError    2   the campaign file does not say what can be run
+    │   └── ResultsPathError     2   the path is not a results folder of ours
+    ├── PreflightError           3   this machine cannot run what was asked
+    ├── ExperimentsFailedError   4   the campaign ended, with INVALID experiments in it
+    ├── VerificationError        5   files on disk are not what the manifest says
+    ├── ConflictError            6   another harness holds the campaign, or it changed since it began
+    ├── StorageError             7   the results folder cannot be written (rights, full disk)
+    ├── BackendError             8   replicas could not be started, watched or stopped
+    │   └── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
+    ├── MetricsError             9   a metric could not be read
+    │   ├── PrometheusError      9   the server refused, timed out or answered with an error
+    │   └── NoDataError          9   the query is right and nothing matches it
+    ├── NodeError               10   provisioning or verifying the node failed
+    └── CampaignInterruptedError 130 stopped by SIGINT or SIGTERM; the campaign can be resumed
+
+A message is a full sentence that says what failed and where; ``advice`` says what to do next.
+Foreign exceptions are chained (``raise ... from error``), never swallowed.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HarnessError(Exception):
+    """Base of every error raised on purpose.
+
+    Args:
+        message: what failed, and where, in one sentence.
+        advice: what the user should do next, in one sentence; empty when the message says it.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, advice: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.advice}".strip()
+
+
+class UsageError(HarnessError):
+    """The command or one of its arguments is wrong."""
+
+    exit_code = 2
+
+
+class CampaignFileError(UsageError):
+    """The campaign file does not say what can be run."""
+
+
+class ResultsPathError(UsageError):
+    """The path is not a results folder of ours."""
+
+
+class PreflightError(HarnessError):
+    """This machine cannot run what was asked."""
+
+    exit_code = 3
+
+
+class ExperimentsFailedError(HarnessError):
+    """The campaign ended with INVALID experiments in it."""
+
+    exit_code = 4
+
+
+class VerificationError(HarnessError):
+    """Files on disk are not what the manifest says."""
+
+    exit_code = 5
+
+
+class ConflictError(HarnessError):
+    """Another harness holds the campaign, or its file changed since it began."""
+
+    exit_code = 6
+
+
+class StorageError(HarnessError):
+    """The results folder cannot be written."""
+
+    exit_code = 7
+
+
+class BackendError(HarnessError):
+    """Replicas could not be started, watched or stopped."""
+
+    exit_code = 8
+
+
+class ReplicaDiedError(BackendError):
+    """A replica ended by itself."""
+
+
+class MetricsError(HarnessError):
+    """A metric could not be read."""
+
+    exit_code = 9
+
+
+class PrometheusError(MetricsError):
+    """The Prometheus server refused, timed out or answered with an error."""
+
+
+class NoDataError(MetricsError):
+    """The query is right and no series matches it."""
+
+
+class NodeError(HarnessError):
+    """Provisioning or verifying the node failed."""
+
+    exit_code = 10
+
+
+class CampaignInterruptedError(HarnessError):
+    """Stopped by a signal; the campaign can be resumed."""
+
+    exit_code = 130

@@ -1,0 +1,28 @@
+"""The campaign file: what to run, how long, and within which limits."""
+
+from harness.spec.campaign import (
+    CampaignSpec,
+    ExperimentSpec,
+    Limits,
+    MetricSelection,
+    OnReplicaDeath,
+    Order,
+    Sharing,
+    Timing,
+)
+from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
+
+__all__ = [
+    "CampaignSpec",
+    "Device",
+    "Execution",
+    "ExperimentSpec",
+    "Limits",
+    "MetricSelection",
+    "OnReplicaDeath",
+    "Order",
+    "Precision",
+    "Sharing",
+    "Timing",
+    "WorkloadSpec",
+]

@@ -1,0 +1,180 @@
+"""The campaign: which experiments, in which order, how long, within which limits."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.spec.model import StrictModel
+from harness.spec.workload import WorkloadSpec
+
+MAX_REPLICAS = 256
+MIN_STEP_S = 0.1
+RATE_WINDOW_STEPS = 4
+
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+
+
+class Sharing(StrEnum):
+    """How replicas share one GPU."""
+
+    TIME_SLICING = "time-slicing"
+
+
+class Order(StrEnum):
+    """In which order the experiments run."""
+
+    LISTED = "listed"
+    INTERLEAVED = "interleaved"
+    RANDOM = "random"
+
+
+class OnReplicaDeath(StrEnum):
+    """What to do when a replica ends by itself in mid-experiment."""
+
+    DEGRADE = "degrade"
+    RETRY = "retry"
+
+
+class Timing(StrictModel):
+    """Seconds of every phase of an experiment."""
+
+    step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
+    stabilise_s: float = Field(default=300.0, ge=0, le=86_400, description="Seconds to run before recording.")
+    record_s: float = Field(
+        default=3600.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps."
+    )
+    cooldown_s: float = Field(
+        default=120.0,
+        ge=0,
+        le=86_400,
+        description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for.",
+    )
+    cooldown_gpu_celsius: float | None = Field(
+        default=None,
+        gt=0,
+        lt=120,
+        description="End the cool-down as soon as every GPU is at or below this; None: by the clock alone.",
+    )
+    rate_window_s: float | None = Field(
+        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; None: 4 steps."
+    )
+    telemetry_interval_s: float = Field(
+        default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series."
+    )
+    ready_timeout_s: float = Field(
+        default=300.0, gt=0, le=86_400, description="Seconds a replica may take until it serves."
+    )
+    drain_timeout_s: float = Field(
+        default=10.0, gt=0, le=600, description="Seconds a replica may take to end after SIGTERM."
+    )
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that rates and quantiles look back."""
+        return self.rate_window_s or RATE_WINDOW_STEPS * self.step_s
+
+    @property
+    def rows(self) -> int:
+        """Rows of one series: both ends of the recording included."""
+        return round(self.record_s / self.step_s) + 1
+
+    @model_validator(mode="after")
+    def _step_divides(self) -> Timing:
+        steps = self.record_s / self.step_s
+        if not math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-6):
+            raise ValueError(
+                f"step_s {self.step_s:g} does not divide record_s {self.record_s:g}: "
+                f"use record_s {math.floor(steps) * self.step_s:g} or {math.ceil(steps) * self.step_s:g}."
+            )
+        if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
+            raise ValueError(
+                f"rate_window_s must be at least {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
+            )
+        return self
+
+
+class Limits(StrictModel):
+    """Where to stop."""
+
+    max_hours: float | None = Field(default=None, gt=0, description="Refuse a plan that takes longer; None: no limit.")
+    max_disk_gb: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that writes more; None: free space decides."
+    )
+    on_replica_death: OnReplicaDeath = Field(
+        default=OnReplicaDeath.DEGRADE,
+        description="degrade: record on and say so in the verdict; retry: start the experiment again.",
+    )
+    retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+
+
+class MetricSelection(StrEnum):
+    """Shorthand for a list of metrics."""
+
+    ALL = "all"
+
+
+class CampaignSpec(StrictModel):
+    """One campaign file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$", description="Names the results folder.")
+    description: str = Field(default="", description="One line for the report.")
+    backend: str = Field(
+        default="local", pattern=r"^local$", description="Where replicas live: local (processes of this machine)."
+    )
+    sharing: list[Sharing] = Field(
+        default=[Sharing.TIME_SLICING], min_length=1, description="Sharing modes to compare."
+    )
+    workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
+    replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
+    repeats: int = Field(
+        default=1, ge=1, le=100, description="How often every experiment is run; 3 or more give intervals."
+    )
+    order: Order = Field(
+        default=Order.LISTED,
+        description="listed, interleaved (one repeat of everything, then the next) or random (from `seed`).",
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the random order.")
+    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase.")
+    metrics: MetricSelection | list[str] = Field(
+        default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
+    )
+    limits: Limits = Field(default_factory=Limits, description="Where to stop.")
+
+    @field_validator("replicas", "sharing")
+    @classmethod
+    def _no_duplicates(cls, values: list[object]) -> list[object]:
+        if len(set(values)) != len(values):
+            raise ValueError("the same value is listed twice; use `repeats` to run an experiment more than once.")
+        return values
+
+    @field_validator("workloads")
+    @classmethod
+    def _unique_names(cls, workloads: list[WorkloadSpec]) -> list[WorkloadSpec]:
+        names = [workload.name for workload in workloads]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"two workloads are called {twice[0]!r}; give variants names of their own and say what they run with `model`."
+            )
+        return workloads
+
+
+class ExperimentSpec(StrictModel):
+    """One cell of the matrix, with everything needed to run it."""
+
+    workload: WorkloadSpec
+    replicas: int
+    sharing: Sharing
+    repeat: int = Field(ge=1, description="1-based.")
+    timing: Timing
+    metrics: list[str]
+    limits: Limits
+
+    @property
+    def experiment_id(self) -> str:
+        """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
+        return f"{self.workload.name}_r{self.replicas}_{self.sharing.value}_rep{self.repeat}"
