@@ -1,0 +1,120 @@
+"""One network, pid and mount namespace per machine; the host's own network stays untouched.
+
+The guest reaches one thing only: the host's loopback, as 10.0.2.2. It has no name server and no way out, which is how
+a test shows that nothing is fetched from anywhere but the local mirrors.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from tests.node.machine.errors import MachineError
+from tests.node.machine.image import ADDRESS
+
+SETUP = """\
+ip link add br0 type bridge
+ip tuntap add dev uml0 mode tap
+ip link set tap0 master br0 up
+ip link set uml0 master br0 up
+ip link set br0 up
+ip link set lo up
+"""
+READY_WITHIN_S = 20.0
+
+
+class Namespace:
+    """Lives as long as this process: its first process reads a pipe from us and takes everything in it along."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._holder = subprocess.Popen(
+            ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL", "cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        self._first_pid = self._wait_for_first_process()
+        self.ssh_port = _free_port()
+        self._connect()
+
+    def command(self, *command: str | Path) -> list[str]:
+        """Prefix a command so that it runs inside, ended with the namespace."""
+        enter = ["nsenter", "-t", str(self._first_pid), "-n", "-p", "-m", f"-w{self._folder}"]
+        return [*enter, *map(str, command)]
+
+    def close(self) -> None:
+        """End every process inside, at once."""
+        self._holder.kill()
+        self._holder.wait()
+        if self._holder.stdin is not None:
+            self._holder.stdin.close()
+
+    def _wait_for_first_process(self) -> int:
+        outside = os.readlink("/proc/self/ns/mnt")
+        children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
+        deadline = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < deadline and self._holder.poll() is None:
+            if child := children.read_text().strip():
+                inside = os.readlink(f"/proc/{child}/ns/mnt")
+                # unshare has mounted the new /proc once it executes cat
+                if inside != outside and Path(f"/proc/{child}/comm").read_text().strip() == "cat":
+                    return int(child)
+            time.sleep(0.02)
+        raise MachineError("unshare made no namespaces: run as real root, outside a restricted container")
+
+    def _connect(self) -> None:
+        control = self._folder / "slirp.sock"
+        control.unlink(missing_ok=True)
+        # Outgoing connections bound to loopback reach the host's loopback and nothing else.
+        slirp = [
+            *("slirp4netns", "--mtu=1500", "--disable-dns", "--outbound-addr=127.0.0.1", "--api-socket", str(control)),
+            *("--netns-type=path", f"/proc/{self._first_pid}/ns/net", "tap0"),
+        ]
+        with (self._folder / "slirp.log").open("wb") as log:
+            # Inside the pid namespace (so that it ends with it), outside the network namespace (that is its job).
+            subprocess.Popen(
+                ["nsenter", "-t", str(self._first_pid), "-p", *slirp],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        self._wait_for_tap(control)
+        for line in SETUP.splitlines():
+            subprocess.run(["nsenter", "-t", str(self._first_pid), "-n", *line.split()], check=True)
+        forward = {
+            "proto": "tcp",
+            "host_addr": "127.0.0.1",
+            "host_port": self.ssh_port,
+            "guest_addr": ADDRESS,
+            "guest_port": 22,
+        }
+        answer = _ask(control, {"execute": "add_hostfwd", "arguments": forward})
+        if "error" in answer:
+            raise MachineError(f"slirp4netns forwards no ssh port: {answer['error']}")
+
+    def _wait_for_tap(self, control: Path) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        show = ["nsenter", "-t", str(self._first_pid), "-n", "ip", "link", "show", "tap0"]
+        while time.monotonic() < deadline:
+            if control.exists() and subprocess.run(show, capture_output=True, check=False).returncode == 0:
+                return
+            time.sleep(0.05)
+        raise MachineError(f"slirp4netns is not up after {READY_WITHIN_S:.0f} s: see {self._folder}/slirp.log")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _ask(control: Path, request: dict[str, object]) -> dict[str, object]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(control))
+        connection.sendall(json.dumps(request).encode())
+        connection.shutdown(socket.SHUT_WR)
+        answer: dict[str, object] = json.loads(connection.makefile().read())
+        return answer

@@ -1,0 +1,186 @@
+"""A machine: a user-mode kernel on a copy of an image, reached by ssh as any server is."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+from tests.node.machine import image
+from tests.node.machine.deps import Tools
+from tests.node.machine.errors import MachineError
+from tests.node.machine.image import Disks
+from tests.node.machine.network import Namespace
+
+MEMORY_BYTES = 2 << 30
+BOOT_WITHIN_S = 180.0
+WRAPPER = Path(__file__).parent / "uml_exec.py"
+_POLL_S = 0.2
+
+
+class Machine:
+    """Boots from its own copy of `disks`; `with` boots and ends it.
+
+    cpu: the one host CPU it runs on (left free, the scheduler moves it about and a boot takes three times longer).
+    """
+
+    def __init__(self, tools: Tools, disks: Disks, folder: Path, *, cpu: int = -1) -> None:
+        self.folder = folder
+        self._tools = tools
+        self._source = disks
+        available = sorted(os.sched_getaffinity(0))
+        self._cpu = available[cpu % len(available)]
+        self._namespace: Namespace | None = None
+        self._kernel: subprocess.Popen[bytes] | None = None
+        self.disks: Disks | None = None
+        self.boot_duration_s = 0.0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    @property
+    def ssh_config(self) -> Path:
+        """An OpenSSH configuration in which this machine is the host `node`."""
+        return self.folder / "ssh_config"
+
+    def start(self) -> None:
+        """Boot and wait for ssh; the first time, from a fresh copy of the image."""
+        started = time.monotonic()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.disks is None:
+            self.disks = self._source.copy_to(self.folder / "disks")
+        self._namespace = Namespace(self.folder)
+        self._write_ssh_config(self._namespace.ssh_port)
+        with (self.folder / "console.log").open("ab") as console:
+            self._kernel = subprocess.Popen(
+                self._namespace.command(*self._kernel_command(self.disks)),
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=console,
+                env=os.environ | {"TMPDIR": _memory_folder(), "UML_KERNEL": str(self._tools.kernel)},
+            )
+        self.wait_for_ssh()
+        self.boot_duration_s = time.monotonic() - started
+
+    def kill(self) -> None:
+        """Pull the plug."""
+        if self._namespace is not None:
+            self._namespace.close()
+            self._namespace = None
+        if self._kernel is not None:
+            self._kernel.wait()
+            self._kernel = None
+
+    def power_off(self) -> None:
+        """Shut down cleanly, so that the disks can be copied."""
+        self.ssh("systemctl poweroff", check=False)
+        if self._kernel is not None:
+            self._kernel.wait(BOOT_WITHIN_S)
+        self.kill()
+
+    def snapshot(self, folder: Path) -> Disks:
+        """Shut down, keep a copy of the disks in a folder, boot again."""
+        self.power_off()
+        if self.disks is None:
+            raise MachineError("a machine that never started has no disks to copy")
+        kept = self.disks.copy_to(folder)
+        self.start()
+        return kept
+
+    def reboot(self) -> None:
+        """Reboot for real and wait until another boot answers."""
+        before = self.boot_id()
+        self.ssh("systemctl reboot", check=False)
+        deadline = time.monotonic() + BOOT_WITHIN_S
+        while time.monotonic() < deadline:
+            found = self.ssh("cat /proc/sys/kernel/random/boot_id", check=False, timeout_s=15)
+            if found.returncode == 0 and found.stdout.strip() not in {"", before}:
+                return
+            time.sleep(_POLL_S)
+        raise MachineError(f"no new boot after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}")
+
+    def boot_id(self) -> str:
+        """The kernel's identity of this boot."""
+        return self.output("cat /proc/sys/kernel/random/boot_id")
+
+    def ssh(self, command: str, *, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run a shell command as root; a failing one raises MachineError with what it said, unless check is off."""
+        arguments = ["ssh", "-F", str(self.ssh_config), "node", command]
+        try:
+            done = subprocess.run(
+                arguments, capture_output=True, text=True, check=False, timeout=timeout_s, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired as error:
+            if check:
+                raise MachineError(f"no answer within {timeout_s:.0f} s to: {command}") from error
+            return subprocess.CompletedProcess(arguments, 124, "", "timed out")
+        if check and done.returncode != 0:
+            said = (done.stdout + done.stderr).strip()[-1500:]
+            raise MachineError(f"`{command}` exited {done.returncode} on the machine: {said}")
+        return done
+
+    def output(self, command: str) -> str:
+        """Standard output of a command that must succeed, stripped."""
+        return self.ssh(command).stdout.strip()
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file on the machine, with the folders above it."""
+        quoted = shlex.quote(path)
+        script = f"mkdir -p $(dirname {quoted}) && cat > {quoted}"
+        subprocess.run(["ssh", "-F", self.ssh_config, "node", script], input=text, text=True, check=True, timeout=60)
+
+    def wait_for_ssh(self) -> None:
+        """Wait until the machine answers; raise with the console's end when it does not."""
+        deadline = time.monotonic() + BOOT_WITHIN_S
+        while time.monotonic() < deadline:
+            if self._kernel is not None and self._kernel.poll() is not None:
+                raise MachineError(f"the kernel ended during boot: {self._console_tail()}")
+            if self.ssh("true", check=False, timeout_s=15).returncode == 0:
+                return
+            time.sleep(_POLL_S)
+        raise MachineError(f"no ssh after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}")
+
+    def _kernel_command(self, disks: Disks) -> list[str]:
+        device = "vec0:transport=tap,ifname=uml0,mac=02:00:00:00:00:15"
+        disk_arguments = [f"ubd0={disks.root}", f"ubd1={disks.swap}", "root=/dev/ubda", "rw", "rootfstype=ext4"]
+        console = ["con=null", "con0=null,fd:1", "quiet"]
+        memory = f"mem={MEMORY_BYTES >> 20}M"
+        where = [f"umid={self.folder.name}", f"uml_dir={self.folder}"]
+        pinned = ["taskset", "-c", str(self._cpu), "setarch", "-R", str(WRAPPER)]
+        return [*pinned, memory, *where, *disk_arguments, *console, device, "seccomp=auto"]
+
+    def _write_ssh_config(self, port: int) -> None:
+        options = {
+            "HostName": "127.0.0.1",
+            "Port": port,
+            "User": "root",
+            "IdentityFile": image.ssh_key(self._tools),
+            "IdentitiesOnly": "yes",
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": "/dev/null",
+            "LogLevel": "ERROR",
+            "BatchMode": "yes",
+            "ConnectTimeout": 5,
+            "ServerAliveInterval": 15,
+        }
+        lines = [f"  {name} {value}" for name, value in options.items()]
+        self.ssh_config.write_text("\n".join(["Host node", *lines]) + "\n")
+
+    def _console_tail(self) -> str:
+        console = self.folder / "console.log"
+        return console.read_text(errors="replace")[-1500:] if console.exists() else "(the console said nothing)"
+
+
+def _memory_folder() -> str:
+    """Where the kernel keeps the machine's memory: shared memory when it is large enough, else a disk."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(shared).free > 2 * MEMORY_BYTES:
+        return str(shared)
+    return "/tmp"
