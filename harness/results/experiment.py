@@ -1,0 +1,162 @@
+"""An attempt becomes an experiment: tables, hashes, the manifest last, then one rename."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from harness.errors import ConflictError, ResultsPathError
+from harness.results import latencies
+from harness.results.files import (
+    atomic_write,
+    count_lines,
+    sha256_of,
+    storage_error,
+    storage_errors,
+    sync_file,
+    sync_folder,
+)
+from harness.results.layout import (
+    ATTEMPTS,
+    LATENCIES,
+    MANIFEST,
+    RAW_LATENCIES,
+    REPLICAS,
+    SAMPLES,
+    WIDE,
+    experiment_folders,
+)
+from harness.results.manifest import FileEntry, Manifest
+from harness.results.tables import Grid, fill_absent, write_samples, write_wide
+from harness.results.verification import Verification, verify_folder
+
+_TEMPORARY = ".tmp"
+
+
+def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
+    """Turn a recorded attempt into the experiment's folder.
+
+    Can be called again on the same attempt when it was killed in the middle: what is made here is made anew.
+
+    Args:
+        attempt: folder with the metric CSVs, logs and ``replicas/replica-<i>/latencies.bin``.
+        final: the experiment's folder; must not exist, on the same file system.
+        manifest: everything but ``files`` and ``digest``, which are filled in here.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        ConflictError: ``final`` exists; nothing was touched.
+        StorageError: the disk refuses; the attempt stays where it is.
+    """
+    from harness.metrics.catalogue import CATALOGUE
+
+    if final.exists():
+        raise _taken(final)
+    grid = Grid(manifest.start_s, manifest.experiment.timing.step_s, manifest.rows)
+    _remove_leftovers(attempt)
+    levels = {name: str(metric.level) for name, metric in CATALOGUE.items()}
+    units = {name: metric.unit for name, metric in CATALOGUE.items()}
+    fill_absent(attempt, grid, manifest.absent_metrics, levels)
+    rows = _convert_latencies(attempt)
+    with storage_errors(attempt):
+        wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)
+        rows[WIDE] = write_wide(attempt, wide, grid, manifest.provenance.host.cpus)
+        wide.replace(attempt / WIDE)
+        rows[SAMPLES] = write_samples(attempt, samples, units)
+        samples.replace(attempt / SAMPLES)
+        sealed = manifest.model_copy(update={"files": _entries(attempt, rows)}).sealed()
+        atomic_write(attempt / MANIFEST, sealed.to_json(), replace=True)
+        _sync_tree(attempt)
+    _publish(attempt, final)
+    return sealed
+
+
+def verify_experiment(folder: Path) -> Verification:
+    """Check one finished experiment against its manifest. Never raises for what it finds."""
+    return verify_folder(folder)
+
+
+def verify_campaign(folder: Path) -> Verification:
+    """Check every finished experiment of a campaign.
+
+    Raises ResultsPathError when ``folder`` is neither a campaign's nor an experiment's.
+    """
+    if (folder / MANIFEST).is_file():
+        return verify_folder(folder)
+    if not folder.is_dir():
+        raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign or an experiment.")
+    outcome = Verification(folder)
+    for experiment in experiment_folders(folder):
+        outcome.add(verify_folder(experiment))
+    if not outcome.experiments:
+        if not (folder / ATTEMPTS).is_dir():
+            raise ResultsPathError(
+                f"{folder} holds no experiment of this harness.", advice="Give the folder of a campaign."
+            )
+        outcome.notes.append(f"{folder}: no experiment is finished yet.")
+    return outcome
+
+
+def _convert_latencies(attempt: Path) -> dict[str, int]:
+    """Keep each replica's log as Parquet; returns the requests by file."""
+    rows: dict[str, int] = {}
+    with storage_errors(attempt):
+        (attempt / LATENCIES).mkdir(exist_ok=True)
+        for done in sorted((attempt / LATENCIES).glob("*.parquet")):
+            rows[str(done.relative_to(attempt))] = len(latencies.read(done))
+        for log in sorted((attempt / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
+            target = attempt / LATENCIES / f"{log.parent.name}.parquet"
+            temporary = target.with_name(target.name + _TEMPORARY)
+            requests = latencies.to_parquet(log, temporary)
+            temporary.replace(target)
+            log.unlink()
+            rows[str(target.relative_to(attempt))] = requests
+    return rows
+
+
+def _remove_leftovers(attempt: Path) -> None:
+    with storage_errors(attempt):
+        for path in attempt.rglob(f"*{_TEMPORARY}"):
+            path.unlink()
+
+
+def _entries(attempt: Path, rows: dict[str, int]) -> dict[str, FileEntry]:
+    entries = {}
+    for path in sorted(attempt.rglob("*")):
+        name = str(path.relative_to(attempt))
+        if not path.is_file() or name == MANIFEST:
+            continue
+        count = count_lines(path) - 1 if path.suffix == ".csv" else rows.get(name)
+        entries[name] = FileEntry(sha256=sha256_of(path), bytes=path.stat().st_size, rows=count)
+    return entries
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sync_file(path)
+        elif path.is_dir():
+            sync_folder(path)
+    sync_folder(folder)
+
+
+def _publish(attempt: Path, final: Path) -> None:
+    try:
+        os.rename(attempt, final)  # noqa: PTH104 - fails on a folder that is not empty; Path.replace says it would not
+        sync_folder(final.parent)
+        sync_folder(attempt.parent)
+    except FileExistsError as error:
+        raise _taken(final) from error
+    except OSError as error:
+        if final.exists() and attempt.exists():
+            raise _taken(final) from error
+        raise storage_error(error, final) from error
+
+
+def _taken(final: Path) -> ConflictError:
+    return ConflictError(
+        f"{final} exists already and results are never overwritten.",
+        advice="Another harness finished the same experiment: keep one of the two folders.",
+    )

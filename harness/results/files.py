@@ -1,0 +1,129 @@
+"""Files that are whole or absent, whatever kills the writer, and disk errors that say what to do."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.errors import ConflictError, StorageError
+
+_CHUNK_BYTES = 1 << 20
+_ADVICE = {
+    errno.ENOSPC: "Free some space on that disk and resume: everything written so far is kept.",
+    errno.EDQUOT: "The disk quota is used up: free some space and resume; everything written so far is kept.",
+    errno.EFBIG: "The file size limit of this process is reached: raise it (ulimit -f) and resume.",
+    errno.EACCES: "Give yourself write access to that folder, or choose another one with --results.",
+    errno.EPERM: "Give yourself write access to that folder, or choose another one with --results.",
+    errno.EROFS: "That disk is mounted read-only: choose another folder with --results.",
+    errno.ENOENT: "Something removed the folder in mid-run: leave the results folder alone and resume.",
+    errno.ENOTDIR: "A file is in the way of a folder: choose another folder with --results.",
+}
+
+
+def storage_error(error: OSError, path: Path, doing: str = "write") -> StorageError:
+    """The error that says which path could not be written or read, why, and what to do."""
+    why = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0, "Check the disk (dmesg, df -h) and resume: what was written is kept.")
+    return StorageError(f"Cannot {doing} {path}: {why}.", advice=advice)
+
+
+@contextmanager
+def storage_errors(path: Path, doing: str = "write") -> Iterator[None]:
+    """Turn an OSError inside the block into a StorageError about ``path``."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path, doing) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names inside ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of ``path`` survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte, however often the system takes only a part. Raises OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def atomic_write(path: Path, data: bytes | str, *, replace: bool = False) -> None:
+    """Write a file so that it is there whole or not at all, even under SIGKILL or a power cut.
+
+    Args:
+        path: the file; its folder must exist.
+        data: the content; text is written as UTF-8.
+        replace: overwrite what is there; otherwise an existing file is an error.
+
+    Raises:
+        ConflictError: the file exists and ``replace`` is not set.
+        StorageError: the disk refuses; nothing is left behind and an old file stays as it was.
+    """
+    with storage_errors(path):
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            _write_synced(temporary, data.encode() if isinstance(data, str) else data)
+            if replace:
+                temporary.replace(path)
+            else:
+                _publish_new(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync_folder(path.parent)
+
+
+def _write_synced(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _publish_new(temporary: Path, path: Path) -> None:
+    # A hard link fails when the name is taken; a rename would overwrite it in silence.
+    try:
+        os.link(temporary, path)
+    except FileExistsError as error:
+        raise ConflictError(
+            f"{path} exists already and results are never overwritten.",
+            advice="Move it away, or give the campaign another name.",
+        ) from error
+
+
+def sha256_of(path: Path) -> str:
+    """Hash of a file's content in hexadecimal, read piece by piece."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def count_lines(path: Path) -> int:
+    """Whole lines in a text file, read piece by piece."""
+    lines = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            lines += chunk.count(b"\n")
+    return lines

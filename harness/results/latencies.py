@@ -1,0 +1,90 @@
+"""The latency of every single request: read the replicas' logs, keep them as Parquet.
+
+A log is a row of little-endian pairs of int64: start of the request (Unix nanoseconds) and its latency
+(nanoseconds). A replica killed in mid-write leaves a torn last record, which is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import ResultsPathError
+from harness.results.files import storage_errors
+
+RECORD = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
+_CHUNK_RECORDS = 1 << 18
+
+Records = npt.NDArray[np.void]
+
+
+def read(path: Path) -> Records:
+    """All requests of one replica, from its log (``.bin``) or from the Parquet file made of it.
+
+    Returns:
+        Structured array with the fields ``start_ns`` and ``latency_ns``, in the order served.
+
+    Raises:
+        ResultsPathError: the file is neither.
+        StorageError: the file cannot be read.
+    """
+    with storage_errors(path, "read"):
+        if path.suffix == ".bin":
+            whole = path.stat().st_size // RECORD.itemsize
+            return np.fromfile(path, dtype=RECORD, count=whole)
+        return _read_parquet(path)
+
+
+def chunks(path: Path, records: int = _CHUNK_RECORDS) -> Iterator[Records]:
+    """The whole records of a ``.bin`` log, at most ``records`` at a time. Raises StorageError."""
+    with storage_errors(path, "read"), path.open("rb") as stream:
+        while True:
+            data = stream.read(records * RECORD.itemsize)
+            whole = len(data) // RECORD.itemsize
+            if whole:
+                yield np.frombuffer(data, dtype=RECORD, count=whole)
+            if whole < records:
+                return
+
+
+def to_parquet(source: Path, target: Path) -> int:
+    """Write the log ``source`` as the new Parquet file ``target``; returns the number of requests.
+
+    Raises StorageError. Memory is constant, however long the log is.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([("start_ns", pa.int64()), ("latency_ns", pa.int64())])
+    requests = 0
+    encodings = {"start_ns": "DELTA_BINARY_PACKED", "latency_ns": "DELTA_BINARY_PACKED"}
+    with (
+        storage_errors(target),
+        pq.ParquetWriter(
+            target, schema, compression="zstd", use_dictionary=False, column_encoding=encodings, version="2.6"
+        ) as writer,
+    ):
+        for chunk in chunks(source):
+            columns = [pa.array(np.ascontiguousarray(chunk[name])) for name in schema.names]
+            writer.write_table(pa.table(columns, schema=schema))
+            requests += len(chunk)
+    return requests
+
+
+def _read_parquet(path: Path) -> Records:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=list(RECORD.names or ()))
+    except (pa.ArrowInvalid, KeyError) as error:
+        raise ResultsPathError(
+            f"{path} is not a latency file of this harness: {error}", advice="Restore it from a backup."
+        ) from error
+    records = np.empty(table.num_rows, dtype=RECORD)
+    for name in RECORD.names or ():
+        records[name] = table.column(name).to_numpy()
+    return records

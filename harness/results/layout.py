@@ -1,0 +1,106 @@
+"""Where everything lies in a results folder, and how its files are named.
+
+    results/<campaign>/
+      campaign.yaml  campaign.json  state.jsonl  lock
+      attempts/<experiment>-<n>/     work in progress, and failures, kept
+      <experiment>/                  done: appears by one rename, with manifest.json inside
+      report.html  report.md  summary.csv  summary.json  plots/
+
+Timestamps in names are the UTC start of the recording (``20260131T235959Z``), timestamps in files are
+ISO-8601 with milliseconds and ``Z``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+WIDE = "wide.csv"
+SAMPLES = "samples.parquet"
+TELEMETRY = "telemetry.csv"
+LATENCIES = "latencies"
+LOGS = "logs"
+REPLICAS = "replicas"
+ATTEMPTS = "attempts"
+RAW_LATENCIES = "latencies.bin"
+CAMPAIGN_JSON = "campaign.json"
+
+METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")
+WIDE_COLUMNS = ("timestamp", "cpu_util", "ram_usage", "gpu_util", "gpu_memory", "latency")
+
+_METRIC_FILE = re.compile(
+    r"^(?P<workload>[a-z0-9][a-z0-9-]*)_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_(?P<stamp>\d{8}T\d{6}Z)\.csv$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricFile:
+    """What the name of a metric's CSV says."""
+
+    path: Path
+    workload: str
+    replicas: int
+    metric: str
+    stamp: str
+
+
+def stamp(time_s: float) -> str:
+    """UTC time for a file name, e.g. ``20260131T235959Z``."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def iso(time_s: float) -> str:
+    """UTC time for a file's content, e.g. ``2026-01-31T23:59:59.000Z``, rounded to the millisecond."""
+    moment = datetime.fromtimestamp(round(time_s * 1000) / 1000, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def from_iso(text: str) -> float:
+    """Seconds since the epoch of a timestamp that ``iso`` wrote. Raises ValueError on anything else."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} has no time zone")
+    return moment.timestamp()
+
+
+def metric_file_name(workload: str, replicas: int, metric: str, start_s: float) -> str:
+    """Name of one metric's CSV, e.g. ``resnet50_r3_latency_p95_20260131T235959Z.csv``."""
+    return f"{workload}_r{replicas}_{metric}_{stamp(start_s)}.csv"
+
+
+def metric_files(folder: Path) -> dict[str, MetricFile]:
+    """The metric CSVs of one experiment, by metric."""
+    found = {}
+    for path in sorted(folder.glob("*.csv")):
+        match = _METRIC_FILE.match(path.name)
+        if match:
+            found[match["metric"]] = MetricFile(
+                path, match["workload"], int(match["replicas"]), match["metric"], match["stamp"]
+            )
+    return found
+
+
+def replica_folder(folder: Path, replica: int) -> Path:
+    """Where replica number ``replica`` of the experiment in ``folder`` writes its status and latency log."""
+    return folder / REPLICAS / f"replica-{replica}"
+
+
+def replica_log(folder: Path, replica: int) -> Path:
+    """Where the output of replica number ``replica`` is kept."""
+    return folder / LOGS / f"replica-{replica}.log"
+
+
+def attempt_folder(campaign_folder: Path, experiment_id: str, number: int) -> Path:
+    """Work in progress of attempt ``number`` (1-based) of one experiment."""
+    return campaign_folder / ATTEMPTS / f"{experiment_id}-{number}"
+
+
+def experiment_folders(campaign_folder: Path) -> Iterator[Path]:
+    """The finished experiments of a campaign, by name: every folder that holds a manifest."""
+    for path in sorted(campaign_folder.iterdir()):
+        if path.is_dir() and (path / MANIFEST).is_file():
+            yield path

@@ -1,0 +1,168 @@
+"""The manifest: everything about one experiment that its numbers do not say themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from harness.errors import ResultsPathError
+from harness.results.files import storage_errors
+from harness.results.layout import MANIFEST
+from harness.spec import ExperimentSpec
+from harness.spec.model import StrictModel
+
+SCHEMA_VERSION: Literal[1] = 1
+
+
+class Status(StrEnum):
+    """How far an experiment can be trusted."""
+
+    VALID = "VALID"
+    DEGRADED = "DEGRADED"
+    INVALID = "INVALID"
+
+
+class Verdict(StrictModel):
+    """The judgement, with its grounds."""
+
+    status: Status = Field(description="INVALID experiments enter no average.")
+    reasons: list[str] = Field(default_factory=list, description="Why it is not VALID; empty when it is.")
+    advice: list[str] = Field(default_factory=list, description="What to do about each reason.")
+
+
+class StepRecord(StrictModel):
+    """One step of the experiment as it went."""
+
+    started_at: str = Field(description="UTC, ISO-8601.")
+    seconds: float = Field(ge=0)
+    ok: bool
+    reasons: list[str] = Field(default_factory=list)
+
+
+class FileEntry(StrictModel):
+    """One file of the experiment's folder."""
+
+    sha256: str
+    bytes: int
+    rows: int | None = Field(default=None, description="Data rows of a table; None for anything else.")
+
+
+class Host(StrictModel):
+    """The machine. None: it could not be read."""
+
+    hostname: str
+    os: str
+    kernel: str
+    architecture: str
+    cpu_model: str
+    cpus: int = Field(description="CPUs this process may use.")
+    memory_bytes: int | None
+    cgroup_version: int | None
+    psi: bool
+    virtualization: str | None = None
+
+
+class Gpu(StrictModel):
+    """One GPU. None: the driver does not tell."""
+
+    index: int
+    name: str
+    uuid: str
+    memory_bytes: int | None = None
+    driver: str | None = None
+    cuda: str | None = None
+    clock_sm_max_mhz: int | None = None
+    clock_memory_max_mhz: int | None = None
+    clock_sm_applied_mhz: int | None = None
+    power_limit_w: float | None = None
+    compute_mode: str | None = None
+    mig: bool | None = None
+
+
+class Software(StrictModel):
+    """What ran."""
+
+    harness: str
+    git_commit: str | None = Field(description="None: not run from a git checkout.")
+    git_dirty: bool | None = None
+    python: str
+    packages: dict[str, str]
+
+
+class Provenance(StrictModel):
+    """Where the numbers come from."""
+
+    host: Host
+    gpus: list[Gpu]
+    gpus_absent: str = Field(default="", description="Why `gpus` is empty; empty when it is not.")
+    software: Software
+
+
+class Manifest(StrictModel):
+    """``manifest.json``: written last, so that a folder without one is no experiment."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    experiment_id: str
+    campaign: str
+    attempt: int = Field(ge=1)
+    experiment: ExperimentSpec
+    command: list[str] = Field(default_factory=list, description="The command line that ran it.")
+    provenance: Provenance
+    replicas: list[dict[str, Any]] = Field(
+        default_factory=list, description="The last replica.json of each replica, in order."
+    )
+    steps: dict[str, StepRecord] = Field(default_factory=dict)
+    seeds: dict[str, int] = Field(default_factory=dict)
+    start_s: float = Field(description="UTC start of the recording (row 0), seconds since the epoch.")
+    rows: int = Field(ge=0, description="Rows of every series of every metric.")
+    absent_metrics: dict[str, str] = Field(default_factory=dict, description="Metric to reason.")
+    recording: dict[str, Any] = Field(default_factory=dict, description="The recorder's summary.")
+    telemetry: dict[str, Any] = Field(default_factory=dict, description="The GPU telemetry's summary.")
+    findings: list[dict[str, Any]] = Field(default_factory=list, description="What the quality check found.")
+    verdict: Verdict
+    files: dict[str, FileEntry] = Field(default_factory=dict, description="Every other file of the folder.")
+    digest: str = Field(default="", description="sha256 of this manifest's content without this field.")
+
+    def sealed(self) -> Manifest:
+        """A copy whose ``digest`` fits its content."""
+        return self.model_copy(update={"digest": self.content_digest()})
+
+    def content_digest(self) -> str:
+        """The sha256 that ``digest`` must be."""
+        content = self.model_dump(mode="json", exclude={"digest"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> str:
+        """The file's text."""
+        return self.model_dump_json(indent=2) + "\n"
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of one finished experiment.
+
+    Raises:
+        ResultsPathError: there is none, or it is not one of ours; says at which field.
+        StorageError: it cannot be read.
+    """
+    path = folder / MANIFEST
+    with storage_errors(path, "read"):
+        if not path.is_file():
+            raise ResultsPathError(
+                f"{folder} holds no {MANIFEST}, so it is no finished experiment.",
+                advice="Give the folder of an experiment or of a campaign.",
+            )
+        text = path.read_bytes()
+    try:
+        return Manifest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file itself"
+        raise ResultsPathError(
+            f"{path} is not a manifest of this harness: {where}: {first['msg']}.",
+            advice="Restore it from a backup, or run the experiment again.",
+        ) from error

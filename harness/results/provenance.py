@@ -1,0 +1,164 @@
+"""Facts about the machine and the software: cheap to collect, and never a reason to fail."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+from harness.results.manifest import Gpu, Host, Provenance, Software
+
+_PACKAGES = (
+    "torch",
+    "transformers",
+    "numpy",
+    "nvidia-ml-py",
+    "prometheus_client",
+    "prometheus-api-client",
+    "pandas",
+    "pyarrow",
+    "pydantic",
+    "psutil",
+)
+_GIT_TIMEOUT_S = 5
+
+
+def collect() -> Provenance:
+    """Host, GPUs and software of this process. What cannot be read is None, with no exception."""
+    gpus, absent = _gpus()
+    return Provenance(host=_host(), gpus=gpus, gpus_absent=absent, software=_software())
+
+
+def _host() -> Host:
+    return Host(
+        hostname=socket.gethostname(),
+        os=_os_name(),
+        kernel=platform.release(),
+        architecture=platform.machine(),
+        cpu_model=_field("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
+        cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=_memory_bytes(),
+        cgroup_version=_cgroup_version(),
+        psi=Path("/proc/pressure/cpu").exists(),
+        virtualization=_text("/sys/class/dmi/id/product_name"),
+    )
+
+
+def _os_name() -> str:
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    except OSError:
+        return platform.system()
+
+
+def _memory_bytes() -> int | None:
+    found = _field("/proc/meminfo", "MemTotal")
+    return int(found.split()[0]) * 1024 if found else None
+
+
+def _cgroup_version() -> int | None:
+    root = Path("/sys/fs/cgroup")
+    if (root / "cgroup.controllers").exists():
+        return 2
+    return 1 if (root / "cpu").exists() else None
+
+
+def _text(path: str) -> str | None:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip() or None
+    except OSError:
+        return None
+
+
+def _field(path: str, name: str) -> str | None:
+    for line in (_text(path) or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            return value.strip()
+    return None
+
+
+def _software() -> Software:
+    packages = {}
+    for name in _PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = "not installed"
+    root = Path(harness.__file__).resolve().parent.parent
+    commit = _git(root, "rev-parse", "HEAD")
+    dirty = None if commit is None else bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    return Software(
+        harness=harness.__version__,
+        git_commit=commit,
+        git_dirty=dirty,
+        python=platform.python_version(),
+        packages=packages,
+    )
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    if not (root / ".git").exists():
+        return None  # An installed package: a repository further up is somebody else's.
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=_GIT_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _gpus() -> tuple[list[Gpu], str]:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], f"no NVIDIA driver answers: {error}"
+    try:
+        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())], ""
+    except pynvml.NVMLError as error:
+        return [], f"the NVIDIA driver failed: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, index: int) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except nvml.NVMLError:
+            return None  # Not every device answers every question, e.g. clocks inside a container.
+
+    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion)
+    power_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    mig = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    mode = ask(lambda: nvml.nvmlDeviceGetComputeMode(handle))
+    modes = {0: "default", 2: "prohibited", 3: "exclusive-process"}
+    return Gpu(
+        index=index,
+        name=_as_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=_as_text(nvml.nvmlDeviceGetUUID(handle)),
+        memory_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        driver=ask(lambda: _as_text(nvml.nvmlSystemGetDriverVersion())),
+        cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        clock_sm_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        clock_memory_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        clock_sm_applied_mhz=ask(lambda: nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM)),
+        power_limit_w=None if power_mw is None else power_mw / 1000,
+        compute_mode=None if mode is None else modes.get(mode, str(mode)),
+        mig=None if mig is None else bool(mig),
+    )
+
+
+def _as_text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

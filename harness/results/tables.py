@@ -1,0 +1,158 @@
+"""The tables made of the metric CSVs: absent metrics filled in, ``wide.csv``, ``samples.parquet``.
+
+Every function streams: memory does not grow with the length of the recording.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import ResultsPathError
+from harness.metrics.rows import Row
+from harness.results.files import storage_errors
+from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files
+
+_POOLED = "all"
+_GPU_PREFIX = "gpu-"
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The times of a recording: ``start_s + k * step_s`` for k below ``rows``."""
+
+    start_s: float
+    step_s: float
+    rows: int
+
+    def times_s(self) -> Iterator[float]:
+        """All grid times, seconds since the epoch."""
+        return (self.start_s + index * self.step_s for index in range(self.rows))
+
+
+def read_rows(path: Path, metric: str) -> Iterator[Row]:
+    """The rows of one metric CSV, in the file's order.
+
+    Raises:
+        ResultsPathError: a line is not what the harness writes; says which.
+        StorageError: the file cannot be read.
+    """
+    with storage_errors(path, "read"), path.open(newline="", encoding="utf-8") as stream:
+        reader = csv.reader(stream)
+        if tuple(next(reader, ())) != METRIC_COLUMNS:
+            raise ResultsPathError(f"{path} line 1: the columns must be {','.join(METRIC_COLUMNS)}.")
+        for cells in reader:
+            try:
+                timestamp, _, series, value, reason = cells
+                yield Row(metric, series, from_iso(timestamp), float(value) if value else None, reason)
+            except ValueError as error:
+                raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
+
+
+def fill_absent(folder: Path, grid: Grid, reasons: Mapping[str, str], levels: Mapping[str, str]) -> None:
+    """Give every metric CSV that has no row yet one empty row per grid time, with the reason.
+
+    Args:
+        folder: the attempt.
+        grid: its times.
+        reasons: metric to the reason for its absence.
+        levels: metric to the series its rows are filed under (``replica``, ``gpu`` or ``node``).
+    """
+    for metric, file in metric_files(folder).items():
+        if next(read_rows(file.path, metric), None) is not None:
+            continue
+        reason = reasons.get(metric, "nothing was recorded")
+        series = levels.get(metric, "node")
+        with storage_errors(file.path), file.path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(METRIC_COLUMNS)
+            for time_s in grid.times_s():
+                writer.writerow((iso(time_s), repr(round(time_s - grid.start_s, 6)), series, "", reason))
+
+
+def write_wide(folder: Path, target: Path, grid: Grid, cpus: int) -> int:
+    """Write the one-row-per-time table for model training; returns its number of rows.
+
+    Columns: ``cpu_util`` percent of the node's ``cpus``, ``ram_usage`` bytes, ``gpu_util`` percent (mean over GPUs),
+    ``gpu_memory`` bytes (sum over GPUs), ``latency`` mean seconds. What was not measured is empty.
+    """
+    files = metric_files(folder)
+
+    def values(metric: str) -> Iterator[tuple[float, dict[str, float]]]:
+        return _by_time(files[metric].path, metric) if metric in files else iter(())
+
+    columns = [values(m) for m in ("cpu_usage", "memory_usage", "gpu_utilization", "gpu_memory", "latency_avg")]
+    heads = [next(column, None) for column in columns]
+    written = 0
+    with storage_errors(target), target.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(WIDE_COLUMNS)
+        for time_s in grid.times_s():
+            cells: list[dict[str, float]] = []
+            for index, column in enumerate(columns):
+                while (head := heads[index]) is not None and head[0] < time_s - grid.step_s / 2:
+                    heads[index] = next(column, None)
+                fits = head is not None and abs(head[0] - time_s) < grid.step_s / 2
+                cells.append(head[1] if fits and head is not None else {})
+            writer.writerow((iso(time_s), *_wide_cells(cells, cpus)))
+            written += 1
+    return written
+
+
+def _wide_cells(cells: Sequence[Mapping[str, float]], cpus: int) -> list[str]:
+    cpu, memory, gpu_util, gpu_memory, latency = cells
+    utilisation = _gpu_values(gpu_util)
+    in_use = _gpu_values(gpu_memory)
+    cores = cpu.get(_POOLED)
+    numbers = [
+        None if cores is None else 100.0 * cores / cpus,
+        memory.get(_POOLED),
+        sum(utilisation) / len(utilisation) if utilisation else None,
+        sum(in_use) if in_use else None,
+        latency.get(_POOLED),
+    ]
+    return ["" if number is None else repr(number) for number in numbers]
+
+
+def _gpu_values(cells: Mapping[str, float]) -> list[float]:
+    return [value for series, value in cells.items() if series.startswith(_GPU_PREFIX)]
+
+
+def _by_time(path: Path, metric: str) -> Iterator[tuple[float, dict[str, float]]]:
+    for time_s, rows in itertools.groupby(read_rows(path, metric), key=lambda row: row.timestamp_s):
+        yield time_s, {row.series: row.value for row in rows if row.value is not None}
+
+
+def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:
+    """Write every row of every metric CSV to one tidy Parquet file; returns the number of rows.
+
+    Columns: timestamp (ms, UTC), metric, series, value (null when missing), reason, unit.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as pc
+    import pyarrow.parquet as pq
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    times = pa.timestamp("ms", "UTC")
+    types = {"timestamp": times, "metric": text, "series": text, "value": pa.float64(), "reason": text, "unit": text}
+    schema = pa.schema(list(types.items()))
+    read_types = {"timestamp": times, "series": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    convert = pc.ConvertOptions(column_types=read_types, include_columns=list(read_types), strings_can_be_null=False)
+    written = 0
+    with storage_errors(target), pq.ParquetWriter(target, schema, compression="zstd") as writer:
+        for metric, file in metric_files(folder).items():
+            with pc.open_csv(file.path, convert_options=convert) as reader:
+                for batch in reader:
+                    constant = {"metric": metric, "unit": units.get(metric, "")}
+                    columns = [
+                        pa.array([constant[name]] * batch.num_rows, schema.field(name).type)
+                        if name in constant
+                        else batch.column(name).cast(schema.field(name).type)
+                        for name in schema.names
+                    ]
+                    writer.write_table(pa.table(columns, schema=schema))
+                    written += batch.num_rows
+    return written

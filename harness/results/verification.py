@@ -1,0 +1,165 @@
+"""Does a finished experiment still hold what its manifest says?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.errors import ResultsPathError, StorageError
+from harness.results.files import count_lines, sha256_of
+from harness.results.layout import MANIFEST, SAMPLES, WIDE, metric_files
+from harness.results.manifest import FileEntry, Manifest, read_manifest
+from harness.results.tables import read_rows
+
+_GRID_TOLERANCE_S = 0.0011
+_RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is not as the manifest says.
+
+    Attributes:
+        path: the file or folder.
+        message: what is wrong, in a full sentence.
+        expected: what the manifest says; empty when it says nothing about it.
+        found: what is there.
+        advice: what to do.
+    """
+
+    path: Path
+    message: str
+    expected: str = ""
+    found: str = ""
+    advice: str = _RESTORE
+
+    def __str__(self) -> str:
+        details = f" (expected {self.expected}, found {self.found})" if self.expected else ""
+        return f"{self.path}: {self.message}{details} {self.advice}"
+
+
+@dataclass(slots=True)
+class Verification:
+    """The outcome for one experiment, or for a whole campaign."""
+
+    path: Path
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    files: int = 0
+    experiments: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Nothing is wrong. Notes do not count."""
+        return not self.problems
+
+    def add(self, other: Verification) -> None:
+        """Take in the outcome of a part."""
+        self.problems += other.problems
+        self.notes += other.notes
+        self.files += other.files
+        self.experiments += other.experiments
+
+
+def verify_folder(folder: Path) -> Verification:
+    """Hash, parse and count every file of one finished experiment again.
+
+    Never raises for what it finds: a folder without a readable manifest is a problem like any other.
+    """
+    outcome = Verification(folder, experiments=1)
+    try:
+        manifest = read_manifest(folder)
+    except (ResultsPathError, StorageError) as error:
+        outcome.problems.append(Problem(folder / MANIFEST, error.message, advice=error.advice))
+        return outcome
+    _check_manifest(folder, manifest, outcome)
+    damaged = {name for name, entry in manifest.files.items() if not _check_file(folder / name, entry, outcome)}
+    outcome.files = len(manifest.files)
+    _note_strangers(folder, manifest, outcome)
+    for metric in manifest.experiment.metrics:
+        _check_metric(folder, metric, manifest, damaged, outcome)
+    _check_tables(manifest, folder, outcome)
+    return outcome
+
+
+def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> None:
+    path = folder / MANIFEST
+    found = manifest.content_digest()
+    if manifest.digest != found:
+        message = "the manifest was changed after it was written."
+        outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {found}"))
+    if folder.name != manifest.experiment_id:
+        message = "the folder carries another name than its experiment."
+        advice = f"Rename the folder to {manifest.experiment_id}."
+        outcome.problems.append(Problem(folder, message, manifest.experiment_id, folder.name, advice))
+
+
+def _check_file(path: Path, entry: FileEntry, outcome: Verification) -> bool:
+    try:
+        size = path.stat().st_size
+        found = sha256_of(path)
+    except FileNotFoundError:
+        outcome.problems.append(Problem(path, "the file is missing.", f"sha256 {entry.sha256}", "no file"))
+        return False
+    except OSError as error:
+        message = f"the file cannot be read: {error.strerror}."
+        outcome.problems.append(Problem(path, message, advice="Check its rights and the disk (dmesg)."))
+        return False
+    if found == entry.sha256:
+        return True
+    message = "the file was changed after it was written."
+    expected = f"sha256 {entry.sha256}, {entry.bytes} bytes"
+    outcome.problems.append(Problem(path, message, expected, f"sha256 {found}, {size} bytes"))
+    return False
+
+
+def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> None:
+    known = {*manifest.files, MANIFEST}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and str(path.relative_to(folder)) not in known:
+            outcome.notes.append(f"{path} is not part of the experiment; it was put there later.")
+
+
+def _check_metric(folder: Path, metric: str, manifest: Manifest, damaged: set[str], outcome: Verification) -> None:
+    file = metric_files(folder).get(metric)
+    if file is None:
+        message = f"there is no CSV of the metric {metric}."
+        outcome.problems.append(Problem(folder, message, "one file", "none"))
+        return
+    if file.path.name in damaged:
+        return  # Named with both hashes already; what it holds now says nothing.
+    step_s = manifest.experiment.timing.step_s
+    counts: Counter[str] = Counter()
+    try:
+        for row in read_rows(file.path, metric):
+            expected_s = manifest.start_s + counts[row.series] * step_s
+            if abs(row.timestamp_s - expected_s) > _GRID_TOLERANCE_S:
+                message = f"row {counts[row.series]} of series {row.series} is off the grid."
+                outcome.problems.append(Problem(file.path, message, f"{expected_s:.3f}", f"{row.timestamp_s:.3f}"))
+                return
+            if row.value is not None and not math.isfinite(row.value):
+                message = f"row {counts[row.series]} of series {row.series} is not a number."
+                outcome.problems.append(Problem(file.path, message, "a finite value", repr(row.value)))
+                return
+            counts[row.series] += 1
+    except ResultsPathError as error:
+        outcome.problems.append(Problem(file.path, error.message))
+        return
+    wrong = {series: count for series, count in counts.items() if count != manifest.rows}
+    if wrong or not counts:
+        message = "the number of rows is not that of the recording."
+        found = ", ".join(f"{series}: {count}" for series, count in wrong.items()) or "no rows"
+        outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", found))
+
+
+def _check_tables(manifest: Manifest, folder: Path, outcome: Verification) -> None:
+    for name in (WIDE, SAMPLES):
+        if name not in manifest.files:
+            message = f"the manifest lists no {name}."
+            outcome.problems.append(Problem(folder / MANIFEST, message, name, "none"))
+    wide = folder / WIDE
+    if wide.is_file() and WIDE in manifest.files and count_lines(wide) - 1 != manifest.rows:
+        message = "the number of rows is not that of the recording."
+        outcome.problems.append(Problem(wide, message, str(manifest.rows), str(count_lines(wide) - 1)))

@@ -1,0 +1,139 @@
+"""Stream rows to the metric CSVs of one attempt: constant memory, whole lines, nothing overwritten."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from harness.errors import ConflictError
+from harness.metrics.rows import Row
+from harness.results.files import atomic_write, storage_error, storage_errors, sync_folder, write_all
+from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name
+
+__all__ = ["ExperimentWriter", "atomic_write"]
+
+
+class ExperimentWriter:
+    """Writes every row to its metric's CSV as it comes.
+
+    Each call of ``write`` ends with whole lines handed to the system, so that killing this process
+    loses nothing of an earlier call. A disk that fills up in mid-line is cut back to the last whole line.
+
+    Args:
+        folder: the attempt's folder; made when it is not there.
+        workload: first part of the file names.
+        replicas: second part of the file names.
+        metrics: names of the metrics to write; one file each.
+        start_s: UTC start of the recording, seconds since the epoch; row 0.
+        step_s: seconds between two rows.
+
+    Raises:
+        ConflictError: one of the files exists.
+        StorageError: the folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, *, workload: str, replicas: int, metrics: Sequence[str], start_s: float, step_s: float
+    ) -> None:
+        self.folder = folder
+        self.start_s = start_s
+        self.step_s = step_s
+        self.rows = dict.fromkeys(metrics, 0)
+        self._files: dict[str, _LineFile] = {}
+        self._times: tuple[float, str, str] | None = None
+        with storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for metric in metrics:
+                file = _LineFile(folder / metric_file_name(workload, replicas, metric, start_s))
+                self._files[metric] = file
+                file.append(_csv_lines([METRIC_COLUMNS]))
+        except BaseException:
+            self._close_all()
+            raise
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append the rows. Raises StorageError when the disk refuses, KeyError on a metric that was not announced."""
+        pending: dict[str, list[tuple[str, ...]]] = {}
+        for row in rows:
+            pending.setdefault(row.metric, []).append((*self._time_columns(row.timestamp_s), *_value_columns(row)))
+        for metric, lines in pending.items():
+            self._files[metric].append(_csv_lines(lines))
+            self.rows[metric] += len(lines)
+
+    def close(self) -> None:
+        """Make everything survive a power cut. Raises StorageError; may be called twice."""
+        try:
+            for file in self._files.values():
+                file.sync()
+            if self._files:
+                with storage_errors(self.folder):
+                    sync_folder(self.folder)
+        finally:
+            self._close_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _time_columns(self, timestamp_s: float) -> tuple[str, str]:
+        # All rows of one call share a grid time: format it once.
+        if self._times is None or self._times[0] != timestamp_s:
+            self._times = (timestamp_s, iso(timestamp_s), repr(round(timestamp_s - self.start_s, 6)))
+        return self._times[1], self._times[2]
+
+    def _close_all(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+
+class _LineFile:
+    """A new file that only ever holds whole appends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._end = 0
+        try:
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError as error:
+            raise ConflictError(
+                f"{path} exists already and results are never overwritten.", advice="Start a new attempt folder."
+            ) from error
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def append(self, data: bytes) -> None:
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            os.ftruncate(self._descriptor, self._end)
+            raise storage_error(error, self._path) from error
+        self._end += len(data)
+
+    def sync(self) -> None:
+        with storage_errors(self._path):
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _value_columns(row: Row) -> tuple[str, str, str]:
+    value = "" if row.value is None else repr(float(row.value))
+    return row.series, value, " ".join(row.reason.split())
+
+
+def _csv_lines(lines: Iterable[Sequence[str]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue().encode()
