@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from harness.errors import ConflictError, ResultsPathError
+from harness.metrics.catalogue import CATALOGUE
 from harness.results import latencies
 from harness.results.files import (
     atomic_write,
@@ -50,15 +51,13 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
         ConflictError: ``final`` exists; nothing was touched.
         StorageError: the disk refuses; the attempt stays where it is.
     """
-    from harness.metrics.catalogue import CATALOGUE
-
     if final.exists():
         raise _taken(final)
     grid = Grid(manifest.start_s, manifest.experiment.timing.step_s, manifest.rows)
     _remove_leftovers(attempt)
-    levels = {name: str(metric.level) for name, metric in CATALOGUE.items()}
+    absent_series = {name: metric.level.absent_series for name, metric in CATALOGUE.items()}
     units = {name: metric.unit for name, metric in CATALOGUE.items()}
-    fill_absent(attempt, grid, manifest.absent_metrics, levels)
+    fill_absent(attempt, grid, manifest.absent_metrics, absent_series)
     rows = _convert_latencies(attempt)
     with storage_errors(attempt):
         wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)

@@ -52,20 +52,20 @@ def read_rows(path: Path, metric: str) -> Iterator[Row]:
                 raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
 
 
-def fill_absent(folder: Path, grid: Grid, reasons: Mapping[str, str], levels: Mapping[str, str]) -> None:
+def fill_absent(folder: Path, grid: Grid, reasons: Mapping[str, str], absent_series: Mapping[str, str]) -> None:
     """Give every metric CSV that has no row yet one empty row per grid time, with the reason.
 
     Args:
         folder: the attempt.
         grid: its times.
         reasons: metric to the reason for its absence.
-        levels: metric to the series its rows are filed under (``replica``, ``gpu`` or ``node``).
+        absent_series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
     """
     for metric, file in metric_files(folder).items():
         if next(read_rows(file.path, metric), None) is not None:
             continue
         reason = reasons.get(metric, "nothing was recorded")
-        series = levels.get(metric, "node")
+        series = absent_series.get(metric, "node")
         with storage_errors(file.path), file.path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(METRIC_COLUMNS)
