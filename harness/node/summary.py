@@ -1,0 +1,205 @@
+"""What one run did: outcome, what failed and why, what changed, seconds and tasks per role."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any
+
+from harness.node.errors import NodeTimeoutError, NodeUnreachableError, TaskFailedError
+from harness.node.events import NodeEvent, Outcome, OutputLine, RunEnded, TaskEnded, TaskStarted
+
+_KEPT_LINES = 40
+
+
+class RunStatus(StrEnum):
+    """How a run ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRecord:
+    """A task on one host that changed something or failed; ``error`` is empty for the former."""
+
+    host: str
+    role: str
+    task: str
+    path: str = ""
+    error: str = ""
+
+
+@dataclass(slots=True)
+class RoleTiming:
+    """Work of one role in one run.
+
+    Attributes:
+        tasks: tasks begun, handlers included.
+        changed: results that changed a host.
+        duration_s: wall-clock seconds from the start of each task to the start of the next, summed.
+    """
+
+    role: str
+    tasks: int = 0
+    changed: int = 0
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """One run of one playbook.
+
+    Attributes:
+        hosts: per host, how many tasks ended ok, changed, skipped, failures, dark (unreachable), rescued, ignored.
+        failures: what failed and was not rescued.
+        roles: in the order in which they ran.
+        output: last lines Ansible said outside of tasks.
+    """
+
+    playbook: str
+    status: RunStatus
+    check_mode: bool
+    started_at: str
+    duration_s: float
+    hosts: Mapping[str, Mapping[str, int]]
+    failures: tuple[TaskRecord, ...]
+    changes: tuple[TaskRecord, ...]
+    roles: tuple[RoleTiming, ...]
+    output: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Every host ran to the end without a failure."""
+        return self.status is RunStatus.OK
+
+    @property
+    def changed(self) -> int:
+        """Results that changed a host, over all hosts."""
+        return sum(counts["changed"] for counts in self.hosts.values())
+
+    def require_ok(self) -> RunSummary:
+        """The summary itself; raises the NodeError that says what failed where, and why."""
+        if self.ok:
+            return self
+        if self.status is RunStatus.TIMEOUT:
+            raise NodeTimeoutError(
+                f"{self.playbook} was stopped after {self.duration_s:.0f} s, its limit.",
+                advice="Look at the last task shown, then run it again (it continues where it is needed), or raise --timeout.",
+            )
+        first = self.failures[0]
+        what = f"{first.role}: {first.task}" if first.role else first.task
+        if self.status is RunStatus.UNREACHABLE:
+            raise NodeUnreachableError(
+                f"Host {first.host} did not answer at task {what!r}: {first.error}",
+                advice="Check that it is up, its address in the inventory, and that `ssh` to it works without a question.",
+            )
+        more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
+        raise TaskFailedError(
+            f"Task {what!r} failed on {first.host}{more}: {first.error}",
+            advice=f"Mend the cause and run it again: what is done already stays done. The task is at {first.path}.",
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {**asdict(self), "ok": self.ok, "changed": self.changed}
+
+
+@dataclass(slots=True)
+class SummaryBuilder:
+    """Takes a run's events one after another; holds no event longer than it needs."""
+
+    playbook: str
+    check_mode: bool
+    started_s: float
+    _roles: dict[str, RoleTiming] = field(default_factory=dict)
+    _failures: dict[str, list[TaskRecord]] = field(default_factory=dict)
+    _changes: list[TaskRecord] = field(default_factory=list)
+    _output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    _hosts: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    _current: TaskStarted | None = None
+    _last_at_s: float = 0.0
+
+    @property
+    def began(self) -> bool:
+        """Whether any task was started."""
+        return bool(self._roles)
+
+    def add(self, event: NodeEvent) -> None:
+        """Take one event."""
+        self._last_at_s = event.at_s or self._last_at_s
+        match event:
+            case TaskStarted():
+                self._close_task(event.at_s)
+                self._role(event.role).tasks += 1
+                self._current = event
+            case TaskEnded():
+                self._end(event)
+            case OutputLine():
+                self._output.append(event.text)
+            case RunEnded():
+                self._close_task(event.at_s)
+                self._hosts = event.counts
+
+    def build(self, ended_s: float, *, exit_code: int, timed_out: bool) -> RunSummary:
+        """The summary of a run that ended with ``exit_code``."""
+        self._close_task(self._last_at_s)
+        failures = self._unrescued()
+        return RunSummary(
+            playbook=self.playbook,
+            status=self._status(exit_code, timed_out=timed_out),
+            check_mode=self.check_mode,
+            started_at=datetime.fromtimestamp(self.started_s, UTC).isoformat(timespec="seconds"),
+            duration_s=ended_s - self.started_s,
+            hosts=self._hosts,
+            failures=failures or self._unexplained(exit_code),
+            changes=tuple(self._changes),
+            roles=tuple(self._roles.values()),
+            output=tuple(self._output),
+        )
+
+    def _end(self, event: TaskEnded) -> None:
+        record = TaskRecord(event.host, event.role, event.name, event.path, event.error)
+        if event.outcome is Outcome.CHANGED:
+            self._role(event.role).changed += 1
+            self._changes.append(record)
+        elif event.outcome in {Outcome.FAILED, Outcome.UNREACHABLE}:
+            self._failures.setdefault(event.host, []).append(record)
+
+    def _close_task(self, at_s: float) -> None:
+        if self._current is not None:
+            self._role(self._current.role).duration_s += max(at_s - self._current.at_s, 0.0)
+            self._current = None
+
+    def _role(self, name: str) -> RoleTiming:
+        return self._roles.setdefault(name, RoleTiming(name))
+
+    def _unrescued(self) -> tuple[TaskRecord, ...]:
+        """A rescued failure comes before the one that ended a host: the recap says how many of the last count."""
+        kept: list[TaskRecord] = []
+        for host, records in self._failures.items():
+            counts = self._hosts.get(host)
+            number = len(records) if counts is None else counts["failures"] + counts["dark"]
+            kept += records[len(records) - number :] if number else []
+        return tuple(kept)
+
+    def _unexplained(self, exit_code: int) -> tuple[TaskRecord, ...]:
+        """Ansible ended badly without a failed task, e.g. no host matched: its own words are the reason."""
+        if exit_code == 0:
+            return ()
+        said = "\n".join(self._output) or f"ansible-playbook ended with exit code {exit_code} and said nothing"
+        return (TaskRecord(host="", role="", task="(none)", error=said),)
+
+    def _status(self, exit_code: int, *, timed_out: bool) -> RunStatus:
+        if timed_out:
+            return RunStatus.TIMEOUT
+        if exit_code == 0:
+            return RunStatus.OK
+        dark = any(counts["dark"] for counts in self._hosts.values())
+        failed = any(counts["failures"] for counts in self._hosts.values())
+        return RunStatus.UNREACHABLE if dark and not failed else RunStatus.FAILED

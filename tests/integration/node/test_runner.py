@@ -1,0 +1,307 @@
+"""Real runs of ansible-playbook on this machine, with playbooks that do nothing but end in different ways."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from harness.errors import UsageError
+from harness.node.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError
+from harness.node.events import NodeEvent, Outcome, TaskEnded, TaskStarted
+from harness.node.leash import descendants
+from harness.node.runner import NodeRunner, RunRequest
+from harness.node.summary import RunStatus, RunSummary
+
+pytestmark = pytest.mark.integration
+
+T = TypeVar("T")
+
+HEAD = "- name: Try\n  hosts: all\n  gather_facts: false\n  tasks:\n"
+SLEEP = "    - name: Sleep\n      ansible.builtin.command: sleep 300\n"
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project whose only host is this machine."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
+    (folder / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    return folder
+
+
+def write(project: Path, tasks: str, name: str = "play.yml") -> RunRequest:
+    (project / name).write_text(HEAD + textwrap.indent(textwrap.dedent(tasks), "    "))
+    return RunRequest(Path(name))
+
+
+def folders() -> set[Path]:
+    return {path for root in ("/dev/shm", "/tmp") for path in Path(root).glob("harness-node-*")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before, signals = folders(), [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    yield
+    assert not folders() - before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == signals
+    assert not [pid for pid in descendants(os.getpid()) if b"ansible" in command_line(pid)]
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_run_reports_changes_timings_and_every_event(project: Path) -> None:
+    request = write(
+        project,
+        """\
+        - name: Say
+          ansible.builtin.debug: {msg: hello}
+        - name: Change
+          ansible.builtin.copy: {content: "a", dest: "{{ playbook_dir }}/made", mode: "0600"}
+        """,
+    )
+    events: list[NodeEvent] = []
+    first = NodeRunner(project, listener=events.append).run(request).require_ok()
+    assert first.changed == 1
+    assert [record.task for record in first.changes] == ["Change"]
+    assert [event.name for event in events if isinstance(event, TaskStarted)] == ["Say", "Change"]
+    assert [event.outcome for event in events if isinstance(event, TaskEnded)] == [Outcome.OK, Outcome.CHANGED]
+    assert first.roles[0].tasks == 2
+    assert 0 < first.roles[0].duration_s < first.duration_s
+    assert NodeRunner(project).run(request).require_ok().changed == 0
+
+
+def test_roles_are_told_apart(project: Path) -> None:
+    for role in ("swap", "kernel"):
+        (project / "roles" / role / "tasks").mkdir(parents=True)
+        (project / "roles" / role / "tasks" / "main.yml").write_text(
+            f"- name: Do {role}\n  ansible.builtin.debug: {{msg: x}}\n"
+        )
+    (project / "play.yml").write_text("- name: Try\n  hosts: all\n  gather_facts: false\n  roles: [swap, kernel]\n")
+    summary = NodeRunner(project).run(RunRequest(Path("play.yml"))).require_ok()
+    assert [(role.role, role.tasks) for role in summary.roles] == [("swap", 1), ("kernel", 1)]
+
+
+def test_check_mode_changes_nothing(project: Path) -> None:
+    write(project, '- name: Change\n  ansible.builtin.copy: {content: "a", dest: "{{ playbook_dir }}/made"}\n')
+    summary = NodeRunner(project).run(RunRequest(Path("play.yml"), check=True)).require_ok()
+    assert summary.check_mode
+    assert summary.changed == 1
+    assert not (project / "made").exists()
+
+
+def test_tags_limit_and_variables_reach_ansible(project: Path) -> None:
+    (project / "hosts.ini").write_text("a ansible_connection=local\nb ansible_connection=local\n")
+    write(
+        project,
+        """\
+        - name: Wanted
+          ansible.builtin.assert: {that: "number == 3"}
+          tags: [wanted]
+        - name: Unwanted
+          ansible.builtin.fail: {msg: no}
+        """,
+    )
+    request = RunRequest(Path("play.yml"), tags=("wanted",), limit="b", variables={"number": 3})
+    summary = NodeRunner(project).run(request).require_ok()
+    assert list(summary.hosts) == ["b"]
+    assert summary.hosts["b"]["ok"] == 1
+
+
+def test_a_failing_task_gives_the_hosts_own_error(project: Path) -> None:
+    request = write(project, "- name: Break\n  ansible.builtin.command: ls /nonexistent-folder\n")
+    summary = NodeRunner(project).run(request)
+    assert summary.status is RunStatus.FAILED
+    assert summary.failures[0].task == "Break"
+    assert "/nonexistent-folder" in summary.failures[0].error
+    assert summary.failures[0].path.endswith("play.yml:5")
+
+
+def test_an_unreachable_host_is_unreachable(project: Path) -> None:
+    (project / "hosts.ini").write_text("gone ansible_host=127.0.0.1 ansible_port=9 ansible_ssh_retries=0\n")
+    summary = NodeRunner(project).run(write(project, "- name: Ask\n  ansible.builtin.ping:\n"))
+    assert summary.status is RunStatus.UNREACHABLE
+    assert summary.failures[0].host == "gone"
+    assert "refused" in summary.failures[0].error.lower()
+
+
+def test_a_playbook_that_cannot_be_parsed_is_told_with_ansibles_words(project: Path) -> None:
+    (project / "play.yml").write_text("- hosts: all\n  tasks:\n    - no_such_module_of_ours: {}\n")
+    with pytest.raises(PlaybookError, match="no_such_module_of_ours"):
+        NodeRunner(project).run(RunRequest(Path("play.yml")))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (RunRequest(Path("missing.yml")), "no playbook"),
+        (RunRequest(Path("play.yml"), inventory=Path("/nonexistent/hosts")), "no inventory"),
+        (RunRequest(Path("play.yml"), variables={"registry_password": "x"}), "registry_password"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_starts(
+    project: Path, request_: RunRequest, message: str
+) -> None:
+    write(project, "- name: Say\n  ansible.builtin.debug: {msg: hello}\n")
+    with pytest.raises(UsageError, match=message):
+        NodeRunner(project).run(request_)
+
+
+def test_a_slow_listener_costs_the_run_nothing(project: Path) -> None:
+    """Ten tasks, 0.2 s of drawing each: Ansible itself must not wait for the drawing."""
+    request = write(project, "".join(f"- name: Say {i}\n  ansible.builtin.debug: {{msg: x}}\n" for i in range(10)))
+    ended: list[float] = []
+
+    def draw(event: NodeEvent) -> None:
+        time.sleep(0.2)
+        if isinstance(event, TaskEnded):
+            ended.append(event.at_s)
+
+    started = time.monotonic()
+    NodeRunner(project, listener=draw).run(request).require_ok()
+    drawing_s = time.monotonic() - started
+    assert drawing_s > 4.0
+    assert ended[-1] - ended[0] < drawing_s / 3
+
+
+def test_a_listener_that_fails_ends_the_run_and_is_heard(project: Path) -> None:
+    def draw(event: NodeEvent) -> None:
+        if isinstance(event, TaskStarted):
+            raise RuntimeError("cannot draw")  # noqa: TRY004 - any failure will do
+
+    (project / "play.yml").write_text(HEAD + SLEEP)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="cannot draw"):
+        NodeRunner(project, listener=draw).run(RunRequest(Path("play.yml")))
+    assert time.monotonic() - started < 30
+
+
+def test_a_run_that_takes_too_long_is_stopped(project: Path) -> None:
+    (project / "play.yml").write_text(HEAD + SLEEP)
+    summary = NodeRunner(project).run(RunRequest(Path("play.yml"), timeout_s=2.5))
+    assert summary.status is RunStatus.TIMEOUT
+    assert summary.duration_s < 20
+    with pytest.raises(NodeTimeoutError):
+        summary.require_ok()
+    assert not any(b"sleep\x00300" in command_line(pid) for pid in descendants(1))
+
+
+def test_runs_work_outside_the_main_thread(project: Path) -> None:
+    request = write(project, "- name: Say\n  ansible.builtin.debug: {msg: hello}\n")
+    summaries: list[RunSummary] = []
+    thread = threading.Thread(target=lambda: summaries.append(NodeRunner(project).run(request)))
+    thread.start()
+    thread.join()
+    assert summaries[0].ok
+
+
+def test_an_interrupt_ends_every_process_and_says_so(project: Path) -> None:
+    (project / "play.yml").write_text(HEAD + SLEEP)
+
+    def interrupt(event: NodeEvent) -> None:
+        if isinstance(event, TaskStarted):
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(NodeInterruptedError) as caught:
+        NodeRunner(project, listener=interrupt).run(RunRequest(Path("play.yml")))
+    assert caught.value.exit_code == 130
+    assert not any(b"sleep\x00300" in command_line(pid) for pid in descendants(1))
+
+
+def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> None:
+    """SIGKILL gives no chance to clean up: the leash does it."""
+    (project / "play.yml").write_text(HEAD + SLEEP.replace("300", "301"))
+    program = (
+        "import sys; from pathlib import Path; from harness.node.runner import NodeRunner, RunRequest;"
+        "NodeRunner(Path(sys.argv[1]), listener=lambda e: print(type(e).__name__, flush=True))"
+        ".run(RunRequest(Path('play.yml')))"
+    )
+    before = folders()
+    with subprocess.Popen([sys.executable, "-c", program, str(project)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        while "TaskStarted" not in process.stdout.readline():
+            assert process.poll() is None
+        started = [pid for pid in wait_for(lambda: sleepers(process.pid)) if pid]
+        assert folders() - before
+        process.kill()
+    assert started
+    assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
+    assert wait_for(lambda: not folders() - before)
+
+
+def sleepers(pid: int) -> list[int]:
+    below = descendants(pid)
+    return below if any(b"sleep\x00301" in command_line(child) for child in below) else []
+
+
+def wait_for(condition: Callable[[], T], timeout_s: float = 25.0) -> T:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.1)
+    return condition()
+
+
+def test_nothing_secret_reaches_a_disk(project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Environment, hidden results and the become password: looked for in every file of the run while it runs."""
+    monkeypatch.setenv("SOME_TOKEN", "s3cr3t-environment")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("ANSIBLE_LOCAL_TEMP", str(tmp_path / "local"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    request = write(
+        project,
+        """\
+        - name: Hide
+          ansible.builtin.debug: {msg: "s3cr3t-{{ 'result' }}"}
+          no_log: true
+        - name: Wait
+          ansible.builtin.pause: {seconds: 1}
+        """,
+    )
+    before = folders()
+    seen: list[Path] = []
+
+    def look(_event: NodeEvent | None) -> None:
+        places = [tmp_path, *(folders() - before)]
+        files = [path for place in places for path in place.rglob("*") if path.is_file()]
+        seen.extend(path for path in files if path != project / "play.yml" and b"s3cr3t-" in read(path))
+        seen.extend(path for path in folders() - before if path.stat().st_mode & 0o077)
+
+    runner = NodeRunner(project, listener=look, become_password="s3cr3t-become")
+    runner.run(request).require_ok()
+    look(None)
+    assert seen == []
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_projects_own_host_key_setting_counts(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ANSIBLE_HOST_KEY_CHECKING", raising=False)
+    request = write(
+        project,
+        """\
+        - name: Look
+          ansible.builtin.assert:
+            that: lookup('ansible.builtin.config', 'HOST_KEY_CHECKING')
+        """,
+    )
+    assert NodeRunner(project).run(request).ok
