@@ -1,0 +1,107 @@
+"""Weights: from a local checkpoint, or random ones from a seed. Nothing is ever downloaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from harness.workloads.errors import CannotBeMetError
+from harness.workloads.execution import DTYPES, fill_randomly
+from harness.workloads.settings import Settings
+
+_FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
+_WRAPPERS = ("state_dict", "model_state_dict", "model")
+_NAMED_AT_MOST = 4
+
+
+def build(make_model: Callable[[], nn.Module], settings: Settings, device: torch.device) -> nn.Module:
+    """Return the model on ``device`` in the settings' precision, ready for inference.
+
+    ``make_model`` is called without memory for its parameters, so that none is initialised twice. Buffers that
+    are no part of a checkpoint must be made in ``forward`` or be reset by ``fill_randomly``.
+    Raises CannotBeMetError when the checkpoint is not one of this model.
+    """
+    with torch.device("meta"):
+        model = make_model()
+    model.to_empty(device="cpu")
+    fill_randomly(model, settings.seed)
+    if settings.checkpoint:
+        _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
+    return model.eval().to(device=device, dtype=DTYPES[settings.precision])
+
+
+def read_config(settings: Settings) -> Mapping[str, object]:
+    """Return ``config.json`` of a checkpoint folder; empty for a single file and without a checkpoint."""
+    if not settings.checkpoint or not (settings.checkpoint / "config.json").is_file():
+        return {}
+    path = settings.checkpoint / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CannotBeMetError(f"CHECKPOINT: cannot read {path}: {error}") from error
+    if not isinstance(config, dict):
+        raise CannotBeMetError(f"CHECKPOINT: {path} holds no JSON object.")
+    return config
+
+
+def config_int(config: Mapping[str, object], name: str, default: int) -> int:
+    """Return a whole number of ``config.json``. Raises CannotBeMetError when it is something else."""
+    value = config.get(name, default)
+    if type(value) is not int or value < 1:
+        raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {value!r}; a positive whole number is needed.")
+    return value
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """Read a state dict from a folder, a ``.safetensors`` file or a file of ``torch.save``; no code in it is run."""
+    file = path
+    if path.is_dir():
+        file = next((path / name for name in _FOLDER_FILES if (path / name).is_file()), path)
+        if file == path:
+            raise CannotBeMetError(f"CHECKPOINT: folder {path} holds none of {', '.join(_FOLDER_FILES)}.")
+    if not file.is_file():
+        raise CannotBeMetError(f"CHECKPOINT: there is no file or folder {path}.")
+    try:
+        state = _read(file)
+    except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise CannotBeMetError(f"CHECKPOINT: {file} is not a readable checkpoint: {first_line}") from error
+    while (inner := next((state[name] for name in _WRAPPERS if isinstance(state.get(name), dict)), None)) is not None:
+        state = inner
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _read(file: Path) -> dict[str, object]:
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return dict(load_file(file))
+        except SafetensorError as error:
+            raise ValueError(str(error)) from error
+    state = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}, not a state dict")  # noqa: TRY004 - bad data, no bug
+    return state
+
+
+def _load_into(model: nn.Module, state: dict[str, Tensor], source: Path) -> None:
+    expected = model.state_dict()
+    # Counters of training steps; some savers keep them, and inference reads none.
+    needed = {name for name in expected if not name.endswith("num_batches_tracked")}
+    missing = sorted(needed - state.keys())
+    wrong = sorted(name for name in needed & state.keys() if state[name].shape != expected[name].shape)
+    if missing or wrong:
+        problems = [f"lacks {len(missing)} tensors ({', '.join(missing[:_NAMED_AT_MOST])})"] if missing else []
+        problems += [
+            f"{name} is {tuple(state[name].shape)}, not {tuple(expected[name].shape)}"
+            for name in wrong[:_NAMED_AT_MOST]
+        ]
+        raise CannotBeMetError(f"CHECKPOINT: {source} is not one of this model: it {'; '.join(problems)}.")
+    model.load_state_dict({name: state[name] for name in needed}, strict=False)

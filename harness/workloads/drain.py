@@ -1,0 +1,75 @@
+"""Ending a replica within two seconds of SIGTERM, whatever it is doing.
+
+Python runs its signal handlers in the main thread between two instructions, which never come while that
+thread sits in a long call into C. So the handlers here do nothing: the interpreter's wake-up descriptor gets
+the signal's number from C at once, and a thread that reads it decides.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from types import FrameType
+from typing import Protocol
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FINISH_REQUEST_S = 1.0
+ABANDON_REQUEST_S = 0.5
+
+
+class RequestAbandoned(BaseException):  # noqa: N818 - no error, and no handler of Exception may catch it
+    """Raised inside a request that is still running a second after the signal to stop."""
+
+
+class Drainable(Protocol):
+    """What is drained; both methods run in the watching thread."""
+
+    def begin_drain(self) -> None:
+        """Stop taking requests; ends the process here and now when no request was ever taken."""
+        ...
+
+    def give_up(self) -> None:
+        """End the process: its main thread does not come back."""
+        ...
+
+
+class SignalWatcher:
+    """Turns SIGTERM and SIGINT into a drain with a deadline.
+
+    The first signal begins the drain. After ``FINISH_REQUEST_S`` the request still in flight is abandoned by an
+    exception, and ``ABANDON_REQUEST_S`` later the process gives up. Make it in the main thread.
+    """
+
+    def __init__(self) -> None:
+        self.drained = threading.Event()
+        self.request_may_be_abandoned = False
+        self._main_thread = threading.get_ident()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, _leave_it_to_the_watcher)
+        signal.signal(signal.SIGALRM, self._abandon)
+
+    def watch(self, replica: Drainable) -> None:
+        """Start watching; a signal that came before is seen now."""
+        threading.Thread(target=self._watch, args=(replica,), name="signal-watcher", daemon=True).start()
+
+    def _watch(self, replica: Drainable) -> None:
+        while self._reader.recv(1)[0] not in STOP_SIGNALS:
+            pass
+        replica.begin_drain()
+        if self.drained.wait(FINISH_REQUEST_S):
+            return
+        signal.pthread_kill(self._main_thread, signal.SIGALRM)
+        if not self.drained.wait(ABANDON_REQUEST_S):
+            replica.give_up()
+
+    def _abandon(self, _number: int, _frame: FrameType | None) -> None:
+        if self.request_may_be_abandoned:
+            raise RequestAbandoned
+
+
+def _leave_it_to_the_watcher(_number: int, _frame: FrameType | None) -> None:
+    pass

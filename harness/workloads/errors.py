@@ -1,0 +1,73 @@
+"""Why a replica ends, and the exit code that says so.
+
+0  stopped by SIGTERM or SIGINT
+1  the workload failed: at import, while loading, or in a request (the default of WorkloadError)
+2  a setting of the environment is wrong
+3  the settings are right and cannot be met here: no GPU, no such module, the port is taken
+4  out of memory, on the GPU or on the host
+5  the request in flight could not be stopped in time; all earlier ones are on disk
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the replica process."""
+
+    STOPPED = 0
+    FAILED = 1
+    BAD_SETTING = 2
+    CANNOT_BE_MET = 3
+    OUT_OF_MEMORY = 4
+    STUCK = 5
+
+
+class WorkloadError(Exception):
+    """Ends the replica. The message is one sentence: what failed, where, what to do."""
+
+    exit_code = ExitCode.FAILED
+
+
+class SettingError(WorkloadError):
+    """A setting of the environment is wrong."""
+
+    exit_code = ExitCode.BAD_SETTING
+
+
+class CannotBeMetError(WorkloadError):
+    """What was asked for does not exist on this machine."""
+
+    exit_code = ExitCode.CANNOT_BE_MET
+
+
+class OutOfMemoryError(WorkloadError):
+    """The GPU or the host has too little memory for this replica."""
+
+    exit_code = ExitCode.OUT_OF_MEMORY
+
+
+_SAYS_NO_MEMORY = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def translated(error: BaseException) -> BaseException:
+    """Return OutOfMemoryError for any library's way of saying that memory ran out, else ``error`` itself.
+
+    By type and text, because torch says it in four ways and a workload need not have imported torch.
+    """
+    says_so = isinstance(error, RuntimeError) and any(text in str(error) for text in _SAYS_NO_MEMORY)
+    if not (isinstance(error, MemoryError) or says_so):
+        return error
+    first_line = str(error).partition("\n")[0] or "the host refused an allocation"
+    translation = OutOfMemoryError(
+        f"out of memory: {first_line} Use fewer replicas, a smaller BATCH_SIZE or PRECISION fp16."
+    )
+    translation.__cause__ = error
+    return translation

@@ -1,0 +1,133 @@
+"""What the built-in workloads share: the device, the number format, and how torch runs a model."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from harness.workloads.errors import CannotBeMetError
+from harness.workloads.settings import Settings
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+POOL_BYTES = 64 * 2**20
+POOL_MOST_BATCHES = 8
+_CAPTURE_WARMUPS = 3
+
+Step = Callable[..., Tensor]
+
+
+def prepare_device(settings: Settings) -> torch.device:
+    """Choose the device and set torch's threads. Raises CannotBeMetError when a GPU is demanded and absent."""
+    torch.set_grad_enabled(False)
+    if settings.torch_threads:
+        torch.set_num_threads(settings.torch_threads)
+    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        built = "is built without CUDA" if torch.version.cuda is None else "sees no GPU"
+        raise CannotBeMetError(
+            f"DEVICE: cuda is demanded and torch {torch.__version__} {built}; check the driver, or use cpu or auto."
+        )
+    if settings.execution == "cuda-graph" and not has_gpu:
+        raise CannotBeMetError("EXECUTION: cuda-graph needs a GPU and there is none; use eager or compiled.")
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict[str, object]:
+    """Return the facts about a torch workload that ``replica.json`` carries."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "device_uuid": str(torch.cuda.get_device_properties(device).uuid) if on_gpu else "",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
+        "threads": torch.get_num_threads(),
+        "weights": str(settings.checkpoint) if settings.checkpoint else f"random, seed {settings.seed}",
+    }
+
+
+def input_generator(settings: Settings) -> torch.Generator:
+    """Return the source of synthetic inputs: the same for the same seed and replica, another for another one."""
+    return torch.Generator().manual_seed((settings.seed * 1_000_003 + settings.replica + 1) % 2**63)
+
+
+def input_pool(make_batch: Callable[[], Tensor], device: torch.device) -> list[Tensor]:
+    """Return a few host batches to serve in turn, page-locked for a GPU so that their copy is asynchronous."""
+    first = make_batch()
+    batches = max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(first.nbytes, 1)))
+    pool = [first, *(make_batch() for _ in range(batches - 1))]
+    return [batch.pin_memory() for batch in pool] if device.type == "cuda" else pool
+
+
+def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, device: torch.device) -> Step:
+    """Return ``forward`` run the way EXECUTION says.
+
+    The result takes tensors of exactly the shapes of ``examples``, from the host or the device, and returns one
+    tensor on the device; with cuda-graph that tensor is overwritten by the next call.
+    """
+    if settings.execution == "cuda-graph":
+        return _capture(forward, examples, device)
+    run = _compile(forward) if settings.execution == "compiled" else forward
+
+    def step(*inputs: Tensor) -> Tensor:
+        return run(*(tensor.to(device, non_blocking=True) for tensor in inputs))
+
+    return step
+
+
+def _compile(forward: Step) -> Step:
+    compiled: Step = torch.compile(forward, dynamic=False)
+    return compiled
+
+
+def _capture(forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> Step:
+    """Record the kernels of one call and replay them: no Python and no launch per kernel is left."""
+    static_inputs = [example.to(device, copy=True) for example in examples]
+    side_stream = torch.cuda.Stream(device)
+    side_stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side_stream):
+        for _ in range(_CAPTURE_WARMUPS):
+            forward(*static_inputs)
+    torch.cuda.current_stream(device).wait_stream(side_stream)
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = forward(*static_inputs)
+
+    def step(*inputs: Tensor) -> Tensor:
+        for static, given in zip(static_inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        graph.replay()
+        return output
+
+    return step
+
+
+def fill_randomly(model: nn.Module, seed: int) -> None:
+    """Fill an empty model with seeded random weights under which activations keep their size.
+
+    Matrices and convolutions: normal, variance gain / fan-in (gain 2 before a ReLU's halving, for convolutions).
+    Tables: normal, 0.02. Norms: identity. The same seed gives the same weights on every device, as the numbers
+    are drawn on the host.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if name == "bias":
+                parameter.zero_()
+            elif isinstance(module, nn.Embedding):
+                parameter.normal_(0.0, 0.02, generator=generator)
+            elif parameter.dim() == 1:
+                parameter.fill_(1.0)
+            else:
+                gain = 2.0 if isinstance(module, nn.Conv2d) else 1.0
+                parameter.normal_(0.0, math.sqrt(gain / parameter[0].numel()), generator=generator)
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()

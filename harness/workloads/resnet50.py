@@ -1,0 +1,153 @@
+"""ResNet-50 image classification: 25,557,032 parameters, 224 x 224 images, 1,000 classes.
+
+The architecture of He et al. 2015, with the stride in the 3 x 3 convolution (v1.5). Tensors are named as in
+the `transformers` library's ``ResNetForImageClassification``, whose checkpoints load as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from harness.workloads import checkpoint, execution
+from harness.workloads.errors import SettingError
+from harness.workloads.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of one model size."""
+
+    stem: int
+    widths: tuple[int, ...]
+    depths: tuple[int, ...]
+    classes: int
+    image_pixels: int
+
+
+SIZES = {
+    "base": Shape(stem=64, widths=(256, 512, 1024, 2048), depths=(3, 4, 6, 3), classes=1000, image_pixels=224),
+    # For tests and quick starts: the same code at a thousandth of the work.
+    "tiny": Shape(stem=8, widths=(16, 32), depths=(1, 1), classes=10, image_pixels=32),
+}
+
+
+class ConvNorm(nn.Module):
+    """Convolution and batch normalisation."""
+
+    def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+        self.normalization = nn.BatchNorm2d(channels_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, H, W] -> [B, out, H / stride, W / stride]."""
+        out: Tensor = self.normalization(self.convolution(x))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1 x 1 down to a quarter of the width, 3 x 3, 1 x 1 back up, and the shortcut."""
+
+    def __init__(self, channels_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        narrow = width // 4
+        changes = channels_in != width or stride != 1
+        self.shortcut = ConvNorm(channels_in, width, 1, stride) if changes else nn.Identity()
+        self.layer = nn.Sequential(
+            ConvNorm(channels_in, narrow, 1), ConvNorm(narrow, narrow, 3, stride), ConvNorm(narrow, width, 1)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, in, H, W] -> [B, width, H / stride, W / stride]."""
+        out = torch.relu(self.layer[0](x))
+        out = torch.relu(self.layer[1](out))
+        return torch.relu(self.layer[2](out) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """The whole network."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        stages = []
+        channels = (shape.stem, *shape.widths)
+        for index, (width, depth) in enumerate(zip(shape.widths, shape.depths, strict=True)):
+            first = Bottleneck(channels[index], width, stride=1 if index == 0 else 2)
+            blocks = [first, *(Bottleneck(width, width, stride=1) for _ in range(depth - 1))]
+            stages.append(nn.ModuleDict({"layers": nn.Sequential(*blocks)}))
+        # Containers without a forward of their own: they give tensors the names that checkpoints have.
+        self.resnet = nn.ModuleDict(
+            {
+                "embedder": nn.ModuleDict({"embedder": ConvNorm(3, shape.stem, 7, stride=2)}),
+                "encoder": nn.ModuleDict({"stages": nn.ModuleList(stages)}),
+            }
+        )
+        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(shape.widths[-1], shape.classes))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] -> logits [B, classes]."""
+        x = torch.relu(self.resnet["embedder"]["embedder"](images))
+        x = nn.functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
+        for stage in self.resnet["encoder"]["stages"]:
+            x = stage["layers"](x)
+        x = nn.functional.adaptive_avg_pool2d(x, 1)
+        logits: Tensor = self.classifier(x)
+        return logits
+
+
+class ResNet50:
+    """Classifies synthetic images, one batch a request."""
+
+    name = "resnet50"
+
+    def __init__(self, settings: Settings) -> None:
+        settings.known_options("model_size", "channels_last")
+        size = settings.option("model_size", "base")
+        if size not in SIZES:
+            raise SettingError(f"WORKLOAD_OPTIONS: model_size {size!r} is not one of {', '.join(SIZES)}.")
+        shape = _with_classes_of(SIZES[size], settings)
+        device = execution.prepare_device(settings)
+        self.model = checkpoint.build(lambda: ResNet(shape), settings, device)
+        layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
+        self.model.to(memory_format=layout)
+        generator = execution.input_generator(settings)
+        dtype = execution.DTYPES[settings.precision]
+        pixels = shape.image_pixels
+        self.pool = execution.input_pool(
+            lambda: torch.randn(settings.batch_size, 3, pixels, pixels, generator=generator).to(
+                dtype, memory_format=layout
+            ),
+            device,
+        )
+        self._facts = execution.describe(settings, device, self.model)
+        self._step = execution.accelerate(self.model, (self.pool[0],), settings, device)
+        self._next_batch = itertools.cycle(self.pool).__next__
+
+    def describe(self) -> dict[str, object]:
+        """Return what runs where."""
+        return self._facts
+
+    def classify(self, images: Tensor) -> Tensor:
+        """[B, 3, H, W] on the host -> classes [B] on the host."""
+        return self._step(images).argmax(-1).cpu()
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        return len(self.classify(self._next_batch()))
+
+
+def _with_classes_of(shape: Shape, settings: Settings) -> Shape:
+    """Return ``shape`` with as many classes as the checkpoint's configuration names."""
+    labels = checkpoint.read_config(settings).get("id2label")
+    if not isinstance(labels, dict):
+        return shape
+    return Shape(shape.stem, shape.widths, shape.depths, len(labels), shape.image_pixels)
+
+
+def make(settings: Settings) -> ResNet50:
+    """Make the workload."""
+    return ResNet50(settings)

@@ -1,0 +1,203 @@
+"""The replica: load the workload, warm it up, serve until told to stop."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+
+from harness.workloads import errors, registry
+from harness.workloads.drain import RequestAbandoned, SignalWatcher
+from harness.workloads.errors import CannotBeMetError, ExitCode, WorkloadError
+from harness.workloads.latency_log import LatencyLog
+from harness.workloads.metrics import CONTENT_TYPE, RequestMetrics
+from harness.workloads.registry import Workload
+from harness.workloads.server import MetricsServer, Response
+from harness.workloads.settings import Settings, from_environment
+from harness.workloads.status import ReplicaStatus
+
+LOG_NAME = "latencies.bin"
+
+
+def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
+    """Run one replica until a signal or a failure; returns the exit code."""
+    watcher = SignalWatcher()
+    try:
+        settings = from_environment(environment)
+    except WorkloadError as error:
+        _say(str(error))
+        return error.exit_code
+    status = ReplicaStatus(settings)
+    try:
+        Replica(settings, status, watcher).run()
+    # Whatever a workload raises, also SystemExit, must end as one line and a code that the starter can read.
+    except BaseException as error:  # noqa: BLE001
+        return _report_failure(error, status)
+    return ExitCode.STOPPED
+
+
+class Replica:
+    """One replica's life: start, load, warm up, serve, drain."""
+
+    def __init__(self, settings: Settings, status: ReplicaStatus, watcher: SignalWatcher) -> None:
+        self._settings = settings
+        self._status = status
+        self._watcher = watcher
+        self._metrics = RequestMetrics()
+        self._log: LatencyLog | None = None
+        self._phase_change = threading.Lock()
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises what the workload raises."""
+        self._open_files()
+        server = self._listen()
+        self._watcher.watch(self)
+        self._enter("loading", port=server.port)
+        workload = registry.load(self._settings)
+        self._describe(workload)
+        self._enter("warming")
+        for _ in range(self._settings.warmup_requests):
+            _checked(workload.infer(), workload)
+        # What loading left behind lives as long as the process: let no collection walk it again.
+        gc.collect()
+        gc.freeze()
+        self._enter("serving")
+        try:
+            self._serve(workload)
+        except RequestAbandoned:
+            self._status.update(abandoned_requests=1)
+            _say("the request in flight was abandoned: it took more than a second to finish after the signal")
+        self._close(workload)
+
+    def begin_drain(self) -> None:
+        """Stop after the request in flight; before the first one, end the process."""
+        with self._phase_change:
+            self._stopping.set()
+            if self._status.phase == "failed":
+                return  # it ends by itself, with its own code
+            if self._status.phase != "serving":
+                self._end_process("stopped", ExitCode.STOPPED)
+            self._status.update(phase="draining")
+
+    def give_up(self) -> None:
+        """End the process although a request is stuck in it; what was measured before is kept."""
+        error = "the request in flight could not be stopped within 1.5 s of the signal; it is stuck outside Python"
+        self._metrics.in_flight = 0
+        if self._log:
+            self._log.close()
+        self._end_process("stopped", ExitCode.STUCK, error=error)
+
+    def _open_files(self) -> None:
+        folder = self._settings.replica_dir
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._status.update()
+            self._log = LatencyLog(folder / LOG_NAME)
+        except OSError as error:
+            raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
+
+    def _listen(self) -> MetricsServer:
+        routes = {"/metrics": self._answer_metrics, "/health": self._answer_health}
+        host, port = self._settings.host, self._settings.port
+        try:
+            return MetricsServer(host, port, routes)
+        except OSError as error:
+            raise CannotBeMetError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another HOST or PORT (0: any free one)."
+            ) from error
+
+    def _enter(self, phase: str, **facts: object) -> None:
+        """Enter a phase, unless a signal came first: then wait for the watcher to end the process."""
+        with self._phase_change:
+            self._status.update(phase=phase, **facts)
+        _say(f"{phase} {self._settings.workload} (replica {self._settings.replica}, port {self._status.fact('port')})")
+
+    def _describe(self, workload: Workload) -> None:
+        describe: Callable[[], dict[str, object]] | None = getattr(workload, "describe", None)
+        self._status.update(**(describe() if describe else {}))
+        labels = ("workload", "precision", "execution", "batch_size", "device")
+        self._metrics.set_info({label: self._status.fact(label) for label in labels})
+
+    def _serve(self, workload: Workload) -> None:
+        """Serve request after request: the loop that is measured, so nothing here that need not be."""
+        infer, metrics, log, watcher = workload.infer, self._metrics, self._log, self._watcher
+        stopping, pause_s, now_ns = self._stopping, self._settings.inference_sleep_s, time.perf_counter_ns
+        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
+        epoch_ns = time.time_ns() - now_ns()
+        while not stopping.is_set():
+            metrics.in_flight = 1
+            watcher.request_may_be_abandoned = True
+            start_ns = now_ns()
+            inputs = infer()
+            latency_ns = now_ns() - start_ns
+            watcher.request_may_be_abandoned = False
+            metrics.in_flight = 0
+            metrics.observe(latency_ns, _checked(inputs, workload))
+            if log is not None:
+                log.append(epoch_ns + start_ns, latency_ns)
+            if pause_s:
+                stopping.wait(pause_s)
+
+    def _close(self, workload: Workload) -> None:
+        self._metrics.in_flight = 0
+        if self._log:
+            self._log.close()
+        close: Callable[[], None] | None = getattr(workload, "close", None)
+        if close:
+            close()
+        self._status.update(phase="stopped")
+        self._watcher.drained.set()
+        _say(f"stopped after {self._metrics.requests} requests")
+
+    def _answer_metrics(self) -> Response:
+        return Response(200, self._metrics.render(), CONTENT_TYPE)
+
+    def _answer_health(self) -> Response:
+        phase, requests = self._status.phase, self._metrics.requests
+        ready = phase == "serving" and requests > 0
+        body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
+        return Response(200 if ready else 503, body, "application/json")
+
+    def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
+        try:
+            self._status.update(phase=phase, **facts)
+            _say(str(facts.get("error") or phase))
+        finally:
+            os._exit(code)
+
+
+def _checked(inputs: object, workload: Workload) -> int:
+    if type(inputs) is not int or inputs < 0:
+        name = getattr(workload, "name", type(workload).__name__)
+        raise CannotBeMetError(f"infer() of workload {name} must return the number of inputs served, not {inputs!r}.")
+    return inputs
+
+
+def _report_failure(error: BaseException, status: ReplicaStatus) -> ExitCode:
+    """Put the failure into ``replica.json`` and, as the last line, on stderr."""
+    error = errors.translated(error)
+    if isinstance(error, WorkloadError):
+        message, code = str(error), error.exit_code
+    else:
+        traceback.print_exception(error)
+        message = f"workload failed while {status.phase}: {type(error).__name__}: {error}"
+        code = ExitCode.FAILED
+    try:
+        status.update(phase="failed", error=message)
+    except OSError as unwritable:
+        message = f"{message} (and replica.json cannot be written: {unwritable.strerror})"
+    _say(message)
+    return code
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"replica: {message}\n")
+    sys.stderr.flush()

@@ -1,0 +1,115 @@
+"""The replica's HTTP endpoint: GET /metrics and GET /health.
+
+Small on purpose. The standard library's HTTP server parses headers as e-mail and answers in several writes,
+which costs the request loop its interpreter lock and a kept-alive client 40 ms (Nagle's algorithm against
+delayed acknowledgements); here a request is one line that matters and an answer is one write.
+"""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_MAX_LINE_BYTES = 8192
+_MAX_HEADERS = 100
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_CLIENT_WENT_AWAY = (ConnectionError, TimeoutError)
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer."""
+
+    status: int
+    body: bytes
+    content_type: str = "text/plain; charset=utf-8"
+
+
+Routes = dict[str, Callable[[], Response]]
+
+
+class MetricsServer(socketserver.ThreadingTCPServer):
+    """Serves ``routes`` on ``host:port`` (port 0: any free one) from a thread of its own. Raises OSError."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, routes: Routes) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.routes = routes
+        super().__init__((host, port), _Handler)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="metrics-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self.server_address[1])
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self.server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing when a client hung up; that is its right."""
+        if not isinstance(sys.exception(), _CLIENT_WENT_AWAY):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """One connection, kept alive until the client ends it or is silent for a minute."""
+
+    timeout = 60
+    disable_nagle_algorithm = True
+    server: MetricsServer
+
+    def handle(self) -> None:
+        while self._serve_one():
+            pass
+
+    def _serve_one(self) -> bool:
+        """Answer one request; True when another may follow."""
+        line = self.rfile.readline(_MAX_LINE_BYTES)
+        if not line.strip():
+            return False
+        words = line.decode("latin-1").split()
+        headers = self._headers()
+        if len(words) != 3 or headers is None:  # noqa: PLR2004 - method, target, version
+            self._send(Response(400, b"bad request\n"), keep=False)
+            return False
+        method, target, version = words
+        keep = version == "HTTP/1.1" and b"close" not in headers.get(b"connection", b"").lower()
+        # A body is never read, so the connection cannot be used again after one.
+        keep = keep and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+        self._send(self._answer(method, target), keep=keep, head=method == "HEAD")
+        return keep
+
+    def _headers(self) -> dict[bytes, bytes] | None:
+        headers: dict[bytes, bytes] = {}
+        for _ in range(_MAX_HEADERS):
+            line = self.rfile.readline(_MAX_LINE_BYTES)
+            if line in {b"\r\n", b"\n", b""}:
+                return headers
+            name, _, value = line.partition(b":")
+            headers[name.strip().lower()] = value.strip()
+        return None
+
+    def _answer(self, method: str, target: str) -> Response:
+        if method not in {"GET", "HEAD"}:
+            return Response(405, b"only GET is served here\n")
+        route = self.server.routes.get(target.partition("?")[0])
+        return route() if route else Response(404, b"try /metrics or /health\n")
+
+    def _send(self, response: Response, *, keep: bool, head: bool = False) -> None:
+        header = (
+            f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
+            f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
+            f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+        )
+        self.request.sendall(header.encode() + (b"" if head else response.body))
