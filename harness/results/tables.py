@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.errors import ResultsPathError
 from harness.metrics.rows import Row
@@ -144,15 +145,25 @@ def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:
     written = 0
     with storage_errors(target), pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for metric, file in metric_files(folder).items():
-            with pc.open_csv(file.path, convert_options=convert) as reader:
-                for batch in reader:
-                    constant = {"metric": metric, "unit": units.get(metric, "")}
-                    columns = [
-                        pa.array([constant[name]] * batch.num_rows, schema.field(name).type)
-                        if name in constant
-                        else batch.column(name).cast(schema.field(name).type)
-                        for name in schema.names
-                    ]
-                    writer.write_table(pa.table(columns, schema=schema))
-                    written += batch.num_rows
+            constant = {"metric": metric, "unit": units.get(metric, "")}
+            for batch in _batches(file.path, convert):
+                columns = [
+                    pa.array([constant[name]] * batch.num_rows, schema.field(name).type)
+                    if name in constant
+                    else batch.column(name).cast(schema.field(name).type)
+                    for name in schema.names
+                ]
+                writer.write_table(pa.table(columns, schema=schema))
+                written += batch.num_rows
     return written
+
+
+def _batches(path: Path, convert: Any) -> Iterator[Any]:
+    import pyarrow as pa
+    import pyarrow.csv as pc
+
+    try:
+        with pc.open_csv(path, convert_options=convert) as reader:
+            yield from reader
+    except pa.ArrowInvalid as error:
+        raise ResultsPathError(f"{path} is not a metric table of this harness: {error}.") from error

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
 from harness.results.latencies import RECORD
@@ -21,10 +22,7 @@ from harness.results.layout import attempt_folder, iso, replica_folder, replica_
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.spec import CampaignSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 
-METRICS = (
-    "cpu_usage memory_usage gpu_utilization gpu_memory gpu_power gpu_temperature cpu_psi memory_psi io_psi "
-    "latency_avg latency_p50 latency_p95 latency_p99 throughput total_count"
-).split()
+METRICS = tuple(CATALOGUE)
 GPU_METRICS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
 SERVICE_S = {"resnet50": 0.0057, "distilbert": 0.0034, "whisper": 0.12}
 CAPACITY = 2.1
@@ -263,3 +261,8 @@ def _write_telemetry(path: Path, start_s: float, shape: Shape, random: np.random
         cells.append(f"{random.normal(20, 2):.1f}")
         lines.append(",".join(cells))
     path.write_text("\n".join(lines) + "\n")
+
+
+def row_of_everything(time_s: float) -> list[Row]:
+    """One row of each metric at one time."""
+    return [Row(metric, "node", time_s, 0.1 + index) for index, metric in enumerate(METRICS)]

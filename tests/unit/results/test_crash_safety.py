@@ -1,0 +1,107 @@
+"""SIGKILL at any moment: no file is ever torn, nothing that was handed over is lost."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness.results import finalise, verify_experiment
+from harness.results.layout import metric_files
+from harness.results.tables import read_rows
+from tests.unit.results import victims
+from tests.unit.results.synthetic import METRICS, START_S, Shape, experiment_spec, write_attempt
+
+KILLS = 40
+
+
+@pytest.fixture(scope="module")
+def forked() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.unit.results.victims", "pyarrow.parquet", "pyarrow.csv"])
+    return context
+
+
+@contextmanager
+def running(
+    context: multiprocessing.context.ForkServerContext, target: Callable[..., None], *arguments: object
+) -> Iterator[int]:
+    process = context.Process(target=target, args=arguments)
+    process.start()
+    assert process.pid is not None
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline_s, f"{path} never appeared"
+        time.sleep(0.001)
+
+
+def test_a_replaced_file_is_always_whole(forked: multiprocessing.context.ForkServerContext, tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    generations = set()
+    for _ in range(KILLS):
+        with running(forked, victims.rewrite_for_ever, path) as pid:
+            wait_for(path)
+            time.sleep(random.uniform(0, 0.02))
+            os.kill(pid, signal.SIGKILL)
+        claimed, _, body = path.read_bytes().partition(b"\n")
+        assert hashlib.sha256(body).hexdigest().encode() == claimed
+        generations.add(body[:8])
+    assert len(generations) > 1, "the writer never got to write a second version: the test proves nothing"
+
+
+def test_a_killed_recording_keeps_every_row_handed_over(
+    forked: multiprocessing.context.ForkServerContext, tmp_path: Path
+) -> None:
+    for kill in range(10):
+        folder = tmp_path / str(kill)
+        with running(forked, victims.record_for_ever, folder) as pid:
+            wait_for(folder / "ticks")
+            time.sleep(random.uniform(0.005, 0.05))
+            os.kill(pid, signal.SIGKILL)
+        ticks = (folder / "ticks").stat().st_size
+        files = metric_files(folder)
+        assert set(files) == set(METRICS)
+        for metric, file in files.items():
+            times_s = [row.timestamp_s for row in read_rows(file.path, metric)]
+            assert len(times_s) in {ticks, ticks + 1}
+            assert times_s == [START_S + index for index in range(len(times_s))]
+
+
+def test_an_experiment_is_whole_or_absent_and_can_be_finalised_again(
+    forked: multiprocessing.context.ForkServerContext, tmp_path: Path
+) -> None:
+    shape = Shape(record_s=30)
+    spec = experiment_spec("resnet50", 1, 1, shape)
+    absent = 0
+    for kill in range(25):
+        attempt, final = tmp_path / f"attempt-{kill}", tmp_path / str(kill) / spec.experiment_id
+        final.parent.mkdir()
+        manifest = write_attempt(attempt, spec, shape, START_S)
+        with running(forked, victims.finalise_once, attempt, final, manifest) as pid:
+            time.sleep(random.uniform(0.01, 0.15))
+            os.kill(pid, signal.SIGKILL)
+        if not final.exists():
+            absent += 1
+            finalise(attempt, final, manifest)
+        outcome = verify_experiment(final)
+        assert outcome.ok, outcome.problems
+        assert not outcome.notes
+        assert not attempt.exists()
+    assert absent, "no kill came before the rename: the test proves nothing"
