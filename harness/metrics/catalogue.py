@@ -1,0 +1,333 @@
+"""The catalogue: every metric as one record, read by recorder, exporter, quality check, docs and plots.
+
+Adding a metric that comes from a source listed in ``Source`` touches this file alone. PromQL is
+kept as templates (see ``harness/metrics/promql.py``): a dialect fills in selectors, the label that
+tells replicas apart, and the window.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.errors import UsageError
+
+
+class Kind(StrEnum):
+    """How a row's value comes from the samples."""
+
+    GAUGE = "gauge"
+    """The sample at the grid time itself."""
+    RATE = "rate"
+    """Per-second rate of a counter over the window, as PromQL's ``rate()``."""
+    MEAN = "mean"
+    """Rate of a histogram's sum over the rate of its count."""
+    QUANTILE = "quantile"
+    """PromQL's ``histogram_quantile()`` of the buckets' rates."""
+    COUNTER = "counter"
+    """Counted since the recording began; resets add up, nothing is extrapolated."""
+
+
+class Level(StrEnum):
+    """What one series of the metric stands for."""
+
+    REPLICA = "replica"
+    DEVICE = "device"
+    NODE = "node"
+
+    @property
+    def absent_series(self) -> str:
+        """Series name of the rows of a metric that this machine cannot give."""
+        return {Level.REPLICA: "all", Level.DEVICE: "gpu", Level.NODE: "node"}[self]
+
+
+class Source(StrEnum):
+    """What the embedded recorder reads."""
+
+    PROCESS_CPU = "CPU seconds of the replica's process and its children"
+    PROCESS_MEMORY = "resident memory of the replica's process and its children"
+    GPU_UTILIZATION = "NVML utilisation of the device"
+    GPU_MEMORY = "NVML memory in use on the device, and by each replica's processes"
+    GPU_POWER = "NVML power draw of the device"
+    GPU_TEMPERATURE = "NVML temperature of the device"
+    CPU_PRESSURE = "/proc/pressure/cpu, `some total`"
+    MEMORY_PRESSURE = "/proc/pressure/memory, `some total`"
+    IO_PRESSURE = "/proc/pressure/io, `some total`"
+    LATENCY = "`inference_latency_seconds` on the replica's /metrics"
+    REQUESTS = "`inference_requests_total` on the replica's /metrics"
+
+
+GPU_SOURCES = frozenset({Source.GPU_UTILIZATION, Source.GPU_MEMORY, Source.GPU_POWER, Source.GPU_TEMPERATURE})
+PRESSURE_SOURCES = frozenset({Source.CPU_PRESSURE, Source.MEMORY_PRESSURE, Source.IO_PRESSURE})
+PROCESS_SOURCES = frozenset({Source.PROCESS_CPU, Source.PROCESS_MEMORY})
+REPLICA_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: as in file names, e.g. ``latency_p95``.
+        title: for plots and tables.
+        unit: of every value, spelt out.
+        kind: how a value comes from the samples.
+        level: what one series stands for.
+        pooled: there is a series ``all`` over the replicas besides one per replica.
+        source: what the embedded recorder reads.
+        promql: template of one series per replica, device or node.
+        promql_pooled: template of the series ``all``; empty when not pooled.
+        minimum: no value can be lower; None: no bound.
+        maximum: no value can be higher; None: no bound.
+        nonzero_expected: a replica under load cannot show 0 here for long.
+        quantile: between 0 and 1 for quantiles; None otherwise.
+        description: one sentence for the docs.
+    """
+
+    name: str
+    title: str
+    unit: str
+    kind: Kind
+    level: Level
+    pooled: bool
+    source: Source
+    promql: str
+    promql_pooled: str
+    minimum: float | None
+    maximum: float | None
+    nonzero_expected: bool
+    description: str
+    quantile: float | None = None
+
+    @property
+    def windowed(self) -> bool:
+        """A value needs two scrapes in its window."""
+        return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE}
+
+
+def _latency_quantile(quantile: float) -> Metric:
+    percent = round(quantile * 100)
+    buckets = "rate(inference_latency_seconds_bucket{$replicas}[$window])"
+    return Metric(
+        name=f"latency_p{percent}",
+        title=f"Latency, p{percent}",
+        unit="seconds",
+        kind=Kind.QUANTILE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.LATENCY,
+        promql=f"histogram_quantile({quantile:g}, sum by ($by, le) ({buckets}))",
+        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) ({buckets}))",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        quantile=quantile,
+        description=f"{percent} % of the requests of the window took no longer; `all` pools the buckets of the replicas.",
+    )
+
+
+def _pressure(name: str, title: str, source: Source, counter: str, description: str) -> Metric:
+    return Metric(
+        name=name,
+        title=title,
+        unit="percent of time",
+        kind=Kind.RATE,
+        level=Level.NODE,
+        pooled=False,
+        source=source,
+        promql=f"100 * rate({counter}{{$node}}[$window])",
+        promql_pooled="",
+        minimum=0.0,
+        maximum=100.0,
+        nonzero_expected=False,
+        description=description,
+    )
+
+
+def _device(name: str, title: str, unit: str, source: Source, promql: str, maximum: float, description: str) -> Metric:
+    return Metric(
+        name=name,
+        title=title,
+        unit=unit,
+        kind=Kind.GAUGE,
+        level=Level.DEVICE,
+        pooled=False,
+        source=source,
+        promql=promql,
+        promql_pooled="",
+        minimum=0.0,
+        maximum=maximum,
+        nonzero_expected=True,
+        description=description,
+    )
+
+
+_METRICS = (
+    Metric(
+        name="cpu_usage",
+        title="CPU",
+        unit="cores",
+        kind=Kind.RATE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.PROCESS_CPU,
+        promql="sum by ($by) (rate($cpu_seconds{$containers}[$window]))",
+        promql_pooled="sum(rate($cpu_seconds{$containers}[$window]))",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description="CPU cores kept busy by the replica; `all` is their sum.",
+    ),
+    Metric(
+        name="memory_usage",
+        title="Memory",
+        unit="bytes",
+        kind=Kind.GAUGE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.PROCESS_MEMORY,
+        promql="sum by ($by) ($memory_bytes{$containers})",
+        promql_pooled="sum($memory_bytes{$containers})",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description="Resident memory of the replica (working set of its container in a cluster); pages shared "
+        "between processes count in each. `all` is their sum.",
+    ),
+    _device(
+        "gpu_utilization",
+        "GPU utilisation",
+        "percent",
+        Source.GPU_UTILIZATION,
+        "max by (gpu) (DCGM_FI_DEV_GPU_UTIL{$gpus})",
+        100.0,
+        "Share of the driver's own sampling period (1/6 to 1 s) in which at least one kernel ran.",
+    ),
+    _device(
+        "gpu_memory",
+        "GPU memory",
+        "bytes",
+        Source.GPU_MEMORY,
+        "1048576 * max by (gpu) (DCGM_FI_DEV_FB_USED{$gpus})",
+        2.0**43,
+        "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
+    ),
+    _device(
+        "gpu_power",
+        "GPU power",
+        "watts",
+        Source.GPU_POWER,
+        "max by (gpu) (DCGM_FI_DEV_POWER_USAGE{$gpus})",
+        3000.0,
+        "Power draw of the board.",
+    ),
+    _device(
+        "gpu_temperature",
+        "GPU temperature",
+        "degrees Celsius",
+        Source.GPU_TEMPERATURE,
+        "max by (gpu) (DCGM_FI_DEV_GPU_TEMP{$gpus})",
+        120.0,
+        "Temperature of the GPU's core.",
+    ),
+    _pressure(
+        "cpu_psi",
+        "CPU pressure",
+        Source.CPU_PRESSURE,
+        "node_pressure_cpu_waiting_seconds_total",
+        "Share of the window in which at least one task of the node waited for a CPU.",
+    ),
+    _pressure(
+        "memory_psi",
+        "Memory pressure",
+        Source.MEMORY_PRESSURE,
+        "node_pressure_memory_waiting_seconds_total",
+        "Share of the window in which at least one task of the node waited for memory.",
+    ),
+    _pressure(
+        "io_psi",
+        "IO pressure",
+        Source.IO_PRESSURE,
+        "node_pressure_io_waiting_seconds_total",
+        "Share of the window in which at least one task of the node waited for IO.",
+    ),
+    Metric(
+        name="latency_avg",
+        title="Latency, mean",
+        unit="seconds",
+        kind=Kind.MEAN,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.LATENCY,
+        promql="sum by ($by) (rate(inference_latency_seconds_sum{$replicas}[$window])) / "
+        "sum by ($by) (rate(inference_latency_seconds_count{$replicas}[$window]))",
+        promql_pooled="sum(rate(inference_latency_seconds_sum{$replicas}[$window])) / "
+        "sum(rate(inference_latency_seconds_count{$replicas}[$window]))",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description="Mean latency of the requests of the window; `all` weights each replica by its requests.",
+    ),
+    _latency_quantile(0.5),
+    _latency_quantile(0.95),
+    _latency_quantile(0.99),
+    Metric(
+        name="throughput",
+        title="Throughput",
+        unit="requests per second",
+        kind=Kind.RATE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.REQUESTS,
+        promql="sum by ($by) (rate(inference_requests_total{$replicas}[$window]))",
+        promql_pooled="sum(rate(inference_requests_total{$replicas}[$window]))",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description="Requests finished per second; `all` is their sum.",
+    ),
+    Metric(
+        name="total_count",
+        title="Requests since the start",
+        unit="requests",
+        kind=Kind.COUNTER,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.REQUESTS,
+        promql="sum by ($by) (inference_requests_total{$replicas})",
+        promql_pooled="",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description="Requests finished since the first row, counted from the raw counter: row 0 is 0, a restarted "
+        "replica goes on counting, nothing is extrapolated. `all` keeps what a dead replica had served.",
+    ),
+)
+
+CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
+"""The metrics by name, in the order of files, tables and plots."""
+
+
+def select(names: str | Sequence[str]) -> list[Metric]:
+    """The metrics asked for, in the catalogue's order.
+
+    Args:
+        names: ``"all"``, or names of the catalogue.
+
+    Raises:
+        UsageError: a name that the catalogue does not have, with the nearest one that it has; or no name at all.
+    """
+    if isinstance(names, str):
+        if names != "all":
+            raise UsageError(f"Metrics are `all` or a list of names, not {names!r}.")
+        return list(CATALOGUE.values())
+    for name in names:
+        if name not in CATALOGUE:
+            close = difflib.get_close_matches(name, CATALOGUE, n=1)
+            hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(CATALOGUE)}."
+            raise UsageError(f"Unknown metric {name!r}.", advice=hint)
+    if not names:
+        raise UsageError("The list of metrics is empty.", advice="Name at least one metric, or `all`.")
+    return [metric for metric in _METRICS if metric.name in set(names)]

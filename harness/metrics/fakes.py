@@ -1,0 +1,176 @@
+"""One fake per seam of the recorder, shipped so that tests and simulations need no mocks.
+
+Each fake is fed from a script: a function of the reading's number. A script may return ``Missing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from harness.metrics.catalogue import Source
+from harness.metrics.exposition import ReplicaSample
+from harness.metrics.nvml import GpuTelemetry
+from harness.metrics.rows import Row
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import GpuUsage, ProcessUsage, Sources
+
+BOUNDS = np.array([0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, np.inf])
+"""Buckets of the fakes, in seconds."""
+
+
+def sample(latencies_s: Sequence[float], bounds: np.ndarray = BOUNDS) -> ReplicaSample:
+    """The counters of a replica that has served requests of these latencies."""
+    latencies = np.asarray(latencies_s, dtype=np.float64)
+    cumulative = np.searchsorted(np.sort(latencies), bounds, side="right").astype(np.float64)
+    head = [float(len(latencies)), float(latencies.sum()), float(len(latencies))]
+    return ReplicaSample(bounds=bounds, counters=np.concatenate([head, cumulative]))
+
+
+class FakeReplicas:
+    """Replicas whose n-th scrape is ``script(replica, n)``."""
+
+    def __init__(self, count: int, script: Callable[[int, int], ReplicaSample | Missing]) -> None:
+        self._count = count
+        self._script = script
+        self.scrapes = 0
+        self.closed = False
+
+    def begin(self) -> None:
+        """Nothing to send."""
+
+    def collect(self, timeout_s: float) -> list[ReplicaSample | Missing]:
+        """The next answers, at once."""
+        del timeout_s
+        answers = [self._script(replica, self.scrapes) for replica in range(self._count)]
+        self.scrapes += 1
+        return answers
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+class FakeProcesses:
+    """Processes whose n-th reading is ``script(replica, n)``; replica ``i`` has the process id ``1000 + i``."""
+
+    def __init__(self, count: int, script: Callable[[int, int], ProcessUsage | Missing]) -> None:
+        self._count = count
+        self._script = script
+        self.readings = 0
+
+    def read(self) -> list[ProcessUsage | Missing]:
+        """The next readings."""
+        readings = [self._script(replica, self.readings) for replica in range(self._count)]
+        self.readings += 1
+        return readings
+
+    def pids(self, index: int) -> frozenset[int]:
+        """One process, no children."""
+        return frozenset({1000 + index})
+
+
+class FakeGpus:
+    """Devices whose n-th reading is ``script(device, n)``, or no device with a reason."""
+
+    def __init__(self, count: int = 0, script: Callable[[int, int], GpuUsage] | None = None, absent: str = "") -> None:
+        self.count = count
+        self.absent = absent or ("" if count else "no NVIDIA driver: libnvidia-ml.so.1 not found")
+        self._script = script or (lambda _device, _reading: gpu_usage())
+        self.readings = 0
+        self.closed = False
+
+    def read(self) -> list[GpuUsage]:
+        """The next readings."""
+        readings = [self._script(device, self.readings) for device in range(self.count)]
+        self.readings += 1
+        return readings
+
+    def read_telemetry(self) -> list[GpuTelemetry]:
+        """Steady telemetry, the energy counter rising with each reading."""
+        self.readings += 1
+        return [
+            GpuTelemetry(
+                utilization_percent=50.0,
+                memory_bytes=2.0**30,
+                power_w=100.0,
+                temperature_celsius=40.0,
+                sm_clock_mhz=1500.0,
+                memory_clock_mhz=2600.0,
+                throttle_reasons=0.0,
+                energy_j=25.0 * self.readings,
+            )
+            for _ in range(self.count)
+        ]
+
+    def close(self) -> None:
+        """Remember it."""
+        self.closed = True
+
+
+class FakePressure:
+    """Stall counters whose n-th reading is ``script(source, n)``; sources in ``absent`` have a reason instead."""
+
+    def __init__(
+        self, script: Callable[[Source, int], float | Missing], absent: dict[Source, str] | None = None
+    ) -> None:
+        self._script = script
+        self._absent = absent or {}
+        self._readings: dict[Source, int] = {}
+
+    def absent(self, source: Source) -> str:
+        """The reason given, or nothing."""
+        return self._absent.get(source, "")
+
+    def read(self, source: Source) -> float | Missing:
+        """The next reading of this source."""
+        reading = self._readings.get(source, 0)
+        self._readings[source] = reading + 1
+        return self._script(source, reading)
+
+
+class RowList:
+    """A sink that keeps every row; for tests only."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Keep them."""
+        self.rows += rows
+
+    def series(self, metric: str, series: str) -> list[Row]:
+        """The rows of one series, in order."""
+        return [row for row in self.rows if row.metric == metric and row.series == series]
+
+
+def gpu_usage(process_memory_bytes: dict[int, int] | Missing | None = None) -> GpuUsage:
+    """A steady device; without an argument the driver does not tell processes apart."""
+    return GpuUsage(
+        utilization_percent=50.0,
+        memory_bytes=2.0**30,
+        power_w=100.0,
+        temperature_celsius=40.0,
+        process_memory_bytes=Missing("NVML does not give memory per process here")
+        if process_memory_bytes is None
+        else process_memory_bytes,
+    )
+
+
+def fake_sources(
+    replicas: int,
+    script: Callable[[int, int], ReplicaSample | Missing],
+    *,
+    gpus: FakeGpus | None = None,
+    pressure: FakePressure | None = None,
+    processes: FakeProcesses | None = None,
+) -> Sources:
+    """Sources of steady fakes around one script for the replicas' scrapes."""
+    return Sources(
+        replicas=FakeReplicas(replicas, script),
+        processes=processes
+        or FakeProcesses(replicas, lambda _, reading: ProcessUsage(cpu_s=float(reading), memory_bytes=1e6)),
+        gpus=gpus or FakeGpus(),
+        pressure=pressure or FakePressure(lambda _, reading: 0.1 * reading),
+    )

@@ -1,0 +1,206 @@
+"""The embedded recorder: every metric of every replica, device and node, on a drift-free grid.
+
+Row ``k`` belongs to ``start + k * step`` and nothing else. A tick that begins late is counted as
+late and its row keeps its grid time; a tick that is late by a whole step or more is missed, and its
+rows say so. Before row 0 the recorder scrapes for one window, so that row 0 has its rates.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from harness.clock import Clock
+from harness.errors import UsageError
+from harness.metrics.catalogue import (
+    GPU_SOURCES,
+    PRESSURE_SOURCES,
+    PROCESS_SOURCES,
+    REPLICA_SOURCES,
+    Metric,
+    Source,
+)
+from harness.metrics.rows import Row, RowSink
+from harness.metrics.sources import Reading, ReplicaTarget, Sources, real_sources
+from harness.metrics.summary import LatenessHistogram, MetricSummary, RecordingSummary, RowStatistics
+from harness.metrics.tick import LATE_TICK, TickComputer
+from harness.metrics.windows import MS_PER_S, to_ms
+
+SCRAPE_TIMEOUT_STEPS = 0.8
+MAX_SCRAPE_TIMEOUT_S = 2.0
+"""A replica gets most of a step to answer, but never so long that the other readings grow old."""
+
+__all__ = ["Recorder", "ReplicaTarget"]
+
+
+class Recorder:
+    """Records one experiment.
+
+    Args:
+        targets: the replicas, ready to serve.
+        metrics: what to record, e.g. ``select("all")``.
+        step_s: seconds between rows; whole milliseconds.
+        window_s: how far rates and quantiles look back; a whole number of steps, at least two.
+        sink: takes the rows of each grid time.
+        clock: real or simulated.
+        sources: what is read; None: this machine.
+        wake: ends the recording early when set.
+        on_tick: called after each row with rows done and rows in all.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[ReplicaTarget],
+        *,
+        metrics: Sequence[Metric],
+        step_s: float,
+        window_s: float,
+        sink: RowSink,
+        clock: Clock,
+        sources: Sources | None = None,
+        wake: threading.Event | None = None,
+        on_tick: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._targets = list(targets)
+        self._metrics = list(metrics)
+        self._step_s = step_s
+        self._step_ms = to_ms(step_s)
+        self._window_ms = to_ms(window_s)
+        if self._step_ms <= 0 or self._window_ms < 2 * self._step_ms:
+            raise UsageError(
+                f"A window of {window_s:g} s with a step of {step_s:g} s holds fewer than two scrapes.",
+                advice="Use a window of 4 steps.",
+            )
+        self._timeout_s = min(SCRAPE_TIMEOUT_STEPS * step_s, MAX_SCRAPE_TIMEOUT_S)
+        self._sink = sink
+        self._clock = clock
+        self._sources = sources
+        self._wake = wake
+        self._on_tick = on_tick
+
+    def record(self, start_s: float, rows: int) -> RecordingSummary:
+        """Record ``rows`` rows of every series; call it one window and a step before ``start_s``.
+
+        Args:
+            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
+            rows: rows per series.
+
+        Raises:
+            UsageError: ``start_s`` is not on the grid.
+            StorageError: the sink cannot write.
+        """
+        start_ms = to_ms(start_s)
+        if start_ms % self._step_ms:
+            raise UsageError(
+                f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
+                advice="Floor the start to the step, so that all metrics share timestamps.",
+            )
+        sources = self._sources or real_sources(self._targets)
+        try:
+            recording = _Recording(sources, self._targets, self._metrics, self._window_ms)
+            stopped = self._run(recording, start_ms, rows)
+        finally:
+            if self._sources is None:
+                sources.close()
+        return recording.summary(start_ms, self._step_s, stopped=stopped)
+
+    def _run(self, recording: _Recording, start_ms: int, rows: int) -> bool:
+        """Tick from one window before the start to the last row; True when woken before it."""
+        for index in range(1 - self._window_ms // self._step_ms, rows):
+            time_ms = start_ms + index * self._step_ms
+            if self._clock.wait_until(time_ms / MS_PER_S, self._wake):
+                return True
+            lateness_s = self._clock.now_s() - time_ms / MS_PER_S
+            too_late = lateness_s >= self._step_s
+            if not too_late:
+                recording.punctuality.add(lateness_s)
+                recording.observe(time_ms, self._timeout_s, counting=index > 0)
+            if index >= 0:
+                self._sink.write(recording.rows(time_ms, missed=too_late))
+                if self._on_tick is not None:
+                    self._on_tick(index + 1, rows)
+        return False
+
+
+class _Recording:
+    """The state of one recording: windows, counts, punctuality."""
+
+    def __init__(
+        self, sources: Sources, targets: Sequence[ReplicaTarget], metrics: Sequence[Metric], window_ms: int
+    ) -> None:
+        self._sources = sources
+        self._metrics = metrics
+        self._absent = absent_metrics(metrics, sources)
+        present = [metric for metric in metrics if metric.name not in self._absent]
+        self._wanted = {metric.source for metric in present}
+        self._computer = TickComputer(targets, present, sources.gpus.count, window_ms, sources.processes.pids)
+        self._statistics = RowStatistics()
+        self._rows = 0
+        self._missed = 0
+        self.punctuality = LatenessHistogram()
+
+    def observe(self, time_ms: int, timeout_s: float, *, counting: bool) -> None:
+        """Read everything once: ask the replicas, read the machine while they answer, take the answers."""
+        sources, wanted = self._sources, self._wanted
+        scraping = bool(wanted & REPLICA_SOURCES)
+        if scraping:
+            sources.replicas.begin()
+        pids_wanted = wanted & PROCESS_SOURCES or Source.GPU_MEMORY in wanted
+        processes = sources.processes.read() if pids_wanted else []
+        pressure = {source: sources.pressure.read(source) for source in wanted & PRESSURE_SOURCES}
+        gpus = sources.gpus.read() if wanted & GPU_SOURCES else []
+        replicas = sources.replicas.collect(timeout_s) if scraping else []
+        self._computer.observe(time_ms, Reading(replicas, processes, gpus, pressure), counting=counting)
+
+    def rows(self, time_ms: int, *, missed: bool) -> list[Row]:
+        """Every row of one grid time, those of absent metrics included."""
+        rows = self._computer.missing_rows(time_ms, LATE_TICK) if missed else self._computer.rows(time_ms)
+        self._statistics.add(rows)
+        self._rows += 1
+        self._missed += missed
+        for metric in self._metrics:
+            if metric.name in self._absent:
+                reason = self._absent[metric.name]
+                rows.append(Row(metric.name, metric.level.absent_series, time_ms / MS_PER_S, None, reason))
+        return rows
+
+    def summary(self, start_ms: int, step_s: float, *, stopped: bool) -> RecordingSummary:
+        """What the recording says of itself."""
+        metrics = self._statistics.summaries([m.name for m in self._metrics if m.name not in self._absent])
+        last_ms = start_ms + (self._rows - 1) * to_ms(step_s)
+        return RecordingSummary(
+            start_s=start_ms / MS_PER_S,
+            end_s=last_ms / MS_PER_S if self._rows else None,
+            step_s=step_s,
+            rows=self._rows,
+            stopped=stopped,
+            lateness=self.punctuality.summary(self._missed),
+            metrics=metrics,
+            absent=self._absent,
+            warnings=list(_warnings(metrics, self._rows, self._missed)),
+        )
+
+
+def absent_metrics(metrics: Sequence[Metric], sources: Sources) -> dict[str, str]:
+    """The metrics that this machine cannot give, with the reason."""
+    absent: dict[str, str] = {}
+    for metric in metrics:
+        reason = ""
+        if metric.source in GPU_SOURCES:
+            reason = sources.gpus.absent
+        elif metric.source in PRESSURE_SOURCES:
+            reason = sources.pressure.absent(metric.source)
+        if reason:
+            absent[metric.name] = reason
+    return absent
+
+
+def _warnings(metrics: dict[str, MetricSummary], rows: int, missed: int) -> Iterator[str]:
+    if missed:
+        yield f"{missed} of {rows} ticks were missed: {LATE_TICK}."
+    for name, summary in metrics.items():
+        if summary.missing:
+            reason = max(summary.reasons, key=summary.reasons.__getitem__)
+            yield (
+                f"{name}: {summary.missing} of {summary.missing + summary.values} values are missing, most often: {reason}."
+            )

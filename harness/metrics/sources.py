@@ -1,0 +1,156 @@
+"""The seams between the recorder and the machine: what is read, as data, and by whom.
+
+Every source has one real implementation here in the package and one fake in
+``harness/metrics/fakes.py``. A source never raises while recording: what cannot be read is a
+``Missing`` with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from harness.metrics.catalogue import Source
+from harness.metrics.exposition import ReplicaSample
+from harness.metrics.scrape import Missing, Scraper
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTarget:
+    """One replica to record.
+
+    Attributes:
+        replica: its index, from 0.
+        pid: its process; children count as part of it.
+        metrics_url: its ``/metrics``, e.g. ``http://127.0.0.1:8000/metrics``.
+    """
+
+    replica: int
+    pid: int
+    metrics_url: str
+
+    @property
+    def series(self) -> str:
+        """Name of its series."""
+        return f"replica-{self.replica}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUsage:
+    """CPU seconds used so far and resident bytes now, of one replica's processes."""
+
+    cpu_s: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """One reading of one device; memory by process id where the driver tells."""
+
+    utilization_percent: float | Missing
+    memory_bytes: float | Missing
+    power_w: float | Missing
+    temperature_celsius: float | Missing
+    process_memory_bytes: Mapping[int, int] | Missing
+
+
+class ReplicaSource(Protocol):
+    """Reads the replicas' ``/metrics``."""
+
+    def begin(self) -> None:
+        """Ask every replica."""
+        ...
+
+    def collect(self, timeout_s: float) -> list[ReplicaSample | Missing]:
+        """Their answers, in the targets' order; those later than ``timeout_s`` seconds are missing."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class ProcessSource(Protocol):
+    """Reads the replicas' processes."""
+
+    def read(self) -> list[ProcessUsage | Missing]:
+        """Usage of each target, in order."""
+        ...
+
+    def pids(self, index: int) -> frozenset[int]:
+        """Process ids of one target and its children, as last seen."""
+        ...
+
+
+class GpuSource(Protocol):
+    """Reads the devices."""
+
+    @property
+    def absent(self) -> str:
+        """Why there is no device to read; empty when there is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many devices are read."""
+        ...
+
+    def read(self) -> list[GpuUsage]:
+        """One reading of every device, in order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        ...
+
+
+class PressureSource(Protocol):
+    """Reads the node's stall times."""
+
+    def absent(self, source: Source) -> str:
+        """Why this pressure cannot be read on this machine; empty when it can."""
+        ...
+
+    def read(self, source: Source) -> float | Missing:
+        """Seconds in which some task was stalled, since boot."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Everything one recorder reads."""
+
+    replicas: ReplicaSource
+    processes: ProcessSource
+    gpus: GpuSource
+    pressure: PressureSource
+
+    def close(self) -> None:
+        """Let go of connections and driver."""
+        self.replicas.close()
+        self.gpus.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one tick saw; lists are in the targets' (or devices') order."""
+
+    replicas: Sequence[ReplicaSample | Missing] = ()
+    processes: Sequence[ProcessUsage | Missing] = ()
+    gpus: Sequence[GpuUsage] = ()
+    pressure: Mapping[Source, float | Missing] = field(default_factory=dict)
+
+
+def real_sources(targets: Sequence[ReplicaTarget]) -> Sources:
+    """The sources of this machine, for these replicas."""
+    from harness.metrics.nvml import NvmlGpus
+    from harness.metrics.pressure import KernelPressure
+    from harness.metrics.processes import ProcessTrees
+
+    return Sources(
+        replicas=Scraper([target.metrics_url for target in targets]),
+        processes=ProcessTrees([target.pid for target in targets]),
+        gpus=NvmlGpus(),
+        pressure=KernelPressure(),
+    )

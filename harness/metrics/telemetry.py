@@ -1,0 +1,218 @@
+"""The fast series: GPU telemetry and the host's CPU, several times a second, in a file of its own.
+
+One row a reading, flushed once a second: memory does not grow, and a kill loses at most a second.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import psutil
+
+from harness.clock import Clock
+from harness.errors import MetricsError, StorageError
+from harness.metrics.nvml import GpuTelemetry, NvmlGpus
+from harness.metrics.scrape import Missing
+from harness.metrics.summary import Lateness, LatenessHistogram
+
+_FLUSH_INTERVAL_S = 1.0
+_JOIN_TIMEOUT_S = 10.0
+GPU_COLUMNS = tuple(field.name for field in fields(GpuTelemetry))
+
+
+class TelemetrySource(Protocol):
+    """Reads the devices quickly."""
+
+    @property
+    def absent(self) -> str:
+        """Why there is no device to read; empty when there is."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """How many devices are read."""
+        ...
+
+    def read_telemetry(self) -> list[GpuTelemetry]:
+        """One reading of every device, in order."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the driver."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetrySummary:
+    """One telemetry series.
+
+    Attributes:
+        rows: readings written.
+        interval_s: asked for, between two readings.
+        skipped: readings left out because the one before took too long.
+        lateness: of the readings.
+        gpus: devices read.
+        gpu_absent: why there is none; empty when there is.
+        missing: reasons by column, of the values that the driver did not give.
+    """
+
+    rows: int
+    interval_s: float
+    skipped: int
+    lateness: Lateness
+    gpus: int
+    gpu_absent: str
+    missing: dict[str, str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for the manifest."""
+        return dataclasses.asdict(self)
+
+
+class HostCpu:
+    """Share of all CPUs that was busy since the last reading."""
+
+    def __init__(self) -> None:
+        self._last = psutil.cpu_times()
+
+    def percent(self) -> float | None:
+        """Between 0 and 100; None when no time has passed for the kernel's counters."""
+        times = psutil.cpu_times()
+        # guest time is part of user time already
+        total_s = _total_s(times) - _total_s(self._last)
+        idle_s = _idle_s(times) - _idle_s(self._last)
+        self._last = times
+        return min(max(100.0 * (1.0 - idle_s / total_s), 0.0), 100.0) if total_s > 0 else None
+
+
+def _total_s(times: Any) -> float:
+    return float(sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0))
+
+
+def _idle_s(times: Any) -> float:
+    return float(times.idle + getattr(times, "iowait", 0.0))
+
+
+class Telemetry(threading.Thread):
+    """Writes ``telemetry.csv`` from ``start()`` to ``finish()``.
+
+    Args:
+        path: the file; it must not exist.
+        interval_s: seconds between two readings.
+        clock: real time; a simulated one would spin.
+        source: the devices; None: this machine's.
+
+    Raises:
+        StorageError: the file cannot be created.
+    """
+
+    def __init__(self, path: Path, *, interval_s: float, clock: Clock, source: TelemetrySource | None = None) -> None:
+        super().__init__(name="telemetry", daemon=True)
+        self._path = path
+        self._interval_s = interval_s
+        self._clock = clock
+        self._source: TelemetrySource = source or NvmlGpus()
+        self._wake = threading.Event()
+        self._missing: dict[str, str] = {}
+        self._rows = 0
+        self._skipped = 0
+        self._punctuality = LatenessHistogram()
+        self._error: OSError | None = None
+        self._gpus = self._source.count
+        try:
+            self._file: TextIO = path.open("x", encoding="utf-8", newline="")
+        except OSError as error:
+            raise _storage_error(path, error) from error
+
+    def run(self) -> None:
+        """Read and write until woken."""
+        try:
+            with self._file:
+                self._loop()
+        except OSError as error:
+            self._error = error
+
+    def finish(self) -> TelemetrySummary:
+        """End the series and say what it holds.
+
+        Raises:
+            StorageError: the file could not be written to its end; what was written is kept.
+            MetricsError: the thread hangs in the driver.
+        """
+        self._wake.set()
+        if self.ident is None:
+            self._file.close()
+        else:
+            self.join(_JOIN_TIMEOUT_S)
+        if self.is_alive():
+            raise MetricsError(
+                f"The telemetry thread has not ended within {_JOIN_TIMEOUT_S:g} s.",
+                advice="The GPU driver does not answer; look at the kernel log.",
+            )
+        self._source.close()
+        if self._error is not None:
+            raise _storage_error(self._path, self._error) from self._error
+        return TelemetrySummary(
+            rows=self._rows,
+            interval_s=self._interval_s,
+            skipped=self._skipped,
+            lateness=self._punctuality.summary(self._skipped),
+            gpus=self._gpus,
+            gpu_absent=self._source.absent,
+            missing=dict(self._missing),
+        )
+
+    def _loop(self) -> None:
+        writer = csv.writer(self._file, lineterminator="\n")
+        writer.writerow(columns(self._gpus))
+        cpu = HostCpu()
+        start_s = self._clock.now_s()
+        flush_at_s = start_s + _FLUSH_INTERVAL_S
+        index = 1  # the first reading ends one interval, so that it has a CPU share
+        while not self._clock.wait_until(start_s + index * self._interval_s, self._wake):
+            now_s = self._clock.now_s()
+            self._punctuality.add(now_s - start_s - index * self._interval_s)
+            writer.writerow(self._row(now_s, now_s - start_s, cpu.percent()))
+            self._rows += 1
+            if now_s >= flush_at_s:
+                self._file.flush()
+                flush_at_s = now_s + _FLUSH_INTERVAL_S
+            due = int((self._clock.now_s() - start_s) / self._interval_s)
+            self._skipped += max(due - index, 0)
+            index = max(index, due) + 1
+
+    def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
+        row = [_iso(now_s), f"{elapsed_s:.3f}"]
+        for gpu, usage in enumerate(self._source.read_telemetry() if self._gpus else ()):
+            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage, column)) for column in GPU_COLUMNS]
+        return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
+
+    def _cell(self, column: str, value: float | Missing) -> str:
+        if isinstance(value, Missing):
+            self._missing.setdefault(column, value.reason)
+            return ""
+        return repr(value)
+
+
+def columns(gpus: int) -> Sequence[str]:
+    """Header of ``telemetry.csv``."""
+    devices = [f"gpu{gpu}_{column}" for gpu in range(gpus) for column in GPU_COLUMNS]
+    return ["timestamp", "elapsed_s", *devices, "host_cpu_percent"]
+
+
+def _iso(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _storage_error(path: Path, error: OSError) -> StorageError:
+    return StorageError(
+        f"The telemetry file {path} cannot be written: {error.strerror or error}.",
+        advice="Check the folder's rights and the free space, then run `harness resume`.",
+    )
