@@ -26,6 +26,7 @@ from harness.results.layout import (
     SAMPLES,
     WIDE,
     experiment_folders,
+    metric_file_name,
 )
 from harness.results.manifest import FileEntry, Manifest
 from harness.results.tables import Grid, fill_absent, write_samples, write_wide
@@ -40,7 +41,7 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
     Can be called again on the same attempt when it was killed in the middle: what is made here is made anew.
 
     Args:
-        attempt: folder with the metric CSVs, logs and ``replicas/replica-<i>/latencies.bin``.
+        attempt: folder with the metric CSVs (those that are absent are made), logs and ``replicas/replica-<i>/latencies.bin``.
         final: the experiment's folder; must not exist, on the same file system.
         manifest: everything but ``files`` and ``digest``, which are filled in here.
 
@@ -53,11 +54,16 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
     """
     if final.exists():
         raise _taken(final)
-    grid = Grid(manifest.start_s, manifest.experiment.timing.step_s, manifest.rows)
+    spec = manifest.experiment
+    grid = Grid(manifest.start_s, spec.timing.step_s, manifest.rows)
+    paths = {
+        metric: attempt / metric_file_name(spec.workload.name, spec.replicas, metric, manifest.start_s)
+        for metric in spec.metrics
+    }
     _remove_leftovers(attempt)
     absent_series = {name: metric.level.absent_series for name, metric in CATALOGUE.items()}
     units = {name: metric.unit for name, metric in CATALOGUE.items()}
-    fill_absent(attempt, grid, manifest.absent_metrics, absent_series)
+    fill_absent(paths, grid, manifest.absent_metrics, absent_series)
     rows = _convert_latencies(attempt)
     with storage_errors(attempt):
         wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)

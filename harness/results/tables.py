@@ -53,25 +53,25 @@ def read_rows(path: Path, metric: str) -> Iterator[Row]:
                 raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
 
 
-def fill_absent(folder: Path, grid: Grid, reasons: Mapping[str, str], absent_series: Mapping[str, str]) -> None:
-    """Give every metric CSV that has no row yet one empty row per grid time, with the reason.
+def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str], series: Mapping[str, str]) -> None:
+    """Give every metric that has no row yet a CSV with one empty row per grid time, and the reason.
 
     Args:
-        folder: the attempt.
-        grid: its times.
+        paths: metric to its CSV, which need not exist.
+        grid: the times.
         reasons: metric to the reason for its absence.
-        absent_series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
+        series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
     """
-    for metric, file in metric_files(folder).items():
-        if next(read_rows(file.path, metric), None) is not None:
+    for metric, path in paths.items():
+        if path.exists() and next(read_rows(path, metric), None) is not None:
             continue
         reason = reasons.get(metric, "nothing was recorded")
-        series = absent_series.get(metric, "node")
-        with storage_errors(file.path), file.path.open("w", newline="", encoding="utf-8") as stream:
+        with storage_errors(path), path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(METRIC_COLUMNS)
             for time_s in grid.times_s():
-                writer.writerow((iso(time_s), repr(round(time_s - grid.start_s, 6)), series, "", reason))
+                elapsed_s = repr(round(time_s - grid.start_s, 6))
+                writer.writerow((iso(time_s), elapsed_s, series.get(metric, "node"), "", reason))
 
 
 def write_wide(folder: Path, target: Path, grid: Grid, cpus: int) -> int:

@@ -21,6 +21,7 @@ from tests.unit.results.synthetic import (
     START_S,
     Shape,
     experiment_spec,
+    manifest_for,
     write_attempt,
     write_campaign,
     write_experiment,
@@ -102,6 +103,19 @@ def test_without_a_gpu_the_files_are_there_with_the_reason(tmp_path: Path) -> No
     assert wide["gpu_util"].isna().all()
     assert wide["gpu_memory"].isna().all()
     assert wide["latency"].notna().all()
+
+
+def test_an_attempt_that_recorded_nothing_still_says_so_in_every_file(tmp_path: Path) -> None:
+    spec = experiment_spec("resnet50", 1, 1, SHAPE)
+    reasons = dict.fromkeys(METRICS, "not recorded: deploy: the replica died")
+    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"absent_metrics": reasons})
+    (tmp_path / "attempt").mkdir()
+    final = tmp_path / spec.experiment_id
+    finalise(tmp_path / "attempt", final, manifest)
+    assert verify_experiment(final).ok
+    for metric, file in metric_files(final).items():
+        assert {row.reason for row in read_rows(file.path, metric)} == {reasons[metric]}
+    assert len(metric_files(final)) == len(METRICS)
 
 
 def test_an_existing_experiment_is_left_alone(original: Path, tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""From a campaign's folder to its answer: statistics, comparison, plots, report. Heavy to import; do it late."""

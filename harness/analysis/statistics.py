@@ -1,0 +1,223 @@
+"""The statistics of repeated runs: intervals, comparisons, and when to say nothing.
+
+Sources: Law, *Simulation Modeling and Analysis* (batch means); Hedges 1981 (g); Cliff 1993 (delta);
+Jain 1984 (fairness); Holm 1979 (several comparisons at once).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+CONFIDENCE = 0.95
+SIGNIFICANCE = 0.05
+BATCHES = 20
+MIN_BATCHES = 5
+MIN_BATCH_ROWS = 4
+CORRELATED = 0.3
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean, and how well it is known.
+
+    Attributes:
+        mean: of the ``n`` values, in their unit.
+        low: lower end of the 95 % interval; None when there is none.
+        high: upper end; None when there is none.
+        n: independent values behind it.
+        cv: coefficient of variation (standard deviation / mean); None below two values or at mean 0.
+        note: why there is no interval, or what weakens it; empty when there is nothing to say.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    cv: float | None
+    note: str = ""
+
+    @property
+    def half_width(self) -> float | None:
+        """Half of the interval; None when there is none."""
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+
+def t_interval(values: Sequence[float]) -> Estimate:
+    """Mean of independent repeats with Student's 95 % interval; a single value has none.
+
+    Raises ValueError without any value.
+    """
+    if not values:
+        raise ValueError("an estimate needs at least one value")
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Estimate(mean, None, None, 1, None, "one run has no interval")
+    deviation = float(np.std(values, ddof=1))
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half, len(values), deviation / abs(mean) if mean else None)
+
+
+def batch_means(values: Sequence[float]) -> Estimate:
+    """Mean of the rows of one run with an interval that allows for their autocorrelation.
+
+    Neighbouring rows resemble each other, so that n rows are far fewer than n facts. The run is cut into up to
+    20 batches of at least 4 rows, whose means count as the values; a left-over tail of rows is not used.
+    ``n`` is the number of batches. Raises ValueError without any value.
+    """
+    batches = min(BATCHES, len(values) // MIN_BATCH_ROWS)
+    if batches < MIN_BATCHES:
+        if not values:
+            raise ValueError("an estimate needs at least one value")
+        note = f"{len(values)} rows are too few for {MIN_BATCHES} batches of {MIN_BATCH_ROWS}"
+        return Estimate(float(np.mean(values)), None, None, len(values), None, note)
+    size = len(values) // batches
+    means = np.asarray(values[: batches * size], dtype=float).reshape(batches, size).mean(axis=1)
+    estimate = t_interval(means.tolist())
+    correlation = lag_one(means)
+    if correlation <= CORRELATED:
+        return estimate
+    note = f"the batches still resemble their neighbours (correlation {correlation:.2f}): the true interval is wider"
+    return Estimate(estimate.mean, estimate.low, estimate.high, estimate.n, estimate.cv, note)
+
+
+def lag_one(values: Floats) -> float:
+    """Autocorrelation of neighbours, -1 to 1; 0 for a constant series."""
+    centred = values - values.mean()
+    power = float(np.dot(centred, centred))
+    return float(np.dot(centred[:-1], centred[1:])) / power if power > 0 else 0.0
+
+
+def needed_for(quantile: float) -> int:
+    """Requests that a percentile takes: one is expected beyond it. 100 for p99."""
+    return math.ceil(round(1 / (1 - quantile), 6))
+
+
+def percentile(values: Floats, quantile: float) -> float:
+    """Nearest-rank percentile: an observed value, the smallest that ``quantile`` of all do not exceed.
+
+    Raises ValueError when there are fewer values than ``needed_for`` says.
+    """
+    needed = needed_for(quantile)
+    if len(values) < needed:
+        raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are {len(values)}")
+    return float(np.quantile(values, quantile, method="inverted_cdf"))
+
+
+def jain(values: Sequence[float]) -> float:
+    """Jain's fairness index: 1 when all are equal, 1/n when one has everything.
+
+    Raises ValueError when there is nothing to share.
+    """
+    squares = sum(value * value for value in values)
+    if not squares:
+        raise ValueError("nothing was served, so there is nothing to share")
+    return sum(values) ** 2 / (len(values) * squares)
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+    """Ratio of two means with a 95 % interval (Welch's, on the logarithms by the delta method).
+
+    Raises ValueError when either is empty or a mean is not positive.
+    """
+    top, bottom = t_interval(numerator), t_interval(denominator)
+    if top.mean <= 0 or bottom.mean <= 0:
+        raise ValueError("a ratio needs positive means")
+    value = top.mean / bottom.mean
+    if top.cv is None or bottom.cv is None:
+        return Estimate(value, None, None, min(top.n, bottom.n), None, "one run has no interval")
+    first, second = top.cv**2 / top.n, bottom.cv**2 / bottom.n
+    variance = first + second
+    if variance == 0:
+        return Estimate(value, value, value, min(top.n, bottom.n), 0.0)
+    freedom = variance**2 / (first**2 / (top.n - 1) + second**2 / (bottom.n - 1))
+    factor = math.exp(float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom)) * math.sqrt(variance))
+    return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Two sets of runs held against each other.
+
+    Attributes:
+        change: relative change of the mean from a to b; 0.1 is 10 % more.
+        welch_p: p of Welch's t-test; None when one side has a single run.
+        mann_whitney_p: p of the exact Mann-Whitney test; None likewise.
+        mann_whitney_floor: the smallest p that this many runs can give (0.1 for 3 against 3).
+        hedges_g: difference in standard deviations, corrected for few runs; None without spread.
+        cliffs_delta: share of pairs where b is larger minus where it is smaller, -1 to 1.
+        adjusted_p: Welch's p after Holm's correction for all comparisons made together.
+    """
+
+    a: Estimate
+    b: Estimate
+    change: float | None
+    welch_p: float | None
+    mann_whitney_p: float | None
+    mann_whitney_floor: float | None
+    hedges_g: float | None
+    cliffs_delta: float
+    adjusted_p: float | None = None
+
+    @property
+    def significant(self) -> bool | None:
+        """Whether the means differ at 5 %; None when a side has one run, so that nobody can tell."""
+        p = self.welch_p if self.adjusted_p is None else self.adjusted_p
+        return None if p is None else p < SIGNIFICANCE
+
+    @property
+    def sentence(self) -> str:
+        """The answer in words."""
+        if self.significant is None:
+            return "cannot tell: a single run has no spread; repeat it"
+        if not self.significant:
+            return "no significant difference"
+        direction = "higher" if self.b.mean > self.a.mean else "lower"
+        return direction if self.change is None else f"{abs(self.change):.1%} {direction}"
+
+
+def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+    """Compare two sets of independent runs: Welch decides, Mann-Whitney stands beside it, effect sizes say how much.
+
+    Raises ValueError when either is empty.
+    """
+    first, second = t_interval(a), t_interval(b)
+    change = second.mean / first.mean - 1 if first.mean else None
+    pairs = np.sign(np.subtract.outer(np.asarray(b, dtype=float), np.asarray(a, dtype=float)))
+    delta = float(pairs.mean())
+    if len(a) < 2 or len(b) < 2:
+        return Difference(first, second, change, None, None, None, None, delta)
+    floor = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
+    mann_whitney = float(stats.mannwhitneyu(a, b).pvalue)
+    return Difference(first, second, change, _welch(a, b), mann_whitney, floor, _hedges_g(a, b), delta)
+
+
+def _welch(a: Sequence[float], b: Sequence[float]) -> float:
+    if np.ptp(a) == 0 and np.ptp(b) == 0:
+        return 1.0 if a[0] == b[0] else 0.0  # Without any spread the t-test divides by zero.
+    return float(stats.ttest_ind(a, b, equal_var=False).pvalue)
+
+
+def _hedges_g(a: Sequence[float], b: Sequence[float]) -> float | None:
+    freedom = len(a) + len(b) - 2
+    pooled = math.sqrt(((len(a) - 1) * np.var(a, ddof=1) + (len(b) - 1) * np.var(b, ddof=1)) / freedom)
+    if not pooled:
+        return None
+    return float((np.mean(b) - np.mean(a)) / pooled * (1 - 3 / (4 * freedom - 1)))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for being looked at together, in the order given."""
+    adjusted = [0.0] * len(p_values)
+    running = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = running
+    return adjusted

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.analysis.load import LoadState, load_state
+from harness.analysis.statistics import (
+    batch_means,
+    difference,
+    holm,
+    jain,
+    needed_for,
+    percentile,
+    ratio,
+    t_interval,
+)
+
+SLEEP = ([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4])
+"""Student's sleep data, whose Welch p is in every textbook."""
+
+
+def test_the_t_interval_of_three_runs() -> None:
+    estimate = t_interval([10.0, 11.0, 12.0])
+    assert estimate.mean == 11
+    assert estimate.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+    assert estimate.cv == pytest.approx(1 / 11)
+
+
+def test_one_run_has_no_interval_and_none_is_an_error() -> None:
+    estimate = t_interval([5.0])
+    assert (estimate.mean, estimate.low, estimate.high, estimate.cv) == (5.0, None, None, None)
+    assert "no interval" in estimate.note
+    with pytest.raises(ValueError, match="at least one"):
+        t_interval([])
+
+
+def test_the_t_interval_covers_the_truth_as_often_as_it_claims() -> None:
+    random = np.random.default_rng(7)
+    covered = 0
+    for _ in range(1000):
+        estimate = t_interval(random.normal(10, 1, size=3).tolist())
+        assert estimate.low is not None
+        assert estimate.high is not None
+        covered += estimate.low <= 10 <= estimate.high
+    assert 930 <= covered <= 970
+
+
+def test_batch_means_cover_an_autocorrelated_series_where_the_naive_interval_does_not() -> None:
+    random = np.random.default_rng(11)
+    covered = naive_covered = 0
+    for _ in range(300):
+        noise = random.normal(size=721)
+        series = np.empty(721)
+        state = 0.0
+        for index, shock in enumerate(noise):
+            state = 0.8 * state + shock
+            series[index] = 10 + state
+        batch, naive = batch_means(series.tolist()), t_interval(series.tolist())
+        assert batch.low is not None
+        assert batch.high is not None
+        assert naive.low is not None
+        assert naive.high is not None
+        covered += batch.low <= 10 <= batch.high
+        naive_covered += naive.low <= 10 <= naive.high
+    assert covered / 300 > 0.87
+    assert naive_covered / 300 < 0.6
+
+
+def test_batch_means_say_when_the_run_is_too_short_or_drifts() -> None:
+    short = batch_means([1.0] * 19)
+    assert short.low is None
+    assert "too few" in short.note
+    drifting = batch_means([float(value) for value in range(721)])
+    assert "wider" in drifting.note
+    with pytest.raises(ValueError, match="at least one"):
+        batch_means([])
+
+
+@pytest.mark.parametrize(("quantile", "needed"), [(0.5, 2), (0.9, 10), (0.95, 20), (0.99, 100), (0.999, 1000)])
+def test_a_percentile_takes_enough_requests(quantile: float, needed: int) -> None:
+    assert needed_for(quantile) == needed
+    values = np.arange(1, needed + 1, dtype=float)
+    assert percentile(values, quantile) in values
+    with pytest.raises(ValueError, match=f"at least {needed} requests, there are {needed - 1}"):
+        percentile(values[1:], quantile)
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    values = np.arange(1, 1001, dtype=float)
+    assert [percentile(values, q) for q in (0.5, 0.95, 0.99)] == [500, 950, 990]
+
+
+def test_fairness() -> None:
+    assert jain([5, 5, 5]) == pytest.approx(1)
+    assert jain([9, 0, 0]) == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="nothing was served"):
+        jain([0, 0])
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=8))
+def test_fairness_stays_within_its_bounds(values: list[float]) -> None:
+    assert 1 / len(values) - 1e-9 <= jain(values) <= 1 + 1e-9
+
+
+def test_a_ratio_carries_both_spreads() -> None:
+    estimate = ratio([20.0, 21.0, 22.0], [10.0, 10.5, 11.0])
+    assert estimate.mean == pytest.approx(2)
+    assert estimate.low is not None
+    assert estimate.high is not None
+    assert estimate.low < 2 < estimate.high
+    assert estimate.low * estimate.high == pytest.approx(4)
+    assert ratio([20.0], [10.0, 11.0]).low is None
+    assert ratio([20.0, 20.0], [10.0, 10.0]).half_width == 0
+    with pytest.raises(ValueError, match="positive"):
+        ratio([1.0], [0.0])
+
+
+def test_welch_gives_the_textbook_value() -> None:
+    found = difference(*SLEEP)
+    assert found.welch_p == pytest.approx(0.07939, abs=1e-5)
+    assert found.sentence == "no significant difference"
+    assert found.hedges_g == pytest.approx(0.83219 * (1 - 3 / (4 * 18 - 1)), abs=1e-3)
+
+
+def test_a_clear_difference_is_said_with_its_size() -> None:
+    found = difference([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+    assert found.significant
+    assert found.sentence == "20.0% higher"
+    assert found.cliffs_delta == 1
+    assert found.mann_whitney_p == pytest.approx(0.1)
+    assert found.mann_whitney_floor == pytest.approx(0.1)
+
+
+def test_single_runs_cannot_be_told_apart() -> None:
+    found = difference([100.0], [200.0, 201.0])
+    assert found.significant is None
+    assert "cannot tell" in found.sentence
+    assert found.change == pytest.approx(1.005)
+
+
+def test_runs_without_spread() -> None:
+    assert difference([1.0, 1.0], [1.0, 1.0]).sentence == "no significant difference"
+    assert difference([1.0, 1.0], [2.0, 2.0]).sentence == "100.0% higher"
+    assert difference([0.0, 0.0], [2.0, 2.0]).sentence == "higher"
+
+
+def test_holm_corrects_in_place() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([]) == []
+    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("percent", "state"),
+    [
+        (0, "empty"),
+        (9.99, "empty"),
+        (10, "modest"),
+        (69.9, "modest"),
+        (70, "high"),
+        (90, "high"),
+        (90.1, "critical"),
+        (100, "critical"),
+    ],
+)
+def test_load_states_have_no_gaps(percent: float, state: str) -> None:
+    assert load_state(percent) is LoadState(state)
