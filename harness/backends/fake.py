@@ -1,0 +1,101 @@
+"""A backend that starts nothing: for tests of everything above it, and for simulated campaigns.
+
+It keeps the protocol's promises as the local backend does (a test holds one against the other) and fails on demand.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.backends.base import Finding, ReplicaDeath
+from harness.errors import BackendError, HarnessError
+from harness.metrics.sources import ReplicaTarget
+from harness.results import layout
+from harness.spec import ExperimentSpec
+
+NOBODY = 2**22 + 1  # above the kernel's largest process id
+
+
+@dataclass(slots=True)
+class FakeDeployment:
+    """Replicas in name only."""
+
+    replicas: int
+    on_death: Callable[[ReplicaDeath], None]
+    stop_problems: Sequence[str] = ()
+    stopped: bool = False
+    _deaths: list[ReplicaDeath] = field(default_factory=list)
+
+    @property
+    def targets(self) -> Sequence[ReplicaTarget]:
+        """Addresses that nobody answers at; give the recorder fake sources."""
+        return [ReplicaTarget(index, NOBODY + index, "http://127.0.0.1:9/metrics") for index in range(self.replicas)]
+
+    @property
+    def deaths(self) -> Sequence[ReplicaDeath]:
+        """The deaths that ``die`` made."""
+        return tuple(self._deaths)
+
+    def statuses(self) -> Sequence[Mapping[str, Any]]:
+        """What a replica would say of itself."""
+        return [{"pid": target.pid, "port": 9, "phase": "serving", "device": "fake"} for target in self.targets]
+
+    def stop(self, *, timeout_s: float) -> Sequence[str]:  # noqa: ARG002 - the protocol's
+        """Nothing to end."""
+        self.stopped = True
+        return self.stop_problems
+
+    def die(self, replica: int, *, at_s: float, exit_code: int = 137) -> None:
+        """Let one replica die by itself."""
+        self._deaths.append(ReplicaDeath(replica, at_s, exit_code, ("killed by a test",)))
+        self.on_death(self._deaths[-1])
+
+
+@dataclass(slots=True)
+class FakeBackend:
+    """Deploys in no time.
+
+    Attributes:
+        findings: what ``check`` answers.
+        deploy_errors: raised by the next deployments, first one first; None: that one succeeds.
+        stop_problems: what ``stop`` of every deployment answers.
+        deployments: all that were made, newest last.
+    """
+
+    name: str = "fake"
+    findings: Sequence[Finding] = ()
+    deploy_errors: list[HarnessError | None] = field(default_factory=list)
+    stop_problems: Sequence[str] = ()
+    deployments: list[FakeDeployment] = field(default_factory=list)
+
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:  # noqa: ARG002 - the protocol's
+        """The prepared findings."""
+        return self.findings
+
+    def sweep(self) -> Sequence[str]:
+        """There is never anything left."""
+        return ()
+
+    def deploy(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        on_death: Callable[[ReplicaDeath], None],
+    ) -> FakeDeployment:
+        """A deployment, or the prepared error."""
+        if abort.is_set():
+            raise BackendError("deploying was stopped before every replica had served.")
+        if self.deploy_errors and (error := self.deploy_errors.pop(0)) is not None:
+            raise error
+        for index in range(experiment.replicas):
+            log = layout.replica_log(folder, index)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            log.write_text("a fake replica\n", encoding="utf-8")
+        self.deployments.append(FakeDeployment(experiment.replicas, on_death, self.stop_problems))
+        return self.deployments[-1]

@@ -1,0 +1,159 @@
+"""What would keep local replicas from running: looked at in milliseconds, before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from harness.backends.base import Finding, Severity
+from harness.spec import Device, Execution, ExperimentSpec, WorkloadSpec
+
+# Peak resident host memory and GPU memory of one replica, GB, rounded up from measured ones (fp32, batch 1).
+HOST_GB = {"resnet50": 1.0, "distilbert": 1.2, "whisper": 1.3}
+GPU_GB = {"resnet50": 1.0, "distilbert": 1.2, "whisper": 1.5}
+TINY_GB = 0.6
+OWN_GB = 0.2
+BUSY_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU, as preflight needs it."""
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+
+
+def gpu_facts() -> tuple[list[GpuFacts], str]:
+    """The GPUs that NVML shows, or none and the reason."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return [], str(error)
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(GpuFacts(str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free)))
+    except pynvml.NVMLError as error:
+        return [], str(error)
+    finally:
+        pynvml.nvmlShutdown()
+    return found, "" if found else "the driver shows no device"
+
+
+def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
+    """Findings for the whole list; equal ones are said once."""
+    gpus, why_none = gpu_facts()
+    findings = [
+        finding
+        for experiment in experiments
+        for finding in [
+            *_check_device(experiment.workload, gpus, why_none),
+            *_check_memory(experiment, gpus),
+            *_check_factory(experiment.workload),
+            *_check_checkpoint(experiment.workload),
+        ]
+    ]
+    return [*dict.fromkeys(findings), *_check_rivals()]
+
+
+def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
+    if gpus or (workload.device is not Device.CUDA and workload.execution is not Execution.CUDA_GRAPH):
+        return []
+    wish = "device cuda" if workload.device is Device.CUDA else "execution cuda-graph"
+    message = f"the workload {workload.name} asks for {wish}, and there is no GPU here ({why_none})."
+    return [Finding(Severity.ERROR, "gpu", message, "Install the driver, or set device: cpu and execution: eager.")]
+
+
+def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:
+    workload = experiment.workload
+    on_gpu = bool(gpus) and workload.device is not Device.CPU and workload.factory is None
+    findings = [
+        _too_little(experiment, "memory", _gigabytes(workload, HOST_GB), psutil.virtual_memory().available / 1e9)
+    ]
+    if on_gpu:
+        findings.append(_too_little(experiment, "GPU memory", _gigabytes(workload, GPU_GB), gpus[0].free_bytes / 1e9))
+    return [finding for finding in findings if finding is not None]
+
+
+def _gigabytes(workload: WorkloadSpec, table: dict[str, float]) -> float:
+    if workload.memory_gb is not None:
+        return workload.memory_gb
+    if workload.factory is not None:
+        return OWN_GB
+    return TINY_GB if workload.options.get("model_size") == "tiny" else table[workload.target]
+
+
+def _too_little(experiment: ExperimentSpec, what: str, each_gb: float, free_gb: float) -> Finding | None:
+    needed_gb = each_gb * experiment.replicas
+    if needed_gb <= free_gb:
+        return None
+    message = (
+        f"{experiment.replicas} replicas of {experiment.workload.name} need about {needed_gb:.1f} GB of {what} "
+        f"({each_gb:g} GB each), and {free_gb:.1f} GB are free."
+    )
+    return Finding(
+        Severity.ERROR, what, message, "Use fewer replicas, end other programs, or set memory_gb when you know better."
+    )
+
+
+def _check_factory(workload: WorkloadSpec) -> list[Finding]:
+    if workload.factory is None:
+        return []
+    module = workload.factory.partition(":")[0]
+    if _importable(module):
+        return []
+    message = (
+        f"the workload {workload.name} is {workload.factory}, and no module {module} can be found from {Path.cwd()}."
+    )
+    return [
+        Finding(Severity.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
+    ]
+
+
+def _importable(module: str) -> bool:
+    """Whether the top package is there; the rest would need an import, which a replica does."""
+    top = module.partition(".")[0]
+    if any(
+        (Path(folder) / top).is_dir() or (Path(folder) / f"{top}.py").is_file() for folder in [str(Path.cwd()), *sys.path]
+    ):
+        return True
+    try:
+        return importlib.util.find_spec(top) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _check_checkpoint(workload: WorkloadSpec) -> list[Finding]:
+    if workload.checkpoint is None or Path(workload.checkpoint).exists():
+        return []
+    message = f"the workload {workload.name} loads {workload.checkpoint}, and there is nothing there."
+    return [
+        Finding(
+            Severity.ERROR,
+            "checkpoint",
+            message,
+            "Give the path of a local file or folder, from where the harness is started.",
+        )
+    ]
+
+
+def _check_rivals() -> list[Finding]:
+    load_1min, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load_1min <= BUSY_SHARE * usable:
+        return []
+    message = (
+        f"other work runs on this machine (load {load_1min:.1f} on {usable} CPUs) and will be measured with yours."
+    )
+    return [Finding(Severity.WARNING, "load", message, "Wait until it is done, for numbers to be compared.")]

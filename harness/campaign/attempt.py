@@ -1,0 +1,269 @@
+"""One attempt at one experiment: its steps, each ending in a result rather than an exception."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.backends.base import Backend, Deployment, ReplicaDeath
+from harness.campaign import preflight, verdict
+from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
+from harness.campaign.folder import CampaignFolder
+from harness.campaign.journal import Journal
+from harness.clock import Clock
+from harness.errors import BackendError, HarnessError, StorageError, VerificationError
+from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.recorder import Recorder
+from harness.metrics.sources import ReplicaTarget, Sources
+from harness.metrics.summary import RecordingSummary
+from harness.metrics.telemetry import Telemetry, TelemetrySummary
+from harness.results import layout
+from harness.results.experiment import finalise, verify_experiment
+from harness.results.files import storage_errors
+from harness.results.manifest import Manifest, StepRecord, Verdict
+from harness.results.provenance import collect
+from harness.results.writers import ExperimentWriter
+from harness.spec import ExperimentSpec, OnReplicaDeath
+
+SETTLE_S = 0.5  # how early the recorder is called, so that its first scrape is on time
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every attempt of a campaign shares.
+
+    Attributes:
+        sources: how the recorder's sources are made; None: the real ones, with the telemetry beside them.
+    """
+
+    folder: CampaignFolder
+    backend: Backend
+    clock: Clock
+    journal: Journal
+    listener: Listener
+    sources: Callable[[Sequence[ReplicaTarget]], Sources] | None = None
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt; ``run`` walks through the steps once.
+
+    Attributes:
+        failures: reasons of the steps that failed, in order.
+        abort: set by a death that ends the attempt, or by an interruption.
+    """
+
+    experiment: ExperimentSpec
+    number: int
+    position: int
+    shared: Surroundings
+    abort: threading.Event = field(default_factory=threading.Event)
+    failures: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    unclean_ends: list[str] = field(default_factory=list)
+    deaths: list[ReplicaDeath] = field(default_factory=list)
+    steps: dict[str, StepRecord] = field(default_factory=dict)
+    storage_error: StorageError | None = None
+    verdict: Verdict | None = None
+    summary: RecordingSummary | None = None
+    telemetry: TelemetrySummary | None = None
+    statuses: list[dict[str, object]] = field(default_factory=list)
+    start_s: float = 0.0
+    ended_s: float = 0.0
+    _deployment: Deployment | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the attempt's files lie until it is done."""
+        return layout.attempt_folder(self.shared.folder.path, self.experiment.experiment_id, self.number)
+
+    def measure(self) -> None:
+        """Preflight, deploy, stabilise, record; and clean up, whatever came of those."""
+        timing = self.experiment.timing
+        try:
+            _ = (
+                self._step("preflight", self._preflight)
+                and self._step("deploy", self._deploy)
+                and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
+                and self._step("record", self._record, planned_s=timing.record_s)
+            )
+        finally:
+            self._step("clean-up", self._clean_up)
+            self.ended_s = self.shared.clock.now_s()
+
+    def publish(self) -> bool:
+        """Export and verify; True when the experiment's folder is there and holds what it should."""
+        return self._step("export", self._export) and self._step("verify", self._verify)
+
+    def cool_down(self) -> None:
+        """Rest until the cool-down, counted from the clean-up, is over or the GPUs are cool."""
+        self._step("cool-down", self._cool_down, planned_s=self.experiment.timing.cooldown_s)
+
+    def _step(self, name: str, action: Callable[[], None], *, planned_s: float | None = None) -> bool:
+        """Run one step between two lines of the journal; its failure becomes a reason."""
+        shared, identity = self.shared, self.experiment.experiment_id
+        shared.journal.append("step-begins", experiment=identity, attempt=self.number, step=name)
+        shared.listener(StepBegins(identity, self.position, self.number, name, planned_s))
+        begun_s = shared.clock.now_s()
+        reasons: list[str] = []
+        try:
+            action()
+        except HarnessError as error:
+            reasons.append(f"{name}: {error.message}")
+            if error.advice:
+                self.advice.append(error.advice)
+            if isinstance(error, StorageError):
+                self.storage_error = error
+        seconds = shared.clock.now_s() - begun_s
+        self.failures += reasons
+        self.steps[name] = StepRecord(
+            started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=reasons
+        )
+        shared.listener(StepEnds(identity, name, not reasons, seconds, reasons))
+        shared.journal.append(
+            "step-ends",
+            experiment=identity,
+            attempt=self.number,
+            step=name,
+            ok=not reasons,
+            seconds=round(seconds, 6),
+            reasons=reasons,
+        )
+        return not reasons
+
+    def _preflight(self) -> None:
+        step_s = self.experiment.timing.step_s
+        self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
+        findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
+        preflight.refuse_errors(findings)
+        self.warnings += [finding.message for finding in findings]
+
+    def _deploy(self) -> None:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True)
+        self._deployment = self.shared.backend.deploy(
+            self.experiment, self.folder, abort=self.abort, on_death=self._on_death
+        )
+
+    def _on_death(self, death: ReplicaDeath) -> None:
+        """Called from the backend's thread."""
+        self.deaths.append(death)
+        self.shared.listener(Notice(str(death)))
+        retry = self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
+        if retry or len(self.deaths) == self.experiment.replicas:
+            self.abort.set()
+
+    def _stabilise(self) -> None:
+        timing = self.experiment.timing
+        ready_s = self.shared.clock.now_s()
+        # The recorder fills one window before its first row, so the rows cannot begin earlier than that.
+        earliest_s = ready_s + max(timing.stabilise_s, self._lead_s())
+        self.start_s = math.ceil(earliest_s / timing.step_s) * timing.step_s
+        if self.shared.clock.wait_until(self.start_s - self._lead_s(), self.abort):
+            raise BackendError(self._why_aborted("before the recording"))
+
+    def _lead_s(self) -> float:
+        timing = self.experiment.timing
+        return timing.window_s + timing.step_s + SETTLE_S
+
+    def _record(self) -> None:
+        assert self._deployment is not None  # noqa: S101 - record follows deploy
+        timing = self.experiment.timing
+        targets = self._deployment.targets
+        metrics = [CATALOGUE[name] for name in self.experiment.metrics]
+        writer = ExperimentWriter(
+            self.folder,
+            workload=self.experiment.workload.name,
+            replicas=self.experiment.replicas,
+            metrics=self.experiment.metrics,
+            start_s=self.start_s,
+            step_s=timing.step_s,
+        )
+        recorder = Recorder(
+            targets,
+            metrics=metrics,
+            step_s=timing.step_s,
+            window_s=timing.window_s,
+            sink=writer,
+            clock=self.shared.clock,
+            sources=self.shared.sources(targets) if self.shared.sources else None,
+            wake=self.abort,
+            on_tick=self._on_tick,
+        )
+        with writer, self._telemetry():
+            self.summary = recorder.record(self.start_s, timing.rows)
+        if self.summary.stopped:
+            raise BackendError(self._why_aborted(f"after {self.summary.rows} of {timing.rows} rows"))
+
+    @contextmanager
+    def _telemetry(self) -> Iterator[None]:
+        """The fast series beside the recording; it reads real time only."""
+        if self.shared.sources is not None:
+            yield
+            return
+        path, interval_s = self.folder / layout.TELEMETRY, self.experiment.timing.telemetry_interval_s
+        telemetry = Telemetry(path, interval_s=interval_s, clock=self.shared.clock)
+        telemetry.start()
+        try:
+            yield
+        finally:
+            self.telemetry = telemetry.finish()
+
+    def _on_tick(self, rows: int, of_rows: int) -> None:
+        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
+
+    def _why_aborted(self, when: str) -> str:
+        if self.deaths:
+            return f"stopped {when}: {'; '.join(str(death) for death in self.deaths)}."
+        return f"interrupted {when}."
+
+    def _clean_up(self) -> None:
+        if self._deployment is None:
+            return
+        self.statuses = [dict(status) for status in self._deployment.statuses()]
+        self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
+
+    def _export(self) -> None:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)  # a refused preflight has made none
+        self.verdict, findings = verdict.judge_attempt(self)
+        recorded = self.summary.rows if self.summary else 0
+        manifest = Manifest(
+            experiment_id=self.experiment.experiment_id,
+            campaign=self.shared.folder.path.name,
+            attempt=self.number,
+            experiment=self.experiment,
+            command=sys.argv,
+            provenance=collect(),
+            replicas=self.statuses,
+            steps=self.steps,
+            seeds={"workload": self.experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
+            start_s=self.start_s,
+            rows=recorded or self.experiment.timing.rows,
+            absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
+            recording=self.summary.to_dict() if self.summary else {},
+            telemetry=self.telemetry.to_dict() if self.telemetry else {},
+            findings=findings,
+            verdict=self.verdict,
+        )
+        finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
+
+    def _nothing_recorded(self) -> dict[str, str]:
+        why = self.failures[0] if self.failures else "the recording did not begin"
+        return dict.fromkeys(self.experiment.metrics, f"not recorded: {why}")
+
+    def _verify(self) -> None:
+        outcome = verify_experiment(self.shared.folder.final_folder(self.experiment.experiment_id))
+        if not outcome.ok:
+            problem = outcome.problems[0]
+            raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
+
+    def _cool_down(self) -> None:
+        timing = self.experiment.timing
+        self.shared.clock.wait_until(self.ended_s + timing.cooldown_s, self.abort)

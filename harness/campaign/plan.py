@@ -1,0 +1,111 @@
+"""From a campaign file to the list of experiments, the hours and the disk they take."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.errors import UsageError
+from harness.metrics.catalogue import select
+from harness.spec import CampaignSpec, ExperimentSpec, MetricSelection, Order
+
+# What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
+# Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).
+BYTES_PER_ROW = 90
+BYTES_PER_TELEMETRY_ROW = 160
+BYTES_PER_REQUEST = 24
+ASSUMED_REQUESTS_PER_S = 500.0
+FIXED_BYTES = 200_000
+NODE_AND_DEVICE_SERIES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a campaign costs.
+
+    Attributes:
+        duration_s: stabilise, record and cool-down of every experiment; loading models comes on top.
+        disk_bytes: an upper estimate, at 500 requests per second and replica.
+    """
+
+    duration_s: float
+    disk_bytes: int
+
+
+def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
+    """The experiments in the order they run.
+
+    ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then
+    the next, ``random`` shuffles within each repeat from the campaign's seed. Raises UsageError for a
+    metric that the catalogue does not have.
+    """
+    metrics = [metric.name for metric in select("all" if isinstance(spec.metrics, MetricSelection) else spec.metrics)]
+    cells = list(itertools.product(spec.workloads, spec.sharing, spec.replicas))
+
+    def one(cell: tuple[object, ...], repeat: int) -> ExperimentSpec:
+        workload, sharing, replicas = cell
+        return ExperimentSpec.model_validate(
+            {
+                "workload": workload,
+                "sharing": sharing,
+                "replicas": replicas,
+                "repeat": repeat,
+                "timing": spec.timing,
+                "metrics": metrics,
+                "limits": spec.limits,
+            }
+        )
+
+    repeats = range(1, spec.repeats + 1)
+    if spec.order is Order.LISTED:
+        return [one(cell, repeat) for cell in cells for repeat in repeats]
+    shuffle = random.Random(spec.seed)  # noqa: S311 - an order to repeat, not a secret
+    experiments = []
+    for repeat in repeats:
+        order = list(cells)
+        if spec.order is Order.RANDOM:
+            shuffle.shuffle(order)
+        experiments += [one(cell, repeat) for cell in order]
+    return experiments
+
+
+def experiment_duration_s(experiment: ExperimentSpec) -> float:
+    """Seconds of the phases of one experiment."""
+    timing = experiment.timing
+    return timing.stabilise_s + timing.record_s + timing.cooldown_s
+
+
+def estimate(experiments: Sequence[ExperimentSpec]) -> Estimate:
+    """What the experiments cost together."""
+    return Estimate(
+        duration_s=sum(experiment_duration_s(experiment) for experiment in experiments),
+        disk_bytes=sum(_disk_bytes(experiment) for experiment in experiments),
+    )
+
+
+def _disk_bytes(experiment: ExperimentSpec) -> int:
+    timing = experiment.timing
+    series = experiment.replicas + NODE_AND_DEVICE_SERIES
+    rows = timing.rows * series * len(experiment.metrics) * BYTES_PER_ROW
+    telemetry = timing.record_s / timing.telemetry_interval_s * BYTES_PER_TELEMETRY_ROW
+    busy_s = timing.stabilise_s + timing.record_s
+    requests = busy_s * ASSUMED_REQUESTS_PER_S * experiment.replicas * BYTES_PER_REQUEST
+    return round(FIXED_BYTES + rows + telemetry + requests)
+
+
+def check_limits(spec: CampaignSpec, cost: Estimate) -> None:
+    """Hold the plan against the campaign's own limits. Raises UsageError."""
+    hours = cost.duration_s / 3600
+    if spec.limits.max_hours is not None and hours > spec.limits.max_hours:
+        raise UsageError(
+            f"the campaign {spec.name} takes {hours:.1f} h, more than its limits.max_hours of {spec.limits.max_hours:g}.",
+            advice="Take fewer experiments or shorter phases, or raise the limit.",
+        )
+    gigabytes = cost.disk_bytes / 1e9
+    if spec.limits.max_disk_gb is not None and gigabytes > spec.limits.max_disk_gb:
+        raise UsageError(
+            f"the campaign {spec.name} may write {gigabytes:.1f} GB, more than its limits.max_disk_gb of {spec.limits.max_disk_gb:g}.",
+            advice="Take fewer experiments or shorter recordings, or raise the limit.",
+        )

@@ -1,0 +1,59 @@
+"""What is looked at before an hour is spent: disk, the results folder, and what the backend needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.backends.base import Backend, Finding, Severity
+from harness.campaign.plan import estimate
+from harness.errors import PreflightError
+from harness.spec import ExperimentSpec
+
+DISK_RESERVE_BYTES = 200_000_000
+
+
+def check(experiments: Sequence[ExperimentSpec], results: Path, backend: Backend) -> list[Finding]:
+    """Everything that speaks against running ``experiments`` into ``results``; nothing is started or written."""
+    return [*_check_folder(results), *_check_disk(experiments, results), *backend.check(experiments)]
+
+
+def refuse_errors(findings: Sequence[Finding]) -> None:
+    """Raise PreflightError when one of the findings is an error; names all of them."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        raise PreflightError(
+            " ".join(finding.message for finding in errors),
+            advice=" ".join(dict.fromkeys(finding.advice for finding in errors if finding.advice)),
+        )
+
+
+def existing_parent(path: Path) -> Path:
+    """The nearest folder above ``path`` (or itself) that exists."""
+    path = path.absolute()
+    return next(parent for parent in [path, *path.parents] if parent.exists())
+
+
+def _check_folder(results: Path) -> list[Finding]:
+    parent = existing_parent(results)
+    if not parent.is_dir():
+        message = f"the results folder {results} cannot be made: {parent} is a file."
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        message = f"the results folder {results} cannot be written: no write access to {parent}."
+    else:
+        return []
+    return [Finding(Severity.ERROR, "results", message, "Choose another folder with --results.")]
+
+
+def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Finding]:
+    needed = estimate(experiments).disk_bytes + DISK_RESERVE_BYTES
+    free = shutil.disk_usage(existing_parent(results)).free
+    if free >= needed:
+        return []
+    # The upper estimate may be far above the truth; only the next experiment's share is refused outright.
+    largest = max((estimate([experiment]).disk_bytes for experiment in experiments), default=0) + DISK_RESERVE_BYTES
+    severity = Severity.ERROR if free < largest else Severity.WARNING
+    message = f"{free / 1e9:.1f} GB are free for {results}, and the plan may write up to {needed / 1e9:.1f} GB."
+    return [Finding(severity, "disk", message, "Free some space, or choose another disk with --results.")]

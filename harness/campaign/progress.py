@@ -1,0 +1,91 @@
+"""How far a campaign has come, read from its folder without disturbing whoever runs it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.campaign.folder import LOCK, CampaignFolder, open_folder
+from harness.campaign.journal import read_events
+from harness.campaign.plan import estimate, expand
+from harness.results.manifest import read_manifest
+
+PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentStatus:
+    """One experiment: its verdict, or how far it is."""
+
+    experiment_id: str
+    status: str
+    attempts: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignStatus:
+    """A campaign: its experiments, whether a harness works on it, and the phases still to come."""
+
+    campaign: str
+    experiments: list[ExperimentStatus]
+    done: int
+    running: bool
+    remaining_s: float
+
+    @property
+    def activity(self) -> str:
+        """One phrase for people."""
+        if self.running:
+            return "a harness works on it"
+        return "finished" if self.done == len(self.experiments) else "no harness works on it (harness resume goes on)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def campaign_status(path: Path) -> CampaignStatus:
+    """Read the state of the campaign in ``path``. Raises ResultsPathError, ConflictError or StorageError."""
+    folder = open_folder(path)
+    events = list(read_events(folder.state))
+    attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
+    last = {e["experiment"]: e for e in events if "step" in e}
+    running = _is_locked(folder)
+    experiments = expand(folder.spec)
+    statuses = []
+    pending = []
+    for experiment in experiments:
+        name = experiment.experiment_id
+        if folder.final_folder(name).exists():
+            found = read_manifest(folder.final_folder(name)).verdict
+            statuses.append(ExperimentStatus(name, found.status.value, attempts[name], "; ".join(found.reasons)))
+            continue
+        pending.append(experiment)
+        note = f"last step: {last[name]['step']}" if name in last else ""
+        statuses.append(ExperimentStatus(name, PENDING, attempts[name], note))
+    return CampaignStatus(
+        campaign=path.name,
+        experiments=statuses,
+        done=len(experiments) - len(pending),
+        running=running,
+        remaining_s=estimate(pending).duration_s,
+    )
+
+
+def _is_locked(folder: CampaignFolder) -> bool:
+    lock = folder.path / LOCK
+    if not lock.exists():
+        return False
+    descriptor = os.open(lock, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

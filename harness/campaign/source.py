@@ -1,0 +1,60 @@
+"""Where a campaign comes from: a file of the user's, or one that is shipped."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import CampaignFileError
+from harness.spec import CampaignSpec
+from harness.spec.load import parse_campaign
+
+SHIPPED = Path(__file__).with_name("shipped")
+SHIPPED_PREFIX = "shipped:"
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignSource:
+    """A campaign file as read.
+
+    Attributes:
+        text: word for word, for the results folder.
+        origin: absolute path, or ``shipped:<name>``.
+    """
+
+    spec: CampaignSpec
+    text: str
+    origin: str
+
+
+def shipped_names() -> list[str]:
+    """Names that ``read_source`` takes without a file."""
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
+
+
+def read_source(file_or_name: str) -> CampaignSource:
+    """Read a campaign file, or a shipped one by its name.
+
+    Raises:
+        CampaignFileError: there is neither, or the file has faults.
+    """
+    path = Path(file_or_name)
+    if path.is_file():
+        origin = str(path.absolute())
+    elif file_or_name in shipped_names():
+        path, origin = SHIPPED / f"{file_or_name}.yaml", f"{SHIPPED_PREFIX}{file_or_name}"
+    else:
+        close = difflib.get_close_matches(file_or_name, shipped_names(), n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Shipped ones are {', '.join(shipped_names())}."
+        raise CampaignFileError(
+            f"there is no campaign file {file_or_name}, and no shipped campaign of that name.",
+            advice=f"{hint} Write one with: harness init FILE",
+        )
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CampaignFileError(
+            f"cannot read the campaign file {path}: {error}.", advice="Check its rights and that it is UTF-8 text."
+        ) from error
+    return CampaignSource(parse_campaign(text, origin=file_or_name), text, origin)

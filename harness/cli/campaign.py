@@ -1,0 +1,255 @@
+"""Commands about campaigns: init, validate, plan, doctor, run, resume, status, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import output
+
+if TYPE_CHECKING:
+    from harness.backends.base import Finding
+    from harness.campaign.conductor import Conductor
+    from harness.campaign.folder import CampaignFolder
+    from harness.results.manifest import Status
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+CampaignFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE_OR_NAME", help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling."
+    ),
+]
+Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
+CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the tree."""
+    for command in (init, validate, plan, doctor, run, resume, status, schema):
+        app.command()(command)
+
+
+def _json(*, wanted: bool) -> None:
+    if wanted:
+        output.use_json()
+
+
+def init(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
+    """Write a commented campaign file to start from."""
+    from harness.campaign.starter import starter_text
+    from harness.results.files import atomic_write
+
+    atomic_write(file, starter_text(file.stem))
+    output.result(f"{file} written. Edit it, then: harness plan {file}")
+
+
+def validate(file: CampaignFile, *, json: Json = False) -> None:
+    """Check a campaign file, every line of it."""
+    from harness.campaign.plan import expand
+    from harness.campaign.source import read_source
+
+    _json(wanted=json)
+    source = read_source(file)
+    experiments = expand(source.spec)
+    if json:
+        output.document({"ok": True, "campaign": source.spec.name, "experiments": len(experiments)})
+    else:
+        output.result(f"{file} is a valid campaign of {len(experiments)} experiments.")
+
+
+def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json = False) -> None:
+    """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing."""
+    from harness.backends.local import LocalBackend
+    from harness.campaign import preflight
+    from harness.campaign.plan import check_limits, estimate, expand, experiment_duration_s
+    from harness.campaign.source import read_source
+    from harness.cli.render import duration
+
+    _json(wanted=json)
+    source = read_source(file)
+    experiments = expand(source.spec)
+    cost = estimate(experiments)
+    check_limits(source.spec, cost)
+    findings = preflight.check(experiments, results, LocalBackend(campaign_id="plan"))
+    if json:
+        output.document(
+            {
+                "campaign": source.spec.name,
+                "experiments": [
+                    {"id": each.experiment_id, "rows": each.timing.rows, "duration_s": experiment_duration_s(each)}
+                    for each in experiments
+                ],
+                "metrics": experiments[0].metrics,
+                "csv_files": len(experiments) * len(experiments[0].metrics),
+                "duration_s": cost.duration_s,
+                "disk_bytes": cost.disk_bytes,
+                "preflight": [_finding(finding) for finding in findings],
+            }
+        )
+        return
+    output.table(
+        ["#", "experiment", "replicas", "rows", "stabilise", "record", "cool-down"],
+        [
+            [
+                number,
+                each.experiment_id,
+                each.replicas,
+                each.timing.rows,
+                *(duration(s) for s in (each.timing.stabilise_s, each.timing.record_s, each.timing.cooldown_s)),
+            ]
+            for number, each in enumerate(experiments, start=1)
+        ],
+    )
+    output.result()
+    output.result(
+        f"{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
+        f"{duration(cost.duration_s)} of phases (starting the replicas comes on top), at most {cost.disk_bytes / 1e9:.1f} GB."
+    )
+    _print_findings(findings)
+
+
+def doctor(*, json: Json = False) -> None:
+    """Look at this machine: what can be measured here, what cannot, and why."""
+    from harness.campaign.doctor import examine
+
+    _json(wanted=json)
+    checks = examine()
+    if json:
+        output.document(
+            {"ok": all(check.ok for check in checks if check.required), "checks": [check.as_dict() for check in checks]}
+        )
+        return
+    output.table(
+        ["", "check", "found"],
+        [["ok" if check.ok else "NO" if check.required else "--", check.name, check.found] for check in checks],
+    )
+    for check in checks:
+        if check.advice:
+            output.result(f"{check.name}: {check.advice}")
+
+
+def run(
+    file: CampaignFile,
+    *,
+    results: Results = Path("results"),
+    yes: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a campaign to the end and write its report."""
+    from harness.backends.local import LocalBackend
+    from harness.campaign import preflight
+    from harness.campaign.conductor import Conductor
+    from harness.campaign.folder import create
+    from harness.campaign.plan import check_limits, estimate, expand
+    from harness.campaign.source import read_source
+    from harness.cli.progress import progress_listener
+
+    _json(wanted=json)
+    source = read_source(file)
+    experiments = expand(source.spec)
+    check_limits(source.spec, estimate(experiments))
+    findings = preflight.check(experiments, results, LocalBackend(campaign_id="preflight"))
+    for finding in findings:
+        output.note(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
+    if not yes:
+        preflight.refuse_errors(findings)
+    folder = create(results, source.spec, text=source.text, source=source.origin)
+    with progress_listener() as listener:
+        conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
+        _conduct(conductor, folder)
+
+
+def resume(
+    campaign: CampaignPath,
+    *,
+    as_started: Annotated[
+        bool,
+        typer.Option(
+            "--as-started", help="Go on with the campaign file as it was, although the original changed since."
+        ),
+    ] = False,
+    retry_invalid: Annotated[
+        bool,
+        typer.Option(
+            "--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts."
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Go on with a campaign that was interrupted or killed; finished experiments are verified, not repeated."""
+    from harness.backends.local import LocalBackend
+    from harness.campaign.conductor import Conductor
+    from harness.campaign.folder import check_source, open_folder
+    from harness.cli.progress import progress_listener
+    from harness.results.manifest import Status
+
+    _json(wanted=json)
+    folder = open_folder(campaign)
+    if not as_started:
+        check_source(folder)
+    with progress_listener() as listener:
+        conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
+        _conduct(conductor, folder, retry_invalid=(Status.INVALID,) if retry_invalid else ())
+
+
+def _conduct(conductor: Conductor, folder: CampaignFolder, *, retry_invalid: tuple[Status, ...] = ()) -> None:
+    from harness.analysis.report import write_report
+    from harness.errors import ExperimentsFailedError
+
+    outcome = conductor.run(again=retry_invalid)
+    report = write_report(folder.path)
+    if output.is_json():
+        output.document({"campaign": str(folder.path), "report": str(report), "experiments": outcome.statuses})
+    else:
+        output.result(f"report: {report}")
+    if outcome.invalid:
+        raise ExperimentsFailedError(
+            f"{len(outcome.invalid)} of {len(outcome.statuses)} experiments are INVALID: {', '.join(outcome.invalid)}.",
+            advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
+        )
+
+
+def status(campaign: CampaignPath, *, json: Json = False) -> None:
+    """Show how far a campaign has come, running or not."""
+    from harness.campaign.progress import campaign_status
+    from harness.cli.render import duration
+
+    _json(wanted=json)
+    found = campaign_status(campaign)
+    if json:
+        output.document(found.as_dict())
+        return
+    output.table(
+        ["experiment", "status", "attempts", "note"],
+        [[each.experiment_id, each.status, each.attempts, each.note] for each in found.experiments],
+    )
+    output.result()
+    output.result(
+        f"{found.done} of {len(found.experiments)} done; {found.activity}; {duration(found.remaining_s)} of phases to go."
+    )
+
+
+def schema() -> None:
+    """Print the JSON Schema of the campaign file."""
+    from harness.spec import CampaignSpec
+
+    output.document(CampaignSpec.model_json_schema())
+
+
+def _finding(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity.value,
+        "check": finding.check,
+        "message": finding.message,
+        "advice": finding.advice,
+    }
+
+
+def _print_findings(findings: list[Finding]) -> None:
+    if not findings:
+        output.result("preflight: nothing speaks against it.")
+    for finding in findings:
+        output.result(f"preflight {finding.severity.value}: {finding.message} {finding.advice}".rstrip())

@@ -1,0 +1,213 @@
+"""The local backend with real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harness.backends.local import LocalBackend
+from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
+from harness.errors import BackendError, ReplicaDiedError
+from harness.results import layout
+from tests.support.experiments import experiment
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def campaign_id(request):
+    return f"test-{os.getpid()}-{request.node.name}"
+
+
+@pytest.fixture
+def deploy(tmp_path, campaign_id):
+    """Deploy, and check afterwards that nothing is left of it."""
+    deployments = []
+    deaths = []
+
+    def start(abort=None, **wishes):
+        backend = LocalBackend(campaign_id)
+        spec = experiment(**wishes)
+        deployments.append(backend.deploy(spec, tmp_path, abort=abort or threading.Event(), on_death=deaths.append))
+        return deployments[-1]
+
+    start.deaths = deaths
+    yield start
+    for deployment in deployments:
+        deployment.stop(timeout_s=5)
+    assert marked(campaign_id) == []
+
+
+def marked(campaign_id):
+    """Processes of the campaign that still run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(CAMPAIGN_VARIABLE) == campaign_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def eventually(condition, timeout_s=5.0):
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_every_replica_has_served_when_deploy_returns(deploy):
+    deployment = deploy(replicas=3)
+
+    for target in deployment.targets:
+        with urllib.request.urlopen(target.metrics_url, timeout=2) as answer:
+            text = answer.read().decode()
+        served = next(line for line in text.splitlines() if line.startswith("inference_requests_total"))
+        assert float(served.split()[1]) >= 1
+        assert psutil.Process(target.pid).is_running()
+    assert len({target.metrics_url for target in deployment.targets}) == 3
+
+
+def test_stop_drains_and_says_nothing_when_all_ends_well(deploy, tmp_path):
+    deployment = deploy(replicas=2)
+
+    assert deployment.stop(timeout_s=5) == []
+    assert deployment.stop(timeout_s=5) == []
+    status = json.loads((layout.replica_folder(tmp_path, 0) / "replica.json").read_text())
+    assert status["phase"] == "stopped"
+
+
+def test_a_death_is_noticed_within_a_second_and_named_with_its_last_lines(deploy):
+    deployment = deploy(factory="dies_after", replicas=2, after_s=0.5, replica=1)
+
+    victim = psutil.Process(deployment.targets[1].pid)
+    victim.wait(timeout=5)
+    died_s = time.monotonic()
+    assert eventually(lambda: deploy.deaths, timeout_s=2)
+    assert time.monotonic() - died_s < 1.0
+    assert [death.replica for death in deployment.deaths] == [1]
+    assert "out of luck" in str(deployment.deaths[0])
+    assert "exited with 7" in str(deployment.deaths[0])
+
+
+def test_a_killed_replica_is_named_with_its_signal(deploy):
+    deployment = deploy(replicas=1)
+
+    os.kill(deployment.targets[0].pid, signal.SIGKILL)
+
+    assert eventually(lambda: deploy.deaths)
+    assert "was killed by signal 9" in str(deploy.deaths[0])
+
+
+def test_grandchildren_that_ignore_sigterm_end_with_their_replica(deploy, tmp_path, campaign_id):
+    deployment = deploy(factory="with_children", replicas=1)
+    pids = [int(path.name.removeprefix("pid-")) for path in layout.replica_folder(tmp_path, 0).glob("pid-*")]
+    assert len(pids) == 2
+    assert all(psutil.pid_exists(pid) for pid in pids)
+
+    deployment.stop(timeout_s=5)
+
+    assert marked(campaign_id) == []
+
+
+def test_a_replica_that_dies_while_starting_is_an_error_with_its_last_lines(deploy, campaign_id):
+    with pytest.raises(ReplicaDiedError, match="no weights on this machine") as caught:
+        deploy(factory="tests.support.dies_at_import:make", replicas=2)
+
+    assert caught.value.advice
+    assert marked(campaign_id) == []
+
+
+def test_a_replica_that_never_serves_is_an_error_that_names_its_phase(deploy, campaign_id):
+    with pytest.raises(BackendError, match=r"replica 0 \(and 1 more\) did not serve within 1 s \(phase warming\)"):
+        deploy(factory="hangs", replicas=2, timing={"ready_timeout_s": 1})
+
+    assert marked(campaign_id) == []
+
+
+def test_deploying_can_be_aborted(deploy, campaign_id):
+    abort = threading.Event()
+    threading.Timer(0.5, abort.set).start()
+
+    begun_s = time.monotonic()
+    with pytest.raises(BackendError, match="stopped before every replica had served"):
+        deploy(abort=abort, factory="slow_to_load", replicas=2, load_s=60)
+
+    assert time.monotonic() - begun_s < 4
+    assert marked(campaign_id) == []
+
+
+HARNESS = """
+    import sys, threading, time
+    from pathlib import Path
+    from harness.backends.local import LocalBackend
+    from tests.support.experiments import experiment
+    LocalBackend(sys.argv[1]).deploy(
+        experiment(factory="with_children", replicas=2), Path(sys.argv[2]), abort=threading.Event(), on_death=print
+    )
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def other_harness(tmp_path, campaign_id):
+    """Another process that has deployed."""
+    command = [sys.executable, "-c", textwrap.dedent(HARNESS), campaign_id, str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
+def test_no_process_survives_a_harness_that_dies(other_harness, campaign_id, number):
+    assert len(marked(campaign_id)) >= 8  # a guard, a replica, a child and a grandchild, twice
+
+    other_harness.send_signal(number)
+    other_harness.wait()
+
+    assert eventually(lambda: not marked(campaign_id), timeout_s=3), marked(campaign_id)
+
+
+def test_a_sweep_ends_what_killed_guards_left(other_harness, campaign_id):
+    guards = [process for process in marked(campaign_id) if "guard.py" in " ".join(process.cmdline())]
+    other_harness.kill()
+    for guard in guards:
+        if guard.is_running():
+            guard.kill()
+
+    sentences = end_strays(campaign_id)
+
+    assert marked(campaign_id) == []
+    assert len(sentences) <= 4
+    assert end_strays(campaign_id) == []
+
+
+def test_a_sweep_leaves_other_campaigns_alone(deploy, campaign_id):
+    deployment = deploy(replicas=1)
+
+    end_strays(f"{campaign_id}-other")
+
+    assert psutil.Process(deployment.targets[0].pid).is_running()
+
+
+def test_replicas_find_workloads_in_the_folder_the_harness_was_started_in(deploy, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(Path("tests/support/tiny_workload.py").read_text())
+    monkeypatch.chdir(tmp_path)
+
+    assert len(deploy(factory="mine:steady", replicas=1).targets) == 1

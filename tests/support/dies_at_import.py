@@ -1,0 +1,3 @@
+"""A workload's module that cannot be imported."""
+
+raise RuntimeError("no weights on this machine")

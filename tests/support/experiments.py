@@ -1,0 +1,31 @@
+"""Small experiments and campaigns for tests."""
+
+from harness.spec import CampaignSpec, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+
+TINY = "tests.support.tiny_workload"
+FAST = {"step_s": 0.1, "stabilise_s": 0, "record_s": 0.5, "cooldown_s": 0, "ready_timeout_s": 20, "drain_timeout_s": 4}
+
+
+def experiment(
+    *, factory="steady", replicas=2, metrics=("throughput",), timing=None, limits=None, workload=None, **options
+) -> ExperimentSpec:
+    factory = factory if ":" in factory else f"{TINY}:{factory}"
+    return ExperimentSpec(
+        workload=WorkloadSpec(name="tiny", factory=factory, warmup_requests=1, options=options, **(workload or {})),
+        replicas=replicas,
+        sharing=Sharing.TIME_SLICING,
+        repeat=1,
+        timing=Timing(**FAST | (timing or {})),
+        metrics=list(metrics),
+        limits=Limits(**(limits or {})),
+    )
+
+
+def campaign(**changes) -> CampaignSpec:
+    values = {
+        "name": "test",
+        "workloads": [WorkloadSpec(name="tiny", factory=f"{TINY}:steady", warmup_requests=1)],
+        "replicas": [1, 2],
+        "timing": Timing(**FAST),
+    }
+    return CampaignSpec(**values | changes)

@@ -1,0 +1,76 @@
+"""Workloads that start in a moment and misbehave on demand; none imports torch."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SERVICE_S = 0.002
+
+
+class Tiny:
+    """Sleeps for a request; subclasses misbehave."""
+
+    name = "tiny"
+
+    def infer(self) -> int:
+        time.sleep(SERVICE_S)
+        return 1
+
+
+def steady(settings):
+    del settings
+    return Tiny()
+
+
+class _DiesAfter(Tiny):
+    def __init__(self, seconds: float) -> None:
+        self.deadline_s = time.monotonic() + seconds
+
+    def infer(self) -> int:
+        if time.monotonic() > self.deadline_s:
+            sys.stderr.write("out of luck\n")
+            sys.stderr.flush()
+            os._exit(7)
+        return super().infer()
+
+
+def dies_after(settings):
+    """Option `after_s`; with option `replica`, only that one dies."""
+    if int(settings.options.get("replica", settings.replica)) != settings.replica:
+        return Tiny()
+    return _DiesAfter(float(settings.options["after_s"]))
+
+
+class _Hangs(Tiny):
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def infer(self) -> int:
+        self.left -= 1
+        if self.left < 0:
+            time.sleep(3600)
+        return super().infer()
+
+
+def hangs(settings):
+    """Option `after`: requests served before it hangs."""
+    return _Hangs(int(settings.options.get("after", 0)))
+
+
+def slow_to_load(settings):
+    time.sleep(float(settings.options["load_s"]))
+    return Tiny()
+
+
+def with_children(settings):
+    """Starts a child and a grandchild that ignore SIGTERM, and writes their pids beside its status."""
+    script = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); pid = os.fork();"
+        "open(sys.argv[1] + '/pid-' + str(os.getpid()), 'w').close(); time.sleep(3600)"
+    )
+    subprocess.Popen([sys.executable, "-c", script, str(settings.replica_dir)])  # noqa: S603
+    while len(list(Path(settings.replica_dir).glob("pid-*"))) < 2:
+        time.sleep(0.01)
+    return Tiny()
