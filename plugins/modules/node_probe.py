@@ -1,0 +1,280 @@
+#!/usr/bin/python3
+"""Reads the state of one machine in one call: what preflight judges and what roles verify."""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import re
+import shutil
+import stat
+import time
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import open_url
+
+DOCUMENTATION = r"""
+module: node_probe
+short_description: Reads the state of a machine in one call and changes nothing
+description:
+  - One module call instead of a dozen C(stat), C(slurp) and C(command) tasks.
+  - With O(machine=true) the result also becomes C(ansible_facts.node).
+options:
+  machine: {description: Read the machine itself (OS memory cgroup swap GPU clock) into ansible_facts.node.,
+            type: bool, default: false}
+  disks: {description: Paths whose free space is read; the nearest existing parent is measured.,
+          type: list, elements: str, default: []}
+  modules: {description: Kernel modules., type: list, elements: str, default: []}
+  sysctls: {description: Kernel parameters., type: list, elements: str, default: []}
+  paths: {description: Files and folders., type: list, elements: str, default: []}
+  packages: {description: Debian packages., type: list, elements: str, default: []}
+  units: {description: systemd units., type: list, elements: str, default: []}
+  urls: {description: Addresses that should answer 200; all are asked at once., type: list, elements: str, default: []}
+  urls_timeout_s: {description: Seconds until a silent address is given up., type: int, default: 15}
+author: [the project]
+"""
+
+EXAMPLES = r"""
+- name: Look at the machine
+  node_probe:
+    machine: true
+    disks: [/var/lib]
+"""
+
+RETURN = r"""
+probe:
+  description: What was asked for by kind; a missing thing is present with a null or false value.
+  type: dict
+  returned: always
+"""
+
+LISTS = ("disks", "modules", "sysctls", "paths", "packages", "units", "urls")
+
+
+def read(path: str | Path) -> str | None:
+    """The text of a small kernel or configuration file, or None where it cannot be read."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def os_release(text: str) -> dict[str, str]:
+    """Parses os-release(5) into its fields."""
+    pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+    return {key: value.strip().strip("\"'") for key, value in pairs}
+
+
+def memory_bytes(meminfo: str) -> int | None:
+    """Total memory in bytes from /proc/meminfo."""
+    match = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, re.MULTILINE)
+    return int(match[1]) * 1024 if match else None
+
+
+def swaps(text: str) -> list[dict[str, Any]]:
+    """The active swap areas of /proc/swaps: path, type (partition, file) and size in bytes."""
+    rows = [line.split() for line in text.splitlines()[1:]]
+    return [{"path": row[0], "type": row[1], "size_bytes": int(row[2]) * 1024} for row in rows if len(row) >= 3]  # noqa: PLR2004 - three columns are read
+
+
+def cgroup_version() -> str:
+    """v2 where only the unified hierarchy is mounted, hybrid where both are, else v1 or none."""
+    if Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return "v2"
+    if Path("/sys/fs/cgroup/unified/cgroup.controllers").exists():
+        return "hybrid"
+    return "v1" if Path("/sys/fs/cgroup/memory").exists() else "none"
+
+
+def psi_readable() -> bool:
+    """Whether pressure stall information can be read: the files may exist and still answer EOPNOTSUPP."""
+    return read("/proc/pressure/cpu") is not None
+
+
+def gpu() -> dict[str, Any]:
+    """NVIDIA devices on the PCI bus, and the loaded driver's version (None where none is loaded)."""
+    devices = 0
+    for device in Path("/sys/bus/pci/devices").glob("*"):
+        if (read(device / "vendor") or "").strip() == "0x10de" and (read(device / "class") or "").startswith("0x03"):
+            devices += 1
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", read("/proc/driver/nvidia/version") or "")
+    return {"pci_devices": devices, "driver": match[1] if match else None}
+
+
+def login_user() -> str:
+    """Who logged in: the user that became root by sudo, else the user we are."""
+    return os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+
+
+def home_of(user: str) -> str | None:
+    """The user's home folder, or None for a user that does not exist."""
+    try:
+        return pwd.getpwnam(user).pw_dir
+    except KeyError:
+        return None
+
+
+def free_bytes(path: str) -> int:
+    """Free space at the path, or at its nearest parent that exists."""
+    place = Path(path)
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+def sysctl(key: str) -> str | None:
+    """The running kernel's value, or None where the kernel has no such key."""
+    text = read("/proc/sys/" + key.replace(".", "/"))
+    return None if text is None else " ".join(text.split())
+
+
+def path_state(path: str) -> dict[str, Any]:
+    """Kind, owner, mode and link target of one path."""
+    try:
+        info = os.lstat(path)
+    except OSError:
+        return {"exists": False}
+    linked = stat.S_ISLNK(info.st_mode)
+    try:
+        owner = pwd.getpwuid(info.st_uid).pw_name
+    except KeyError:
+        owner = str(info.st_uid)
+    return {
+        "exists": Path(path).exists(),
+        "link": str(Path(path).readlink()) if linked else None,
+        "directory": Path(path).is_dir(),
+        "executable": os.access(path, os.X_OK),
+        "mode": format(stat.S_IMODE(info.st_mode), "04o"),
+        "owner": owner,
+        "size_bytes": info.st_size,
+    }
+
+
+def packages(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
+    """What dpkg says of each package: installed (and configured), version, held."""
+    state: dict[str, dict[str, Any]] = {name: {"installed": False, "version": None, "held": False} for name in names}
+    if not names:
+        return state
+    # dpkg-query answers 1 as soon as one of the names is unknown to it; the others are printed all the same.
+    fields = "${Package}\t${db:Status-Want}\t${db:Status-Status}\t${Version}\n"
+    _, out, _ = module.run_command(["dpkg-query", "--show", "--showformat", fields, *names])
+    for line in out.splitlines():
+        name, want, status, version = line.split("\t")
+        state[name] = {"installed": status == "installed", "version": version or None, "held": want == "hold"}
+    return state
+
+
+UNIT_FIELDS = ("Id", "LoadState", "ActiveState", "SubState", "UnitFileState", "NeedDaemonReload")
+
+
+def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
+    """What systemd says of each unit."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        _, out, _ = module.run_command(["systemctl", "show", "--property", ",".join(UNIT_FIELDS), "--", name])
+        values = dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+        found[name] = {
+            "exists": values.get("LoadState") in ("loaded", "masked"),
+            "masked": values.get("LoadState") == "masked" or values.get("UnitFileState", "").startswith("masked"),
+            "active": values.get("ActiveState") == "active",
+            "state": values.get("ActiveState"),
+            "enabled": values.get("UnitFileState") in ("enabled", "enabled-runtime", "static", "alias"),
+        }
+    return found
+
+
+def answer(url: str, timeout_s: int) -> str:
+    """`ok`, or why the address does not answer as it should."""
+    try:
+        with open_url(url, timeout=timeout_s):
+            return "ok"
+    except HTTPError as error:
+        return f"answers {error.code} {error.reason}"
+    except TimeoutError:
+        return f"says nothing for {timeout_s} s"
+    except (URLError, ConnectionError, OSError, HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        return f"says nothing for {timeout_s} s" if isinstance(reason, TimeoutError) else f"cannot be reached: {reason}"
+
+
+def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
+    """The answer of every address, all asked at once."""
+    with ThreadPoolExecutor(max_workers=max(1, len(urls))) as pool:
+        return dict(zip(urls, pool.map(lambda url: answer(url, timeout_s), urls), strict=True))
+
+
+def clock_synchronised(module: AnsibleModule) -> bool | None:
+    """Whether the clock follows a time source; None where timedatectl cannot say."""
+    code, out, _ = module.run_command(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
+    return out.strip() == "yes" if code == 0 and out.strip() in ("yes", "no") else None
+
+
+def machine(module: AnsibleModule) -> dict[str, Any]:
+    """The machine itself. Sizes in bytes, time in seconds since the epoch (UTC)."""
+    release = os_release(read("/etc/os-release") or "")
+    user = login_user()
+    return {
+        "os": release.get("ID", ""),
+        "os_version": release.get("VERSION_ID", ""),
+        "os_codename": release.get("VERSION_CODENAME", ""),
+        "os_name": release.get("PRETTY_NAME", ""),
+        "architecture": platform.machine(),
+        "kernel": platform.release(),
+        "hostname": platform.node(),
+        "boot_id": (read("/proc/sys/kernel/random/boot_id") or "").strip(),
+        "systemd": Path("/run/systemd/system").is_dir(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": memory_bytes(read("/proc/meminfo") or ""),
+        "cgroup": cgroup_version(),
+        "psi": psi_readable(),
+        "swaps": swaps(read("/proc/swaps") or ""),
+        "clock_synchronised": clock_synchronised(module),
+        "time_s": int(time.time()),
+        "gpu": gpu(),
+        "login_user": user,
+        "login_home": home_of(user),
+        "kubelet_joined": Path("/var/lib/kubelet/config.yaml").exists(),
+    }
+
+
+def probe(module: AnsibleModule) -> dict[str, Any]:
+    """Everything that was asked for, by kind."""
+    asked = module.params
+    return {
+        "disks": {path: free_bytes(path) for path in asked["disks"]},
+        "modules": {name: Path("/sys/module", name.replace("-", "_")).exists() for name in asked["modules"]},
+        "sysctls": {key: sysctl(key) for key in asked["sysctls"]},
+        "paths": {path: path_state(path) for path in asked["paths"]},
+        "packages": packages(module, asked["packages"]),
+        "units": units(module, asked["units"]),
+        "urls": answers(asked["urls"], asked["urls_timeout_s"]),
+        "swaps": swaps(read("/proc/swaps") or ""),
+    }
+
+
+def main() -> None:
+    """Runs the module."""
+    lists: dict[str, Any] = {name: {"type": "list", "elements": "str", "default": []} for name in LISTS}
+    module = AnsibleModule(
+        argument_spec={
+            "machine": {"type": "bool", "default": False},
+            "urls_timeout_s": {"type": "int", "default": 15},
+            **lists,
+        },
+        supports_check_mode=True,
+    )
+    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    result: dict[str, Any] = {"changed": False, "probe": probe(module)}
+    if module.params["machine"]:
+        result["ansible_facts"] = {"node": {**machine(module), "disks": result["probe"]["disks"]}}
+    module.exit_json(**result)
+
+
+if __name__ == "__main__":
+    main()
