@@ -17,7 +17,7 @@ from tests.node.machine.errors import MachineError
 # What a minimal cloud server has: no build tools, no container tools, no python beyond what apt needs.
 PACKAGES = (
     "apt,apt-utils,ca-certificates,curl,dbus,e2fsprogs,gpg,gpgv,iproute2,iputils-ping,kmod,less,libpam-systemd,"
-    "logrotate,mount,openssh-server,procps,python3,python3-apt,sudo,systemd,systemd-sysv,udev,zstd"
+    "logrotate,mount,openssh-server,openssl,procps,python3,python3-apt,python3-yaml,sudo,systemd,systemd-sysv,udev,zstd"
 )
 ROOT_BYTES = 6 << 30
 SWAP_PARTITION_BYTES = 256 << 20
@@ -38,7 +38,18 @@ LinkLocalAddressing=no
 IPv6AcceptRA=no
 """
 # Timers that would wake up in the middle of a test and hold the apt lock or the CPU.
-MASKED_UNITS = ["apt-daily.timer", "apt-daily-upgrade.timer", "e2scrub_reap.service", "e2scrub_all.timer", "fstrim.timer", "dpkg-db-backup.timer", "systemd-networkd-wait-online.service", "man-db.timer", "logrotate.timer", "systemd-journal-flush.service"]
+MASKED_UNITS = [
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "e2scrub_reap.service",
+    "e2scrub_all.timer",
+    "fstrim.timer",
+    "dpkg-db-backup.timer",
+    "systemd-networkd-wait-online.service",
+    "man-db.timer",
+    "logrotate.timer",
+    "systemd-journal-flush.service",
+]
 # Swap three times over, written three ways, with the leftovers of someone who "turned it off" before, and lines that
 # are none of anybody's business.
 FSTAB = """\

@@ -5,7 +5,6 @@ a test shows that nothing is fetched from anywhere but the local mirrors.
 """
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -52,12 +51,12 @@ class Namespace:
             self._holder.stdin.close()
 
     def _wait_for_first_process(self) -> int:
-        outside = os.readlink("/proc/self/ns/mnt")
+        outside = Path("/proc/self/ns/mnt").readlink()
         children = Path(f"/proc/{self._holder.pid}/task/{self._holder.pid}/children")
         deadline = time.monotonic() + READY_WITHIN_S
         while time.monotonic() < deadline and self._holder.poll() is None:
             if child := children.read_text().strip():
-                inside = os.readlink(f"/proc/{child}/ns/mnt")
+                inside = Path(f"/proc/{child}/ns/mnt").readlink()
                 # unshare has mounted the new /proc once it executes cat
                 if inside != outside and Path(f"/proc/{child}/comm").read_text().strip() == "cat":
                     return int(child)

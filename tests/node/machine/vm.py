@@ -131,10 +131,14 @@ class Machine:
         return self.ssh(command).stdout.strip()
 
     def write(self, path: str, text: str) -> None:
+        """Write a text file on the machine, with the folders above it."""
+        self.write_bytes(path, text.encode())
+
+    def write_bytes(self, path: str, content: bytes) -> None:
         """Write a file on the machine, with the folders above it."""
         quoted = shlex.quote(path)
         script = f"mkdir -p $(dirname {quoted}) && cat > {quoted}"
-        subprocess.run(["ssh", "-F", self.ssh_config, "node", script], input=text, text=True, check=True, timeout=60)
+        subprocess.run(["ssh", "-F", self.ssh_config, "node", script], input=content, check=True, timeout=60)
 
     def wait_for_ssh(self) -> None:
         """Wait until the machine answers; raise with the console's end when it does not."""

@@ -1,0 +1,239 @@
+"""The objects of the recorded cluster: files on disk, with the status that controllers would have written.
+
+An object may be read back exactly as applied. Kinds must be known and namespaces must exist, as at the real server.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
+
+Object = dict[str, Any]
+OBJECTS = STATE / "objects"
+API_MANIFEST = Path("/etc/kubernetes/manifests/kube-apiserver.yaml")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind the server knows: plural and group as in kubectl's output, short names, scope."""
+
+    name: str
+    plural: str
+    group: str
+    namespaced: bool
+    short: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """As kubectl names it in output (`deployment.apps`)."""
+        return f"{self.name.lower()}.{self.group}" if self.group else self.name.lower()
+
+    @property
+    def words(self) -> set[str]:
+        """Every way to name it on a command line."""
+        plain = {self.name.lower(), self.plural, *self.short}
+        return plain | {f"{name}.{self.group}" for name in plain}
+
+
+_BUILT_IN = """
+Namespace namespaces - cluster ns
+Node nodes - cluster no
+Pod pods - namespaced po
+Service services - namespaced svc
+ServiceAccount serviceaccounts - namespaced sa
+ConfigMap configmaps - namespaced cm
+Secret secrets - namespaced -
+Event events - namespaced ev
+Endpoints endpoints - namespaced ep
+PersistentVolume persistentvolumes - cluster pv
+PersistentVolumeClaim persistentvolumeclaims - namespaced pvc
+ResourceQuota resourcequotas - namespaced quota
+LimitRange limitranges - namespaced limits
+Deployment deployments apps namespaced deploy
+DaemonSet daemonsets apps namespaced ds
+StatefulSet statefulsets apps namespaced sts
+ReplicaSet replicasets apps namespaced rs
+Job jobs batch namespaced -
+CronJob cronjobs batch namespaced cj
+Role roles rbac.authorization.k8s.io namespaced -
+RoleBinding rolebindings rbac.authorization.k8s.io namespaced -
+ClusterRole clusterroles rbac.authorization.k8s.io cluster -
+ClusterRoleBinding clusterrolebindings rbac.authorization.k8s.io cluster -
+StorageClass storageclasses storage.k8s.io cluster sc
+RuntimeClass runtimeclasses node.k8s.io cluster -
+NetworkPolicy networkpolicies networking.k8s.io namespaced netpol
+PriorityClass priorityclasses scheduling.k8s.io cluster pc
+PodDisruptionBudget poddisruptionbudgets policy namespaced pdb
+CustomResourceDefinition customresourcedefinitions apiextensions.k8s.io cluster crd,crds
+APIService apiservices apiregistration.k8s.io cluster -
+CertificateSigningRequest certificatesigningrequests certificates.k8s.io cluster csr
+ValidatingAdmissionPolicy validatingadmissionpolicies admissionregistration.k8s.io cluster -
+ValidatingAdmissionPolicyBinding validatingadmissionpolicybindings admissionregistration.k8s.io cluster -
+MutatingAdmissionPolicy mutatingadmissionpolicies admissionregistration.k8s.io cluster -
+MutatingAdmissionPolicyBinding mutatingadmissionpolicybindings admissionregistration.k8s.io cluster -
+"""
+
+
+def kinds() -> list[Kind]:
+    """Built-in kinds and those of every applied CustomResourceDefinition."""
+    found = []
+    for line in _BUILT_IN.split("\n"):
+        if line:
+            name, plural, group, scope, short = line.split()
+            names = () if short == "-" else tuple(short.split(","))
+            found.append(Kind(name, plural, "" if group == "-" else group, scope == "namespaced", names))
+    for definition in _stored("CustomResourceDefinition"):
+        spec = definition["spec"]
+        names = spec["names"]
+        scope = spec["scope"] == "Namespaced"
+        found.append(Kind(names["kind"], names["plural"], spec["group"], scope, tuple(names.get("shortNames", ()))))
+    return found
+
+
+def kind_of(word: str) -> Kind:
+    """The kind meant by a word on the command line (`ds`, `nodes`, `deployment.apps`)."""
+    lowered = word.lower()
+    found = next((kind for kind in kinds() if lowered in kind.words), None)
+    return found or fail(f'error: the server doesn\'t have a resource type "{word}"')
+
+
+def kind_of_object(item: Object) -> Kind:
+    """The kind of a manifest; unknown ones are refused (a custom resource before its definition)."""
+    version = str(item.get("apiVersion", ""))
+    group = version.rpartition("/")[0]
+    found = next((kind for kind in kinds() if (kind.name, kind.group) == (item.get("kind"), group)), None)
+    name = item.get("kind")
+    return found or fail(f'error: resource mapping not found: no matches for kind "{name}" in version "{version}"')
+
+
+def require_api() -> None:
+    """Refuse as kubectl does when nothing listens on the API server's port."""
+    if not answers(("127.0.0.1", API_PORT)):
+        fail(f"The connection to the server 127.0.0.1:{API_PORT} was refused - did you specify the right host or port?")
+
+
+def read(kind: Kind, namespace: str, name: str) -> Object | None:
+    """One object with its status, or None."""
+    path = _path(kind.name, namespace if kind.namespaced else "", name)
+    return with_status(json.loads(path.read_text())) if path.exists() else None
+
+
+def listing(kind: Kind, namespace: str | None) -> list[Object]:
+    """All objects of a kind, of one namespace or of all (None), by namespace and name."""
+    found = []
+    for item in _stored(kind.name):
+        place = item["metadata"].get("namespace", "")
+        if not kind.namespaced or namespace is None or place == namespace:
+            found.append(with_status(item))
+    return found
+
+
+def merged(item: Object, namespace: str) -> tuple[Object | None, Object]:
+    """The stored object (None when new) and what applying a manifest would make of it."""
+    kind = kind_of_object(item)
+    wanted = json.loads(json.dumps(item))
+    wanted.pop("status", None)
+    if kind.namespaced:
+        wanted["metadata"].setdefault("namespace", namespace)
+        place = wanted["metadata"]["namespace"]
+        if not _path("Namespace", "", place).exists():
+            fail(f'Error from server (NotFound): namespaces "{place}" not found')
+    path = _path(kind.name, wanted["metadata"].get("namespace", "") if kind.namespaced else "", _name(wanted))
+    if not path.exists():
+        return None, wanted
+    stored = json.loads(path.read_text())
+    return stored, _overlay(stored, wanted)
+
+
+def write(item: Object) -> None:
+    """Store an object and let the controllers that watch it act."""
+    kind = kind_of_object(item)
+    path = _path(kind.name, item["metadata"].get("namespace", "") if kind.namespaced else "", _name(item))
+    for folder in (STATE, OBJECTS, path.parent.parent, path.parent):
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            folder.chmod(0o777)
+    path.write_text(json.dumps(item, sort_keys=True, indent=1))
+    path.chmod(0o666)
+    _control(item)
+
+
+def delete(kind: Kind, namespace: str, name: str) -> bool:
+    """Remove an object; whether there was one."""
+    path = _path(kind.name, namespace if kind.namespaced else "", name)
+    existed = path.exists()
+    path.unlink(missing_ok=True)
+    return existed
+
+
+def with_status(item: Object) -> Object:
+    """The object as its controller would have left it."""
+    kind = item["kind"]
+    if kind == "Node":
+        network = any(_stored("Installation"))
+        up = network and answers(("127.0.0.1", KUBELET_HEALTH_PORT))
+        message = "" if network else "container runtime network not ready: NetworkReady=false"
+        ready = {"type": "Ready", "status": str(up), "reason": "Kubelet", "message": message}
+        item.setdefault("status", {})["conditions"] = [ready]
+    elif kind in {"Deployment", "DaemonSet", "StatefulSet"}:
+        item["status"] = _workload_status(item)
+    elif kind in {"TigeraStatus", "APIService", "CustomResourceDefinition"}:
+        names = {"TigeraStatus": ("Available",), "APIService": ("Available",)}.get(
+            kind, ("Established", "NamesAccepted")
+        )
+        item["status"] = {"conditions": [{"type": name, "status": "True"} for name in names]}
+    elif kind == "Namespace":
+        item["status"] = {"phase": "Active"}
+    return item
+
+
+def _workload_status(item: Object) -> Object:
+    count = item.get("spec", {}).get("replicas", 1)
+    generation = item["metadata"].get("generation", 1)
+    if item["kind"] == "DaemonSet":
+        names = ("desiredNumberScheduled", "currentNumberScheduled", "numberReady", "numberAvailable")
+        return {"observedGeneration": generation, "updatedNumberScheduled": 1, **dict.fromkeys(names, 1)}
+    names = ("replicas", "readyReplicas", "availableReplicas", "updatedReplicas")
+    condition = {"type": "Available", "status": "True"}
+    return {"observedGeneration": generation, **dict.fromkeys(names, count), "conditions": [condition]}
+
+
+def _control(item: Object) -> None:
+    """What operators do when an object appears."""
+    if item["kind"] == "Installation":
+        write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "calico-system"}})
+        write({"apiVersion": "operator.tigera.io/v1", "kind": "TigeraStatus", "metadata": {"name": "calico"}})
+        for kind, name in (
+            ("DaemonSet", "calico-node"),
+            ("Deployment", "calico-kube-controllers"),
+            ("Deployment", "calico-typha"),
+        ):
+            place = {"name": name, "namespace": "calico-system"}
+            write({"apiVersion": "apps/v1", "kind": kind, "metadata": place, "spec": {}})
+
+
+def _stored(kind: str) -> Iterator[Object]:
+    for path in sorted((OBJECTS / kind).glob("*/*.json")):
+        yield json.loads(path.read_text())
+
+
+def _path(kind: str, namespace: str, name: str) -> Path:
+    return OBJECTS / kind / (namespace or "_") / f"{name}.json"
+
+
+def _name(item: Object) -> str:
+    name = item.get("metadata", {}).get("name")
+    if not name:
+        fail("error: resource name may not be empty")
+    return str(name)
+
+
+def _overlay(stored: Any, wanted: Any) -> Any:
+    """Fields of a manifest laid over the stored object; lists are replaced, what is not named stays."""
+    if isinstance(stored, dict) and isinstance(wanted, dict):
+        both = {key: _overlay(stored[key], value) if key in stored else value for key, value in wanted.items()}
+        return stored | both
+    return wanted
