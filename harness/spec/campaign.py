@@ -57,10 +57,10 @@ class Timing(StrictModel):
         default=None,
         gt=0,
         lt=120,
-        description="End the cool-down as soon as every GPU is at or below this; None: by the clock alone.",
+        description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
     )
     rate_window_s: float | None = Field(
-        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; None: 4 steps."
+        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
     )
     telemetry_interval_s: float = Field(
         default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series."
@@ -100,13 +100,13 @@ class Timing(StrictModel):
 class Limits(StrictModel):
     """Where to stop."""
 
-    max_hours: float | None = Field(default=None, gt=0, description="Refuse a plan that takes longer; None: no limit.")
+    max_hours: float | None = Field(default=None, gt=0, description="Refuse a plan that takes longer; null means no limit.")
     max_disk_gb: float | None = Field(
-        default=None, gt=0, description="Refuse a plan that writes more; None: free space decides."
+        default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
     )
     on_replica_death: OnReplicaDeath = Field(
         default=OnReplicaDeath.DEGRADE,
-        description="degrade: record on and say so in the verdict; retry: start the experiment again.",
+        description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
     )
     retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
 

@@ -47,11 +47,11 @@ class WorkloadSpec(StrictModel):
     )
     model: str | None = Field(
         default=None,
-        description="Built-in workload to run: resnet50, distilbert or whisper; None: the one that `name` names.",
+        description="Built-in workload to run: resnet50, distilbert or whisper; null means the one that `name` names.",
     )
     factory: str | None = Field(
         default=None,
-        description="Your own workload as `module:callable`; importable from the folder the harness is started in. None: a built-in one.",
+        description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
     )
     batch_size: int = Field(default=1, ge=1, le=4096, description="Inputs in one request.")
     precision: Precision = Field(default=Precision.FP32, description="fp32, fp16 or bf16.")
@@ -59,7 +59,7 @@ class WorkloadSpec(StrictModel):
     device: Device = Field(default=Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
     seed: int = Field(default=0, ge=0, description="Seed of random weights and synthetic inputs.")
     checkpoint: str | None = Field(
-        default=None, description="Folder or file with local weights; None: random weights from `seed`."
+        default=None, description="Folder or file with local weights; null means random weights from `seed`."
     )
     inference_sleep_s: float = Field(
         default=0.0, ge=0.0, le=3600.0, description="Pause between two requests, in seconds (INFERENCE_SLEEP)."
@@ -68,10 +68,10 @@ class WorkloadSpec(StrictModel):
         default=5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of one replica; None: torch's own choice."
+        default=None, ge=1, le=1024, description="CPU threads of one replica; null means torch's own choice."
     )
     memory_gb: float | None = Field(
-        default=None, gt=0, description="Memory one replica needs, for preflight; None: the built-in estimate."
+        default=None, gt=0, description="Memory one replica needs, for preflight; null means the built-in estimate."
     )
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Passed on to the workload as they are, e.g. `model_size: tiny`."

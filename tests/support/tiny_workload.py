@@ -70,7 +70,7 @@ def with_children(settings):
         "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); pid = os.fork();"
         "open(sys.argv[1] + '/pid-' + str(os.getpid()), 'w').close(); time.sleep(3600)"
     )
-    subprocess.Popen([sys.executable, "-c", script, str(settings.replica_dir)])  # noqa: S603
+    subprocess.Popen([sys.executable, "-c", script, str(settings.replica_dir)])
     while len(list(Path(settings.replica_dir).glob("pid-*"))) < 2:
         time.sleep(0.01)
     return Tiny()

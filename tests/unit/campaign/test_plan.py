@@ -1,0 +1,68 @@
+"""The matrix, its order, its hours and its disk."""
+
+import pytest
+
+from harness.campaign.plan import check_limits, estimate, expand
+from harness.campaign.source import read_source
+from harness.errors import UsageError
+from harness.spec import CampaignSpec, Limits, Order, WorkloadSpec
+from tests.support.experiments import campaign
+
+
+def ids(spec: CampaignSpec) -> list[str]:
+    return [experiment.experiment_id for experiment in expand(spec)]
+
+
+def test_the_published_matrix_is_nine_experiments_of_ten_hours_and_135_files():
+    experiments = expand(read_source("replica-scaling").spec)
+
+    assert len(experiments) == 9
+    assert sum(len(experiment.metrics) for experiment in experiments) == 135
+    assert estimate(experiments).duration_s == 9 * (300 + 3600 + 120)
+
+
+def test_listed_runs_the_repeats_of_a_cell_in_a_row():
+    assert ids(campaign(repeats=2)) == [
+        "tiny_r1_time-slicing_rep1",
+        "tiny_r1_time-slicing_rep2",
+        "tiny_r2_time-slicing_rep1",
+        "tiny_r2_time-slicing_rep2",
+    ]
+
+
+def test_interleaved_runs_one_repeat_of_everything_first():
+    assert [name.rpartition("_")[2] for name in ids(campaign(repeats=2, order=Order.INTERLEAVED))] == ["rep1"] * 2 + [
+        "rep2"
+    ] * 2
+
+
+def test_random_is_a_permutation_within_each_repeat_and_the_same_for_the_same_seed():
+    wishes = {"repeats": 3, "replicas": [1, 2, 3, 4, 5, 6], "order": Order.RANDOM}
+    one, again, other = (ids(campaign(seed=seed, **wishes)) for seed in (1, 1, 2))
+
+    assert one == again
+    assert one != other
+    assert sorted(one) == sorted(ids(campaign(repeats=3, replicas=[1, 2, 3, 4, 5, 6])))
+    assert all(name.endswith("rep1") for name in one[:6])
+
+
+def test_a_metric_that_is_not_in_the_catalogue_is_an_error_with_a_suggestion():
+    with pytest.raises(UsageError, match="Did you mean latency_p"):
+        expand(campaign(metrics=["latency_p59"]))
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"), [({"max_hours": 0.0001}, "max_hours"), ({"max_disk_gb": 0.0001}, "max_disk_gb")]
+)
+def test_a_plan_beyond_its_own_limits_is_refused(limit, words):
+    spec = campaign(limits=Limits(**limit))
+
+    with pytest.raises(UsageError, match=words):
+        check_limits(spec, estimate(expand(spec)))
+
+
+def test_ids_differ_between_variants_of_one_model():
+    workloads = [WorkloadSpec(name="resnet50"), WorkloadSpec(name="resnet50-fp16", model="resnet50", precision="fp16")]
+    names = ids(campaign(workloads=workloads))
+
+    assert len(set(names)) == len(names) == 4

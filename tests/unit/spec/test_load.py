@@ -1,0 +1,161 @@
+"""The campaign file: every fault is named with its line and what to do."""
+
+import json
+import re
+
+import pytest
+
+from harness.campaign.source import read_source, shipped_names
+from harness.campaign.starter import starter_text
+from harness.errors import CampaignFileError
+from harness.spec import CampaignSpec
+from harness.spec.load import parse_campaign
+from harness.spec.model import StrictModel
+
+GOOD = """
+name: mine
+workloads:
+  - name: resnet50
+replicas: [1, 3]
+"""
+
+
+def faults(text):
+    with pytest.raises(CampaignFileError) as caught:
+        parse_campaign(text, origin="c.yaml")
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_short_file_is_enough():
+    spec = parse_campaign(GOOD, origin="c.yaml")
+
+    assert spec.timing.rows == 721
+    assert spec.timing.window_s == 20
+    assert [sharing.value for sharing in spec.sharing] == ["time-slicing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "orderr: random\n", "c.yaml:6: unknown key `orderr`; did you mean `order`?"),
+        (GOOD + "timing:\n  stepp_s: 5\n", "c.yaml:7: unknown key `timing.stepp_s`; did you mean `step_s`?"),
+        (
+            GOOD.replace("name: resnet50", "name: resnet5"),
+            "c.yaml:4: `workloads.0`: unknown workload 'resnet5': did you mean resnet50?",
+        ),
+        (
+            GOOD.replace("name: resnet50", "name: resnet50\n    batchsize: 2"),
+            "c.yaml:5: unknown key `workloads.0.batchsize`; did you mean `batch_size`?",
+        ),
+        (
+            GOOD.replace("[1, 3]", "[0]"),
+            "c.yaml:5: `replicas.0`: Input should be greater than or equal to 1 (found 0).",
+        ),
+        (
+            GOOD.replace("[1, 3]", "[100000]"),
+            "c.yaml:5: `replicas.0`: Input should be less than or equal to 256 (found 100000).",
+        ),
+        (GOOD.replace("[1, 3]", "[3, 3]"), "the same value is listed twice; use `repeats`"),
+        (GOOD.replace("[1, 3]", "['3']"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found '3')."),
+        (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found True)."),
+        (
+            GOOD + "timing: {step_s: 7}\n",
+            "c.yaml:6: `timing`: step_s 7 does not divide record_s 3600: use record_s 3598 or 3605.",
+        ),
+        (GOOD + "timing: {step_s: 0.01}\n", "greater than or equal to 0.1"),
+        (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s must be at least 4 steps (20 s)"),
+        (GOOD + "timing: {telemetry_interval_s: 1}\n", "less than or equal to 0.25"),
+        (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
+        (GOOD + "sharing: [mig]\n", "Input should be 'time-slicing' (found 'mig')"),
+        (GOOD + "order: backwards\n", "'listed', 'interleaved' or 'random'"),
+        (GOOD.replace("name: mine\n", ""), "`name` is missing."),
+        (GOOD.replace("mine", "My Campaign"), "c.yaml:2: `name`: String should match pattern"),
+        (GOOD.replace("name: resnet50", "name: own\n    factory: nonsense"), "is not of the form module:callable"),
+        (GOOD.replace("name: resnet50", "name: a\n    model: whisper\n    factory: m:f"), "keep one of them"),
+        (GOOD.replace("name: resnet50", "name: resnet50\n  - name: resnet50"), "two workloads are called 'resnet50'"),
+        (
+            GOOD.replace("name: resnet50", "name: resnet50\n    device: cpu\n    execution: cuda-graph"),
+            "execution cuda-graph needs a GPU",
+        ),
+        ("- 1\n- 2\n", "holds no campaign"),
+        ("", "holds no campaign"),
+        ("name: [unclosed\n", "is not YAML"),
+        ("name: !!python/object:os.system {}\n", "is not YAML"),
+    ],
+)
+def test_each_fault_is_named_with_its_line_and_its_mend(text, expected):
+    assert expected in faults(text)
+
+
+def test_all_faults_are_named_at_once():
+    message = faults(GOOD.replace("[1, 3]", "[0, 900]") + "orderr: random\nrepeets: 3\n")
+
+    assert message.startswith("c.yaml has 4 faults:")
+    assert len(re.findall(r"c\.yaml:\d+:", message)) == 4
+
+
+def test_variants_of_a_builtin_have_names_of_their_own():
+    text = GOOD.replace("name: resnet50", "name: resnet50-fp16\n    model: resnet50\n    precision: fp16")
+
+    assert parse_campaign(text, origin="c.yaml").workloads[0].target == "resnet50"
+
+
+def models(model=CampaignSpec):
+    yield model
+    for definition in model.model_json_schema().get("$defs", {}):
+        yield (
+            next(each for each in StrictModel.__subclasses__() if each.__name__ == definition)
+            if definition in {each.__name__ for each in StrictModel.__subclasses__()}
+            else model
+        )
+
+
+@pytest.mark.parametrize(
+    "model", sorted(set(models()), key=lambda model: model.__name__), ids=lambda model: model.__name__
+)
+def test_every_field_is_described(model):
+    for name, field in model.model_fields.items():
+        assert field.description, f"{model.__name__}.{name} has no description"
+
+
+def test_the_schema_is_json_and_refuses_unknown_keys():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(json.dumps(CampaignSpec.model_json_schema()))
+    good = {"name": "mine", "workloads": [{"name": "resnet50"}], "replicas": [1]}
+
+    jsonschema.validate(good, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**good, "orderr": "random"}, schema)
+
+
+def test_what_is_shipped_is_valid_and_the_scaling_matrix_is_the_published_one():
+    specs = {name: read_source(name).spec for name in shipped_names()}
+
+    assert set(specs) == {"quickstart", "replica-scaling", "smoke"}
+    assert all(spec.name == name for name, spec in specs.items())
+    scaling = specs["replica-scaling"]
+    assert [workload.name for workload in scaling.workloads] == ["resnet50", "distilbert", "whisper"]
+    assert scaling.replicas == [1, 3, 8]
+    timing = scaling.timing
+    assert (timing.stabilise_s, timing.record_s, timing.cooldown_s, timing.step_s) == (300, 3600, 120, 5)
+
+
+def test_an_unknown_campaign_gets_a_suggestion():
+    with pytest.raises(CampaignFileError, match="Did you mean quickstart"):
+        read_source("quikstart")
+
+
+def test_the_starter_is_valid_and_names_every_field():
+    text = starter_text("My Campaign")
+
+    assert parse_campaign(text, origin="starter").name == "my-campaign"
+    for model in set(models()) - {CampaignSpec}:
+        if model.__name__ != "ExperimentSpec":
+            assert all(re.search(rf"\b{name}:", text) for name in model.model_fields), model
+
+
+def test_uncommenting_everything_in_the_starter_is_valid():
+    lines = [re.sub(r"^(\s*)# (\w+: |\w+:$)", r"\1\2", line) for line in starter_text("mine").splitlines()]
+
+    assert parse_campaign("\n".join(lines), origin="starter").limits.retries == 1

@@ -1,0 +1,84 @@
+"""The rules of the house: who may import whom, how large a module may be, where printing is allowed."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "harness"
+
+# Dependencies point downwards only; packages of one row do not know each other.
+LAYERS = [
+    ["cli"],
+    ["campaign"],
+    ["analysis"],
+    ["backends", "load", "node"],
+    ["results"],
+    ["metrics"],
+    ["spec"],
+    ["errors", "clock"],
+]
+RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
+ANYWHERE = {"__version__"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(module: Path) -> str:
+    return module.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(module: Path) -> set[str]:
+    """Parts of the house that a module imports, wherever in the file it does so."""
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{module}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("harness.")} - ANYWHERE
+
+
+def trespasses(part: str, imports: set[str]) -> set[str]:
+    """Which imports point upwards or sideways."""
+    if part in {"__main__", "__init__"}:
+        return imports - {"cli"}
+    if part == "workloads":  # stands apart
+        return imports - {"workloads"}
+    return {other for other in imports if other != part and (other == "workloads" or RANK[other] <= RANK[part])}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_dependencies_point_down(module):
+    assert trespasses(part_of(module), imported_parts(module)) == set()
+
+
+def test_the_check_sees_a_trespass():
+    assert trespasses("metrics", {"results"}) == {"results"}
+    assert trespasses("spec", {"cli", "errors"}) == {"cli"}
+    assert trespasses("workloads", {"metrics"}) == {"metrics"}
+    assert trespasses("node", {"backends"}) == {"backends"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_modules_stay_small_and_say_what_they_are(module):
+    text = module.read_text()
+
+    assert len(text.splitlines()) <= 500
+    assert ast.get_docstring(ast.parse(text)), "no docstring"
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_only_the_output_module_prints(module):
+    calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
+
+    assert not [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+
+
+def test_no_shell_is_ever_used_and_no_machine_is_named():
+    for module in MODULES:
+        text = module.read_text()
+        assert "shell=True" not in text, module
+        assert not re.search(r"pypi\.org|deb\.debian\.org|pythonhosted", text), module

@@ -1,0 +1,64 @@
+"""Every YAML file in the repository is parsed and has a kind that something checks; a new one needs a kind."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+KINDS = {
+    "campaign file": r"harness/campaign/shipped/[^/]+\.yaml",
+    "campaign file of an example": r"examples/(.+/)?campaign\.yaml",
+    "playbook": r"(site|playbooks/[^/]+|tests/node/.+)\.ya?ml",
+    "role": r"roles/[^/]+/(tasks|handlers|defaults|vars|meta)/[^/]+\.ya?ml",
+    "inventory": r"inventory/.+\.ya?ml",
+    "lint settings": r"\.(yamllint|ansible-lint(\.yml)?)",
+}
+
+
+class Loader(yaml.SafeLoader):
+    """Also knows Ansible's own tags."""
+
+
+Loader.add_multi_constructor("!", lambda loader, _suffix, node: loader.construct_scalar(node))
+
+
+def yaml_files() -> list[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
+    return [name for name in listed if re.search(r"\.ya?ml$|^\.yamllint$", name) and (ROOT / name).is_file()]
+
+
+def kinds_of(name: str) -> list[str]:
+    return [kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)]
+
+
+@pytest.mark.parametrize("name", yaml_files())
+def test_every_file_parses_and_has_one_kind(name):
+    list(yaml.load_all((ROOT / name).read_text(), Loader=Loader))
+
+    assert len(kinds_of(name)) == 1, f"{name}: say in KINDS what it is, and check it where its kind is checked"
+
+
+def campaign_files() -> list[str]:
+    return [name for name in yaml_files() if any(kind.startswith("campaign") for kind in kinds_of(name))]
+
+
+@pytest.mark.parametrize("name", campaign_files())
+def test_every_campaign_file_is_valid(name):
+    from harness.campaign.plan import expand
+    from harness.spec.load import parse_campaign
+
+    assert expand(parse_campaign((ROOT / name).read_text(), origin=name))
+
+
+def test_an_unknown_file_has_no_kind():
+    assert kinds_of("somewhere/else.yaml") == []
