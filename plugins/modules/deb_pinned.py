@@ -54,6 +54,7 @@ versions: {description: The version of every package after the run (in check mod
            returned: always}
 """
 
+FETCH_TIMEOUT_S = 30
 FIELDS = "${Package}\t${db:Status-Want}\t${db:Status-Status}\t${Version}\n"
 
 
@@ -74,6 +75,11 @@ def offered(madison: str) -> dict[str, list[str]]:
     return found
 
 
+def fitting(package: dict[str, Any], offers: dict[str, list[str]]) -> list[str]:
+    """The offered versions that are the wanted one."""
+    return [version for version in offers.get(package["name"], []) if matches(version, package["version"])]
+
+
 class Packages:
     """The wanted packages against what dpkg has."""
 
@@ -90,17 +96,22 @@ class Packages:
         code, out, err = self.module.run_command(list(command))
         return int(code), str(out), str(err)
 
-    def apt(self, *command: str) -> None:
+    def apt(self, verb: str, *arguments: str) -> None:
         """Runs apt-get without questions; ends the module with apt's own words when it fails."""
         settings = [
             f"DPkg::Lock::Timeout={self.module.params['lock_timeout_s']}",
             "Dpkg::Options::=--force-confdef",
             "Dpkg::Options::=--force-confold",
             "APT::Install-Recommends=false",
+            f"Acquire::http::Timeout={FETCH_TIMEOUT_S}",
+            f"Acquire::https::Timeout={FETCH_TIMEOUT_S}",
+            "Acquire::Retries=2",
         ]
-        code, out, err = self.run("apt-get", "--yes", "--quiet=2", *(p for s in settings for p in ("-o", s)), *command)
+        code, out, err = self.run(
+            "apt-get", "--yes", "--quiet=2", *(p for s in settings for p in ("-o", s)), verb, *arguments
+        )
         if code != 0:
-            self.module.fail_json(msg=self.apt_failure(command[0], (err or out).strip()), stdout=out, stderr=err)
+            self.module.fail_json(msg=self.apt_failure(verb, (err or out).strip()), stdout=out, stderr=err)
 
     def apt_failure(self, verb: str, words: str) -> str:
         """What to do next, by what apt said."""
@@ -127,7 +138,7 @@ class Packages:
         if not self.module.check_mode:
             # Whatever dpkg cannot configure (a package in pieces) is put right by the installation that follows.
             self.run("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
-            self.apt("--fix-broken", "--allow-change-held-packages", "install")
+            self.apt("install", "--fix-broken", "--allow-change-held-packages")
         return True
 
     def todo(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -150,18 +161,27 @@ class Packages:
                 reinstall.append(name)
         return install, reinstall
 
-    def resolve(self, packages: list[dict[str, Any]]) -> list[str]:
-        """The exact name=version of each; ends the module when a version is not offered."""
+    def offers(self, packages: list[dict[str, Any]]) -> dict[str, list[str]]:
+        """The versions that the repositories offer of each package, newest first."""
         _, out, _ = self.run("apt-cache", "madison", *(package["name"] for package in packages))
-        offers = offered(out)
-        exact = []
+        return offered(out)
+
+    def resolve(self, packages: list[dict[str, Any]]) -> list[str]:
+        """The exact name=version of each; ends the module when a version is not offered.
+
+        What is not offered by the index on this machine is asked for once more with a fresh one.
+        """
+        offers = self.offers(packages)
+        if not all(fitting(package, offers) for package in packages):
+            self.apt("update")
+            offers = self.offers(packages)
         for package in packages:
-            name, wanted = package["name"], package["version"]
-            fitting = [version for version in offers.get(name, []) if matches(version, wanted)]
-            if not fitting:
-                self.fail_unknown(name, wanted, offers.get(name, []))
-            exact.append(f"{name}={fitting[0]}" if wanted else name)
-        return exact
+            if not fitting(package, offers):
+                self.fail_unknown(package["name"], package["version"], offers.get(package["name"], []))
+        return [
+            f"{package['name']}={fitting(package, offers)[0]}" if package["version"] else str(package["name"])
+            for package in packages
+        ]
 
     def fail_unknown(self, name: str, wanted: str, offers: list[str]) -> None:
         """Ends the module: no repository offers this version."""
@@ -184,7 +204,7 @@ class Packages:
         flags = ["--allow-change-held-packages", "--allow-downgrades"]
         # A file that was deleted by hand comes back only when dpkg is told so, should it be a configuration file.
         flags += ["-o", "Dpkg::Options::=--force-confmiss", "--reinstall"] if reinstall else []
-        self.apt(*flags, "install", *self.installed)
+        self.apt("install", *flags, *self.installed)
         self.verify(packages)
         return True
 
@@ -213,7 +233,7 @@ class Packages:
         """Removes the packages with their configuration; whether any was there."""
         there = [name for name, (_, state, _) in self.status().items() if state != "not-installed"]
         if there and not self.module.check_mode:
-            self.apt("--allow-change-held-packages", "purge", *there)
+            self.apt("purge", "--allow-change-held-packages", *there)
         return bool(there)
 
     def present(self) -> bool:
