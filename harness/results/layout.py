@@ -28,6 +28,7 @@ REPLICAS = "replicas"
 ATTEMPTS = "attempts"
 RAW_LATENCIES = "latencies.bin"
 CAMPAIGN_JSON = "campaign.json"
+STATE = "state.jsonl"
 
 METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")
 WIDE_COLUMNS = ("timestamp", "cpu_util", "ram_usage", "gpu_util", "gpu_memory", "latency")

@@ -1,0 +1,288 @@
+"""From a campaign's folder to cells: every workload, sharing mode and replica count over its repeats."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.analysis.measures import Measured, measure
+from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
+from harness.analysis.statistics import Estimate, ratio, t_interval
+from harness.errors import ResultsPathError
+from harness.results.experiment import verify_experiment
+from harness.results.layout import LATENCIES, experiment_folders
+from harness.results.manifest import Status
+from harness.spec import CampaignSpec, Sharing
+
+Key = tuple[str, str, int]
+"""Workload, sharing mode, replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """One finished experiment.
+
+    Attributes:
+        data: its files.
+        measured: its figures; empty when it is damaged.
+        damage: what verification found; empty when it is whole.
+        status: the verdict of its manifest.
+        steady: what the quality check says about steady state; None when it says nothing.
+    """
+
+    data: ExperimentData
+    measured: Measured
+    damage: list[str]
+
+    @property
+    def name(self) -> str:
+        """The experiment's id."""
+        return self.data.manifest.experiment_id
+
+    @property
+    def key(self) -> Key:
+        """The cell it belongs to."""
+        spec = self.data.manifest.experiment
+        return spec.workload.name, spec.sharing.value, spec.replicas
+
+    @property
+    def status(self) -> Status:
+        """The manifest's verdict."""
+        return self.data.manifest.verdict.status
+
+    @property
+    def used(self) -> bool:
+        """Whether it enters the averages: neither INVALID nor damaged."""
+        return self.status is not Status.INVALID and not self.damage
+
+
+@dataclass(slots=True)
+class Cell:
+    """One workload, sharing mode and replica count, over its repeats.
+
+    Attributes:
+        key: which.
+        experiments: every finished repeat, used or not.
+        planned: repeats that the campaign asks for; None when the plan is not known.
+        estimates: measure to its mean over the repeats used.
+        absent: measure to the reason why there is none.
+        speed_up: throughput over that of one replica; None with a reason in ``absent``.
+        efficiency: speed-up over replicas; None likewise.
+    """
+
+    key: Key
+    experiments: list[Experiment]
+    planned: int | None
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    speed_up: Estimate | None = None
+    efficiency: Estimate | None = None
+
+    @property
+    def workload(self) -> str:
+        """Its workload's name."""
+        return self.key[0]
+
+    @property
+    def sharing(self) -> str:
+        """Its sharing mode."""
+        return self.key[1]
+
+    @property
+    def replicas(self) -> int:
+        """Its number of replicas."""
+        return self.key[2]
+
+    @property
+    def used(self) -> list[Experiment]:
+        """The repeats that enter the averages."""
+        return [experiment for experiment in self.experiments if experiment.used]
+
+    @property
+    def badge(self) -> str:
+        """One word: VALID, DEGRADED, INVALID (nothing can be used) or MISSING (nothing is there)."""
+        if not self.experiments:
+            return "MISSING"
+        if not self.used:
+            return Status.INVALID.value
+        whole = all(experiment.status is Status.VALID for experiment in self.used)
+        return Status.VALID.value if whole else Status.DEGRADED.value
+
+    def figures(self, name: str) -> list[float]:
+        """One measure of every repeat used that has it."""
+        found = (experiment.measured.figures.get(name) for experiment in self.used)
+        return [figure for figure in found if figure is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An experiment that the campaign asks for and that is not there."""
+
+    name: str
+    reason: str
+
+
+@dataclass(slots=True)
+class CampaignAnalysis:
+    """Everything the report says.
+
+    Attributes:
+        folder: of the campaign.
+        name: of the folder.
+        spec: the campaign as it began; None when ``campaign.json`` is not there.
+        created_at: UTC; empty when not known.
+        source: the campaign file it began with; empty when not known.
+        experiments: the finished ones, by start of recording.
+        cells: by workload, sharing mode and replicas.
+        unfinished: what is missing.
+    """
+
+    folder: Path
+    name: str
+    spec: CampaignSpec | None
+    created_at: str
+    source: str
+    experiments: list[Experiment]
+    cells: list[Cell]
+    unfinished: list[Unfinished]
+
+    @property
+    def planned(self) -> int:
+        """Experiments that the campaign asks for."""
+        return len(self.experiments) + len(self.unfinished)
+
+    def workloads(self) -> list[str]:
+        """Names, in the campaign's order."""
+        return list(dict.fromkeys(cell.workload for cell in self.cells))
+
+    def count(self, status: Status) -> int:
+        """Finished, whole experiments with this verdict."""
+        return sum(experiment.status is status and not experiment.damage for experiment in self.experiments)
+
+
+def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> CampaignAnalysis:
+    """Read, check and average a campaign, finished or not.
+
+    Args:
+        folder: ``results/<campaign>``.
+        progress: told the id of each experiment before it is read.
+
+    Raises:
+        ResultsPathError: no campaign there.
+        StorageError: a file cannot be read.
+    """
+    if not folder.is_dir():
+        raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
+    identity = read_campaign(folder)
+    experiments = [_experiment(path, progress) for path in experiment_folders(folder)]
+    if not identity and not experiments:
+        raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
+    experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
+    spec: CampaignSpec | None = identity.get("spec")
+    cells = _cells(experiments, spec)
+    _relate_to_one_replica(cells)
+    return CampaignAnalysis(
+        folder=folder,
+        name=folder.resolve().name,
+        spec=spec,
+        created_at=str(identity.get("created_at", "")),
+        source=str(identity.get("source", "")),
+        experiments=experiments,
+        cells=cells,
+        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}),
+    )
+
+
+def _experiment(folder: Path, progress: Callable[[str], None]) -> Experiment:
+    progress(folder.name)
+    data = read_experiment(folder)
+    damage = [
+        problem.message if problem.path == folder else f"{problem.path.name}: {problem.message}"
+        for problem in verify_experiment(folder).problems
+        if not _was_left_out(problem.path)
+    ]
+    # A damaged file may not even parse; nothing in that folder is worth a figure.
+    return Experiment(data, Measured() if damage else measure(data), damage)
+
+
+def _was_left_out(path: Path) -> bool:
+    """Raw latencies are large and may be left behind when a result set is passed on; their figures are then absent."""
+    return path.parent.name == LATENCIES and not path.exists()
+
+
+def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
+    keys: list[Key] = []
+    if spec is not None:
+        product = itertools.product(spec.workloads, spec.sharing, sorted(spec.replicas))
+        keys = [(workload.name, Sharing(sharing).value, replicas) for workload, sharing, replicas in product]
+    keys += sorted({experiment.key for experiment in experiments} - set(keys))
+    cells = []
+    for key in keys:
+        members = [experiment for experiment in experiments if experiment.key == key]
+        cell = Cell(key, members, spec.repeats if spec else None)
+        _average(cell)
+        cells.append(cell)
+    return cells
+
+
+def _average(cell: Cell) -> None:
+    names = {name for experiment in cell.used for name in (*experiment.measured.figures, *experiment.measured.absent)}
+    for name in names:
+        figures = cell.figures(name)
+        if figures:
+            cell.estimates[name] = t_interval(figures)
+        else:
+            cell.absent[name] = next(e.measured.absent[name] for e in cell.used if name in e.measured.absent)
+
+
+def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
+    """Speed-up and efficiency of each cell against the cell of one replica."""
+    singles = {cell.key[:2]: cell for cell in cells if cell.replicas == 1}
+    for cell in cells:
+        single = singles.get(cell.key[:2])
+        own = cell.figures("throughput")
+        alone = single.figures("throughput") if single else []
+        try:
+            if not own:
+                raise ValueError(cell.absent.get("throughput", "no run of it can be used"))  # noqa: TRY301
+            if not alone:
+                raise ValueError("no usable run of one replica to compare with")  # noqa: TRY301
+            speed_up = _one(own) if cell is single else ratio(own, alone)
+        except ValueError as error:
+            cell.absent |= {"speed_up": str(error), "efficiency": str(error)}
+            continue
+        cell.speed_up = speed_up
+        cell.efficiency = _scaled(speed_up, 1 / cell.replicas)
+
+
+def _one(figures: Sequence[float]) -> Estimate:
+    return Estimate(1.0, None, None, len(figures), None, "one by definition")
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(
+        estimate.mean * factor,
+        None if estimate.low is None else estimate.low * factor,
+        None if estimate.high is None else estimate.high * factor,
+        estimate.n,
+        estimate.cv,
+        estimate.note,
+    )
+
+
+def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str]) -> list[Unfinished]:
+    if spec is None:
+        return []
+    stories = last_steps(folder)
+    product = itertools.product(
+        spec.workloads,
+        sorted(spec.replicas),
+        (Sharing(sharing) for sharing in spec.sharing),
+        range(1, spec.repeats + 1),
+    )
+    names = [
+        f"{workload.name}_r{replicas}_{sharing.value}_rep{repeat}" for workload, replicas, sharing, repeat in product
+    ]
+    return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

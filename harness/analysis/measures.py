@@ -1,0 +1,304 @@
+"""The figures of one experiment: each is measured, or missing with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.load import LoadState, load_state
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import Estimate, Floats, batch_means, jain, percentile
+
+_POOLED = "all"
+_REPLICA = "replica-"
+_PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One figure.
+
+    Attributes:
+        name: key in tables, e.g. ``latency_p95``.
+        title: for people.
+        unit: of the value.
+        how: how it is computed, in one sentence.
+    """
+
+    name: str
+    title: str
+    unit: str
+    how: str
+
+
+@dataclass(slots=True)
+class Measured:
+    """The figures of one experiment.
+
+    Attributes:
+        figures: by measure, in its unit.
+        absent: measure to the reason for its absence.
+        replica_throughput: requests per second of each replica, in order; empty when not measured.
+        within: throughput with a batch-means interval inside this one run; None when not measured.
+        loads: load state by what is loaded (``node pressure``, ``node CPU``, ``GPU``).
+        notes: how a figure came about, where that is not the usual way.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    replica_throughput: list[float] = field(default_factory=list)
+    within: Estimate | None = None
+    loads: dict[str, LoadState] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _mean_of(metric: str, series: str) -> Callable[[ExperimentData], float]:
+    return lambda data: float(data.series(metric, series).mean())
+
+
+def _device_means(metric: str) -> Callable[[ExperimentData], float]:
+    return lambda data: float(_devices(data, metric).mean().mean())
+
+
+def _throughput(data: ExperimentData) -> float:
+    return _rate(data, _POOLED)
+
+
+def _rate(data: ExperimentData, series: str) -> float:
+    counts = data.series("total_count", series)
+    if data.duration_s <= 0 or len(counts) < 2:
+        raise NotMeasuredError("a rate takes at least two rows")
+    span_s = float(counts.index[-1] - counts.index[0])
+    return float(counts.iloc[-1] - counts.iloc[0]) / span_s
+
+
+def _inputs(data: ExperimentData) -> float:
+    return _throughput(data) * data.manifest.experiment.workload.batch_size
+
+
+def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
+    table = data.table(metric)
+    columns = [name for name in table.columns if name.startswith("gpu-")]
+    if not columns:
+        raise NotMeasuredError("no device gave a value")
+    return table[columns]
+
+
+def _replica_rates(data: ExperimentData) -> list[float]:
+    names = [f"{_REPLICA}{index}" for index in range(data.manifest.experiment.replicas)]
+    counts = data.table("total_count")
+    uncounted = [name for name in names if name not in counts]
+    if uncounted or data.duration_s <= 0:
+        raise NotMeasuredError(f"not counted: {', '.join(uncounted) or 'one row is no rate'}")
+    # Over the whole recording: a replica that died early has served little, not little per second.
+    return [float(counts[name].max() - counts[name].min()) / data.duration_s for name in names]
+
+
+def _fairness(rates: list[float]) -> tuple[float, float]:
+    if len(rates) < 2:
+        raise NotMeasuredError("one replica has nobody to share with")
+    return min(rates) / max(rates) if max(rates) else 0.0, jain(rates)
+
+
+def _energy_j(data: ExperimentData) -> tuple[float, str]:
+    """Joules of all GPUs over the recording, and where they come from."""
+    try:
+        telemetry = data.telemetry()
+    except NotMeasuredError as error:
+        telemetry, why = None, str(error)
+    else:
+        why = "no GPU in the telemetry"
+    if telemetry is not None:
+        counters = telemetry.filter(regex=r"^gpu\d+_energy_j$").dropna(axis="columns")
+        if len(counters.columns) and len(counters) > 1 and not (counters.diff() < 0).to_numpy().any():
+            span_s = float(counters.index[-1] - counters.index[0])
+            counted_j = float((counters.iloc[-1] - counters.iloc[0]).sum())
+            return counted_j * data.duration_s / span_s, "the GPU's energy counter"
+        powers = telemetry.filter(regex=r"^gpu\d+_power_w$").dropna(axis="columns", how="all")
+        if len(powers.columns):
+            return float(powers.mean().sum()) * data.duration_s, "mean power x time (no energy counter)"
+    try:
+        return float(_devices(data, "gpu_power").mean().sum()) * data.duration_s, "mean power x time (no telemetry)"
+    except NotMeasuredError as error:
+        raise NotMeasuredError(str(error) or why) from error
+
+
+_SIMPLE: tuple[tuple[Measure, Callable[[ExperimentData], float]], ...] = (
+    (
+        Measure(
+            "throughput",
+            "Throughput",
+            "requests/s",
+            "Requests counted between the first and the last row, over all replicas, per second.",
+        ),
+        _throughput,
+    ),
+    (
+        Measure("inputs", "Inputs", "inputs/s", "Throughput times the batch size."),
+        _inputs,
+    ),
+    (
+        Measure("gpu_utilization", "GPU utilisation", "%", "Mean over rows and GPUs."),
+        _device_means("gpu_utilization"),
+    ),
+    (
+        Measure("gpu_memory", "GPU memory", "bytes", "Largest sum over the GPUs at one time."),
+        lambda data: float(_devices(data, "gpu_memory").sum(axis="columns").max()),
+    ),
+    (
+        Measure("gpu_power", "GPU power", "W", "Mean over rows, sum over GPUs."),
+        lambda data: float(_devices(data, "gpu_power").mean().sum()),
+    ),
+    (
+        Measure("gpu_temperature", "GPU temperature", "degrees C", "Highest row of any GPU."),
+        lambda data: float(_devices(data, "gpu_temperature").max().max()),
+    ),
+    (
+        Measure("cpu_usage", "CPU", "cores", "Mean of the sum over replicas."),
+        _mean_of("cpu_usage", _POOLED),
+    ),
+    (
+        Measure("memory_usage", "Memory", "bytes", "Largest sum over replicas at one time."),
+        lambda data: float(data.series("memory_usage", _POOLED).max()),
+    ),
+    (
+        Measure("cpu_psi", "CPU pressure", "%", "Mean share of time in which some task waited for a CPU."),
+        _mean_of("cpu_psi", "node"),
+    ),
+    (
+        Measure("memory_psi", "Memory pressure", "%", "Mean share of time in which some task waited for memory."),
+        _mean_of("memory_psi", "node"),
+    ),
+    (
+        Measure("io_psi", "IO pressure", "%", "Mean share of time in which some task waited for IO."),
+        _mean_of("io_psi", "node"),
+    ),
+)
+
+_LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
+    (
+        Measure("latency_mean", "Latency, mean", "s", "Mean over every request of the recording."),
+        lambda values: float(values.mean()),
+    ),
+    *(
+        (
+            Measure(
+                f"latency_p{quantile * 100:g}",
+                f"Latency, p{quantile * 100:g}",
+                "s",
+                "Nearest rank over every request of the recording, all replicas pooled; from the raw log, not the "
+                "histogram.",
+            ),
+            lambda values, quantile=quantile: percentile(values, quantile),
+        )
+        for quantile in (0.5, 0.95, 0.99)
+    ),
+)
+
+_OTHERS = (
+    Measure("requests", "Requests", "requests", "Requests in the raw logs that began within the recording."),
+    Measure(
+        "fairness",
+        "Slowest / fastest replica",
+        "ratio",
+        "Throughput of the slowest replica over that of the fastest; 1 is fair.",
+    ),
+    Measure("jain", "Jain's index", "index", "Fairness of the replicas' throughputs, from 1/n to 1."),
+    Measure(
+        "energy",
+        "GPU energy per request",
+        "J",
+        "Energy of all GPUs over the recording (idle power included), by requests served.",
+    ),
+)
+
+MEASURES: Mapping[str, Measure] = {
+    measure.name: measure
+    for measure in (
+        *(measure for measure, _ in _SIMPLE[:2]),
+        *(measure for measure, _ in _LATENCY),
+        *_OTHERS,
+        *(measure for measure, _ in _SIMPLE[2:]),
+    )
+}
+"""Every figure by name, in the order of tables."""
+
+
+def measure(data: ExperimentData) -> Measured:
+    """All figures of one experiment. Raises StorageError or ResultsPathError when a file cannot be read."""
+    found = Measured()
+    for item, compute in _SIMPLE:
+        _put(found, item.name, partial(compute, data))
+    _measure_latencies(found, data)
+    _measure_fairness(found, data)
+    _measure_energy(found, data)
+    _measure_within(found, data)
+    _measure_loads(found, data)
+    return found
+
+
+def _put(found: Measured, name: str, compute: Callable[[], float]) -> None:
+    try:
+        found.figures[name] = compute()
+    except ValueError as error:  # NotMeasuredError, or a statistic that the sample cannot support
+        found.absent[name] = str(error)
+
+
+def _measure_latencies(found: Measured, data: ExperimentData) -> None:
+    names = ["requests", *(item.name for item, _ in _LATENCY)]
+    try:
+        pooled = data.pooled_latencies_s()
+    except NotMeasuredError as error:
+        found.absent |= dict.fromkeys(names, str(error))
+        return
+    found.figures["requests"] = float(len(pooled))
+    if not len(pooled):
+        found.absent |= dict.fromkeys(names[1:], "no request began within the recording")
+        return
+    for item, compute in _LATENCY:
+        _put(found, item.name, partial(compute, pooled))
+
+
+def _measure_fairness(found: Measured, data: ExperimentData) -> None:
+    try:
+        found.replica_throughput = _replica_rates(data)
+        found.figures["fairness"], found.figures["jain"] = _fairness(found.replica_throughput)
+    except ValueError as error:
+        found.absent |= {"fairness": str(error), "jain": str(error)}
+
+
+def _measure_energy(found: Measured, data: ExperimentData) -> None:
+    try:
+        energy_j, source = _energy_j(data)
+        served = _throughput(data) * data.duration_s
+    except NotMeasuredError as error:
+        found.absent["energy"] = str(error)
+        return
+    if not served:
+        found.absent["energy"] = "nothing was served"
+        return
+    found.figures["energy"] = energy_j / served
+    found.notes.append(f"Energy from {source}.")
+
+
+def _measure_within(found: Measured, data: ExperimentData) -> None:
+    try:
+        counts = data.series("total_count", _POOLED)
+        steps = np.diff(counts.to_numpy()) / np.diff(counts.index.to_numpy())
+        found.within = batch_means(steps.tolist())
+    except ValueError:
+        return  # Said already: the throughput is absent for the same reason.
+
+
+def _measure_loads(found: Measured, data: ExperimentData) -> None:
+    pressures = [found.figures[name] for name in _PRESSURES if name in found.figures]
+    if pressures:
+        found.loads["node pressure"] = load_state(max(pressures))
+    if "cpu_usage" in found.figures:
+        found.loads["node CPU"] = load_state(100 * found.figures["cpu_usage"] / data.manifest.provenance.host.cpus)
+    if "gpu_utilization" in found.figures:
+        found.loads["GPU"] = load_state(found.figures["gpu_utilization"])

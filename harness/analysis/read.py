@@ -1,0 +1,151 @@
+"""One finished experiment, read back from its files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.statistics import Floats
+from harness.errors import ResultsPathError
+from harness.results import latencies
+from harness.results.files import storage_errors
+from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
+from harness.results.manifest import Manifest, read_manifest
+from harness.spec import CampaignSpec
+
+_NS = 1e9
+
+
+class NotMeasuredError(ValueError):
+    """A figure that the experiment does not give; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class ExperimentData:
+    """The files of one experiment; each is read when it is asked for and not kept.
+
+    Attributes:
+        folder: of the experiment.
+        manifest: its manifest.
+    """
+
+    folder: Path
+    manifest: Manifest
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds between the first and the last row."""
+        return (self.manifest.rows - 1) * self.manifest.experiment.timing.step_s
+
+    @cached_property
+    def _metric_paths(self) -> dict[str, Path]:
+        return {metric: file.path for metric, file in metric_files(self.folder).items()}
+
+    def table(self, metric: str) -> pd.DataFrame:
+        """The metric's values: one row per time (index ``elapsed_s``), one column per series, NaN where missing.
+
+        Raises NotMeasuredError with the reason when there is not a single value.
+        """
+        if metric not in self._metric_paths:
+            raise NotMeasuredError("the campaign did not ask for it")
+        path = self._metric_paths[metric]
+        with storage_errors(path, "read"):
+            frame = pd.read_csv(path, dtype={"series": "str", "reason": "str", "value": "float64"})
+        if frame["value"].notna().sum() == 0:
+            raise NotMeasuredError(_commonest(frame["reason"].dropna().tolist()))
+        table = frame.pivot_table(index="elapsed_s", columns="series", values="value", dropna=False, sort=True)
+        return table.dropna(axis="columns", how="all")
+
+    def series(self, metric: str, name: str) -> pd.Series[float]:
+        """One series of a metric, without its missing values. Raises NotMeasuredError."""
+        table = self.table(metric)
+        if name not in table:
+            raise NotMeasuredError(f"{metric} has no series {name}")
+        return table[name].dropna()
+
+    def replica_latencies_s(self) -> list[Floats]:
+        """Latencies, in seconds, of the requests that began within the recording; one array per replica.
+
+        Raises NotMeasuredError when no latency log was kept.
+        """
+        paths = sorted((self.folder / LATENCIES).glob("replica-*.parquet"), key=_replica_of)
+        if not paths:
+            raise NotMeasuredError("the replicas wrote no latency log")
+        begin_ns = round(self.manifest.start_s * _NS)
+        end_ns = begin_ns + round(self.duration_s * _NS)
+        found = []
+        for path in paths:
+            records = latencies.read(path)
+            inside = (records["start_ns"] >= begin_ns) & (records["start_ns"] < end_ns)
+            found.append(records["latency_ns"][inside] / _NS)
+        return found
+
+    def pooled_latencies_s(self) -> Floats:
+        """All requests of the recording together, in seconds. Raises NotMeasuredError."""
+        return np.concatenate(self.replica_latencies_s())
+
+    def telemetry(self) -> pd.DataFrame:
+        """The fast series within the recording, index ``elapsed_s`` since its start. Raises NotMeasuredError."""
+        path = self.folder / TELEMETRY
+        if not path.is_file():
+            raise NotMeasuredError("no telemetry was recorded")
+        with storage_errors(path, "read"):
+            frame = pd.read_csv(path)
+        times = pd.to_datetime(frame["timestamp"], utc=True)
+        frame["elapsed_s"] = (times - pd.Timestamp(0, tz="UTC")).dt.total_seconds() - self.manifest.start_s
+        inside = frame["elapsed_s"].between(0, self.duration_s)
+        return frame[inside].drop(columns="timestamp").set_index("elapsed_s")
+
+
+def read_experiment(folder: Path) -> ExperimentData:
+    """Open a finished experiment. Raises ResultsPathError when it is none."""
+    return ExperimentData(folder, read_manifest(folder))
+
+
+def read_campaign(folder: Path) -> dict[str, Any]:
+    """What ``campaign.json`` says; empty when there is none. Raises ResultsPathError when it is damaged."""
+    path = folder / CAMPAIGN_JSON
+    with storage_errors(path, "read"):
+        if not path.is_file():
+            return {}
+        text = path.read_bytes()
+    try:
+        identity: dict[str, Any] = json.loads(text)
+        identity["spec"] = CampaignSpec.model_validate_json(json.dumps(identity["spec"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResultsPathError(f"{path} is damaged: {error}.", advice="Restore it from a backup.") from error
+    return identity
+
+
+def last_steps(folder: Path) -> dict[str, str]:
+    """How far each experiment came, in words, from the campaign's journal; a torn last line is left out."""
+    path = folder / STATE
+    found: dict[str, str] = {}
+    with storage_errors(path, "read"):
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        name, step = event.get("experiment"), event.get("step")
+        if name and step and event.get("event") == "step-begins":
+            found[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
+        elif name and event.get("event") == "step-ends" and event.get("reasons"):
+            found[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
+    return found
+
+
+def _replica_of(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _commonest(reasons: list[str]) -> str:
+    return Counter(reasons).most_common(1)[0][0] if reasons else "nothing was recorded"

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, analyse
+from harness.analysis.compare import compare
+from harness.analysis.load import LoadState
+from harness.errors import ResultsPathError
+from harness.results import Status
+from harness.results.layout import metric_files
+from tests.unit.results.synthetic import (
+    FAIRNESS_STEP,
+    NO_GPU,
+    SERVICE_S,
+    Shape,
+    rates,
+    write_campaign,
+    write_experiment,
+)
+
+SHAPE = Shape(record_s=20, noise=0.005)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_campaign(tmp_path_factory.mktemp("results") / "synthetic", replicas=[1, 3], repeats=3, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def analysis(folder: Path) -> CampaignAnalysis:
+    return analyse(folder)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(folder, tmp_path / "synthetic")
+
+
+def cell(analysis: CampaignAnalysis, replicas: int) -> Cell:
+    (found,) = [cell for cell in analysis.cells if cell.replicas == replicas]
+    return found
+
+
+def test_throughput_and_speed_up_are_those_of_the_model(analysis: CampaignAnalysis) -> None:
+    one, three = cell(analysis, 1), cell(analysis, 3)
+    truth = sum(rates("resnet50", 3, SHAPE))
+    assert one.estimates["throughput"].mean == pytest.approx(1 / SERVICE_S["resnet50"], rel=0.02)
+    assert three.estimates["throughput"].mean == pytest.approx(truth, rel=0.02)
+    assert three.speed_up is not None
+    assert three.speed_up.mean == pytest.approx(truth * SERVICE_S["resnet50"], rel=0.03)
+    assert three.efficiency is not None
+    assert three.efficiency.mean == pytest.approx(three.speed_up.mean / 3)
+    assert three.speed_up.low is not None
+    assert one.speed_up is not None
+    assert one.speed_up.mean == 1
+
+
+def test_percentiles_come_from_every_request(analysis: CampaignAnalysis) -> None:
+    one = cell(analysis, 1)
+    assert one.estimates["latency_p50"].mean == pytest.approx(SERVICE_S["resnet50"], rel=0.02)
+    assert one.estimates["latency_p99"].mean == pytest.approx(SERVICE_S["resnet50"] * 1.119, rel=0.02)
+    assert one.estimates["requests"].mean == pytest.approx(20 / SERVICE_S["resnet50"], rel=0.02)
+
+
+def test_fairness_energy_and_memory(analysis: CampaignAnalysis) -> None:
+    three = cell(analysis, 3)
+    assert three.estimates["fairness"].mean == pytest.approx(1 - 2 * FAIRNESS_STEP, abs=0.02)
+    assert three.estimates["energy"].mean == pytest.approx(57 / sum(rates("resnet50", 3, SHAPE)), rel=0.02)
+    assert three.estimates["gpu_memory"].mean == pytest.approx(6e8 + 9.7e8 * 3)
+    assert "nobody to share with" in cell(analysis, 1).absent["fairness"]
+
+
+def test_intervals_and_loads(analysis: CampaignAnalysis) -> None:
+    experiment = cell(analysis, 3).experiments[0]
+    assert experiment.measured.within is not None
+    assert experiment.measured.within.n == 5
+    assert experiment.measured.loads == {
+        "node pressure": LoadState.EMPTY,
+        "node CPU": LoadState.MODEST,
+        "GPU": LoadState.CRITICAL,
+    }
+    assert cell(analysis, 3).estimates["throughput"].n == 3
+
+
+def test_without_a_gpu_every_gpu_figure_is_absent_with_the_reason(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 1, shape=Shape(gpu=False, record_s=20))
+    (only,) = analyse(tmp_path).cells
+    for name in ("energy", "gpu_memory", "gpu_power", "gpu_utilization", "gpu_temperature"):
+        assert name not in only.estimates
+        assert only.absent[name] == NO_GPU
+    assert only.planned is None
+
+
+def test_a_percentile_without_support_is_absent(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "whisper", 1, shape=Shape(record_s=8))
+    (only,) = analyse(tmp_path).cells
+    assert "latency_p95" in only.estimates
+    assert "latency_p99" not in only.estimates
+    assert "at least 100 requests, there are 6" in only.absent["latency_p99"]
+
+
+def test_invalid_runs_never_enter_the_averages(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 1, 1, Shape(record_s=20, noise=0))
+    write_experiment(tmp_path, "resnet50", 1, 2, Shape(record_s=20, noise=0, scale=0.1, status=Status.INVALID))
+    write_experiment(tmp_path, "resnet50", 3, 1, Shape(record_s=20, status=Status.INVALID))
+    one, three = analyse(tmp_path).cells
+    assert one.estimates["throughput"].n == 1
+    assert one.estimates["throughput"].mean == pytest.approx(1 / SERVICE_S["resnet50"], rel=0.02)
+    assert one.badge == "VALID"
+    assert three.badge == "INVALID"
+    assert three.speed_up is None
+    assert "can be used" in three.absent["speed_up"]
+
+
+def test_degraded_runs_count_and_show(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 1, 1, Shape(record_s=20, status=Status.DEGRADED))
+    (only,) = analyse(tmp_path).cells
+    assert only.badge == "DEGRADED"
+    assert only.estimates["throughput"].n == 1
+
+
+def test_a_damaged_experiment_is_not_used(copy: Path) -> None:
+    victim = copy / "resnet50_r1_time-slicing_rep2"
+    path = metric_files(victim)["total_count"].path
+    path.write_text(path.read_text() + "garbage")
+    found = analyse(copy)
+    (damaged,) = [experiment for experiment in found.experiments if experiment.damage]
+    assert path.name in damaged.damage[0]
+    assert not damaged.used
+    assert cell(found, 1).estimates["throughput"].n == 2
+    assert found.count(Status.VALID) == 5
+
+
+def test_latencies_left_behind_cost_the_percentiles_only(copy: Path) -> None:
+    for latencies in copy.glob("*/latencies"):
+        shutil.rmtree(latencies)
+    found = analyse(copy)
+    assert not any(experiment.damage for experiment in found.experiments)
+    assert "latency log" in cell(found, 1).absent["latency_p50"]
+    assert cell(found, 1).estimates["throughput"].n == 3
+
+
+def test_what_is_missing_is_said_with_how_far_it_came(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", replicas=[1, 3], repeats=2, shape=SHAPE, finished=2)
+    events = [
+        {"event": "step-begins", "experiment": "resnet50_r3_time-slicing_rep1", "attempt": 1, "step": "record"},
+        {"event": "step-begins", "experiment": "resnet50_r1_time-slicing_rep1", "attempt": 1, "step": "record"},
+    ]
+    (folder / "state.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events) + '{"torn')
+    found = analyse(folder)
+    assert found.planned == 4
+    assert [(item.name, item.reason) for item in found.unfinished] == [
+        ("resnet50_r3_time-slicing_rep1", "attempt 1 was stopped in the step record"),
+        ("resnet50_r3_time-slicing_rep2", "not begun yet"),
+    ]
+    assert cell(found, 3).badge == "MISSING"
+    assert cell(found, 3).absent["speed_up"]
+
+
+def test_no_campaign_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ResultsPathError, match="holds no campaign"):
+        analyse(tmp_path)
+    with pytest.raises(ResultsPathError, match="not a folder"):
+        analyse(tmp_path / "absent")
+    (tmp_path / "campaign.json").write_text("{}")
+    with pytest.raises(ResultsPathError, match="damaged"):
+        analyse(tmp_path)
+
+
+def test_compare_says_no_difference_when_there_is_none(folder: Path, tmp_path: Path) -> None:
+    other = write_campaign(tmp_path / "again", replicas=[1], repeats=3, shape=Shape(record_s=20, noise=0.005, seed=5))
+    found = compare(folder, other)
+    assert {line.key for line in found.lines} == {("resnet50", "time-slicing", 1)}
+    assert found.only_a == [("resnet50", "time-slicing", 3)]
+    assert not found.only_b
+    assert not found.settings
+    sentences = {line.measure: line.difference.sentence for line in found.lines}
+    assert sentences["throughput"] == "no significant difference"
+
+
+def test_compare_finds_a_real_difference_and_names_what_else_changed(folder: Path, tmp_path: Path) -> None:
+    shape = Shape(record_s=20, noise=0.005, seed=5, scale=1.3, gpu=False)
+    other = write_campaign(tmp_path / "faster", replicas=[1], repeats=3, shape=shape)
+    found = compare(folder, other)
+    (throughput,) = [line.difference for line in found.lines if line.measure == "throughput"]
+    assert throughput.significant
+    assert throughput.change == pytest.approx(0.3, abs=0.02)
+    assert throughput.sentence.endswith("% higher")
+    assert throughput.adjusted_p is not None
+    assert throughput.welch_p is not None
+    assert throughput.adjusted_p >= throughput.welch_p
+    assert "GPU: Synthetic GPU against none." in found.settings
+    assert not [line for line in found.lines if line.measure == "energy"]
