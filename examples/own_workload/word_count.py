@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import random
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -31,13 +30,10 @@ class WordCount:
     name = "word-count"
 
     def __init__(self, settings: Settings) -> None:
-        words_per_text = int(settings.options.get("words_per_text", 1000))
-        source = random.Random(f"{settings.seed}-{settings.replica}")
-        vocabulary = [f"word{number}" for number in range(200)]
-        batches = [
-            [" ".join(source.choices(vocabulary, k=words_per_text)) for _ in range(settings.batch_size)]
-            for _ in range(8)
-        ]
+        words = int(settings.options.get("words_per_text", 1000))
+        start = settings.seed + settings.replica
+        texts = [" ".join(f"word{(start + text) * word % 199}" for word in range(words)) for text in range(8)]
+        batches = [[text] * settings.batch_size for text in texts]
         self._next_batch = itertools.cycle(batches).__next__
 
     def infer(self) -> int:

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
 _WRAPPERS = ("state_dict", "model_state_dict", "model")
 _NAMED_AT_MOST = 4
 
+M = TypeVar("M", bound=nn.Module)
 
-def build(make_model: Callable[[], nn.Module], settings: Settings, device: torch.device) -> nn.Module:
+
+def build(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
     """Return the model on ``device`` in the settings' precision, ready for inference.
 
     ``make_model`` is called without memory for its parameters, so that none is initialised twice. Buffers that
@@ -57,6 +60,20 @@ def config_int(config: Mapping[str, object], name: str, default: int) -> int:
     return value
 
 
+def config_ints(config: Mapping[str, object], name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a list of whole numbers of ``config.json``. Raises CannotBeMetError when it is something else."""
+    values = config.get(name, list(default))
+    if not isinstance(values, list) or not all(type(value) is int and value > 0 for value in values):
+        raise CannotBeMetError(f"CHECKPOINT: config.json says {name} = {values!r}; positive whole numbers are needed.")
+    return tuple(values)
+
+
+def config_classes(config: Mapping[str, object], default: int) -> int:
+    """Return how many classes ``config.json`` names."""
+    labels = config.get("id2label")
+    return len(labels) if isinstance(labels, dict) else default
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """Read a state dict from a folder, a ``.safetensors`` file or a file of ``torch.save``; no code in it is run."""
     file = path
@@ -71,8 +88,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
     except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         first_line = str(error).partition("\n")[0]
         raise CannotBeMetError(f"CHECKPOINT: {file} is not a readable checkpoint: {first_line}") from error
-    while (inner := next((state[name] for name in _WRAPPERS if isinstance(state.get(name), dict)), None)) is not None:
-        state = inner
+    for wrapper in _WRAPPERS:
+        inner = state.get(wrapper)
+        if isinstance(inner, dict):
+            state = inner
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 

@@ -18,8 +18,11 @@ FINISH_REQUEST_S = 1.0
 ABANDON_REQUEST_S = 0.5
 
 
-class RequestAbandoned(BaseException):  # noqa: N818 - no error, and no handler of Exception may catch it
-    """Raised inside a request that is still running a second after the signal to stop."""
+class RequestAbandoned(BaseException):
+    """Raised inside a request that is still running a second after the signal to stop.
+
+    No error, and therefore no Exception: a workload's own handlers must let it through.
+    """
 
 
 class Drainable(Protocol):

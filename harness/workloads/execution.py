@@ -46,7 +46,7 @@ def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if on_gpu else None,
-        "cudnn": torch.backends.cudnn.version() if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]
         "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
         "threads": torch.get_num_threads(),
         "weights": str(settings.checkpoint) if settings.checkpoint else f"random, seed {settings.seed}",
@@ -58,10 +58,13 @@ def input_generator(settings: Settings) -> torch.Generator:
     return torch.Generator().manual_seed((settings.seed * 1_000_003 + settings.replica + 1) % 2**63)
 
 
-def input_pool(make_batch: Callable[[], Tensor], device: torch.device) -> list[Tensor]:
-    """Return a few host batches to serve in turn, page-locked for a GPU so that their copy is asynchronous."""
+def input_pool(make_batch: Callable[[], Tensor], device: torch.device, batches: int | None = None) -> list[Tensor]:
+    """Return host batches to serve in turn, page-locked for a GPU so that their copy is asynchronous.
+
+    ``batches``: how many; None: a few, and fewer where they are large.
+    """
     first = make_batch()
-    batches = max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(first.nbytes, 1)))
+    batches = batches or max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(first.nbytes, 1)))
     pool = [first, *(make_batch() for _ in range(batches - 1))]
     return [batch.pin_memory() for batch in pool] if device.type == "cuda" else pool
 
@@ -90,7 +93,7 @@ def _compile(forward: Step) -> Step:
 def _capture(forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> Step:
     """Record the kernels of one call and replay them: no Python and no launch per kernel is left."""
     static_inputs = [example.to(device, copy=True) for example in examples]
-    side_stream = torch.cuda.Stream(device)
+    side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     side_stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side_stream):
         for _ in range(_CAPTURE_WARMUPS):

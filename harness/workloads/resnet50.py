@@ -7,13 +7,13 @@ the `transformers` library's ``ResNetForImageClassification``, whose checkpoints
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from harness.workloads import checkpoint, execution
-from harness.workloads.errors import SettingError
 from harness.workloads.settings import Settings
 
 
@@ -73,30 +73,30 @@ class ResNet(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        stages = []
+        stem = ConvNorm(3, shape.stem, 7, stride=2)
+        pool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
         channels = (shape.stem, *shape.widths)
+        stages = []
         for index, (width, depth) in enumerate(zip(shape.widths, shape.depths, strict=True)):
             first = Bottleneck(channels[index], width, stride=1 if index == 0 else 2)
-            blocks = [first, *(Bottleneck(width, width, stride=1) for _ in range(depth - 1))]
-            stages.append(nn.ModuleDict({"layers": nn.Sequential(*blocks)}))
-        # Containers without a forward of their own: they give tensors the names that checkpoints have.
-        self.resnet = nn.ModuleDict(
-            {
-                "embedder": nn.ModuleDict({"embedder": ConvNorm(3, shape.stem, 7, stride=2)}),
-                "encoder": nn.ModuleDict({"stages": nn.ModuleList(stages)}),
-            }
+            rest = [Bottleneck(width, width, stride=1) for _ in range(depth - 1)]
+            stages.append(_named(layers=nn.Sequential(first, *rest)))
+        self.resnet = _named(
+            embedder=_named(embedder=stem, activation=nn.ReLU(), pooler=pool),
+            encoder=_named(stages=nn.Sequential(*stages)),
+            pooler=nn.AdaptiveAvgPool2d(1),
         )
         self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(shape.widths[-1], shape.classes))
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> logits [B, classes]."""
-        x = torch.relu(self.resnet["embedder"]["embedder"](images))
-        x = nn.functional.max_pool2d(x, kernel_size=3, stride=2, padding=1)
-        for stage in self.resnet["encoder"]["stages"]:
-            x = stage["layers"](x)
-        x = nn.functional.adaptive_avg_pool2d(x, 1)
-        logits: Tensor = self.classifier(x)
+        logits: Tensor = self.classifier(self.resnet(images))
         return logits
+
+
+def _named(**modules: nn.Module) -> nn.Sequential:
+    """Return a sequence whose steps have names, for tensors to be called what checkpoints call them."""
+    return nn.Sequential(OrderedDict(modules))
 
 
 class ResNet50:
@@ -106,25 +106,19 @@ class ResNet50:
 
     def __init__(self, settings: Settings) -> None:
         settings.known_options("model_size", "channels_last")
-        size = settings.option("model_size", "base")
-        if size not in SIZES:
-            raise SettingError(f"WORKLOAD_OPTIONS: model_size {size!r} is not one of {', '.join(SIZES)}.")
-        shape = _with_classes_of(SIZES[size], settings)
+        shape = _shape(settings)
         device = execution.prepare_device(settings)
         self.model = checkpoint.build(lambda: ResNet(shape), settings, device)
         layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
-        self.model.to(memory_format=layout)
-        generator = execution.input_generator(settings)
+        self.model.to(memory_format=layout)  # type: ignore[call-overload]
+        size = (settings.batch_size, 3, shape.image_pixels, shape.image_pixels)
         dtype = execution.DTYPES[settings.precision]
-        pixels = shape.image_pixels
+        generator = execution.input_generator(settings)
         self.pool = execution.input_pool(
-            lambda: torch.randn(settings.batch_size, 3, pixels, pixels, generator=generator).to(
-                dtype, memory_format=layout
-            ),
-            device,
+            lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
         )
         self._facts = execution.describe(settings, device, self.model)
-        self._step = execution.accelerate(self.model, (self.pool[0],), settings, device)
+        self._forward = execution.accelerate(self.model, (self.pool[0],), settings, device)
         self._next_batch = itertools.cycle(self.pool).__next__
 
     def describe(self) -> dict[str, object]:
@@ -133,19 +127,23 @@ class ResNet50:
 
     def classify(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] on the host -> classes [B] on the host."""
-        return self._step(images).argmax(-1).cpu()
+        return self._forward(images).argmax(-1).cpu()
 
     def infer(self) -> int:
         """Serve one batch; returns its size."""
         return len(self.classify(self._next_batch()))
 
 
-def _with_classes_of(shape: Shape, settings: Settings) -> Shape:
-    """Return ``shape`` with as many classes as the checkpoint's configuration names."""
-    labels = checkpoint.read_config(settings).get("id2label")
-    if not isinstance(labels, dict):
-        return shape
-    return Shape(shape.stem, shape.widths, shape.depths, len(labels), shape.image_pixels)
+def _shape(settings: Settings) -> Shape:
+    shape = settings.choice_of("model_size", SIZES, "base")
+    config = checkpoint.read_config(settings)
+    return Shape(
+        stem=checkpoint.config_int(config, "embedding_size", shape.stem),
+        widths=checkpoint.config_ints(config, "hidden_sizes", shape.widths),
+        depths=checkpoint.config_ints(config, "depths", shape.depths),
+        classes=checkpoint.config_classes(config, shape.classes),
+        image_pixels=shape.image_pixels,
+    )
 
 
 def make(settings: Settings) -> ResNet50:

@@ -80,7 +80,7 @@ class _Handler(socketserver.StreamRequestHandler):
             return False
         words = line.decode("latin-1").split()
         headers = self._headers()
-        if len(words) != 3 or headers is None:  # noqa: PLR2004 - method, target, version
+        if len(words) != 3 or headers is None:
             self._send(Response(400, b"bad request\n"), keep=False)
             return False
         method, target, version = words

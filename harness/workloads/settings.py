@@ -17,7 +17,8 @@ EXECUTIONS = ("eager", "compiled", "cuda-graph")
 DEVICES = ("auto", "cpu", "cuda")
 
 OptionValue = str | int | float | bool
-T = TypeVar("T", str, int, float, bool)
+T = TypeVar("T", str, int, bool)
+C = TypeVar("C")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,18 @@ class Settings:
     def option(self, name: str, default: T) -> T:
         """Return option ``name``, of the kind of its default. Raises SettingError on another kind."""
         value = self.options.get(name, default)
-        if isinstance(default, float) and type(value) is int:
-            return float(value)
         if type(value) is not type(default):
             raise SettingError(
                 f"WORKLOAD_OPTIONS: {name} must be a {type(default).__name__}, e.g. {json.dumps(default)}, not {value!r}."
             )
         return value
+
+    def choice_of(self, name: str, choices: Mapping[str, C], default: str) -> C:
+        """Return what option ``name`` chooses. Raises SettingError when it is none of the choices."""
+        value = self.option(name, default)
+        if value not in choices:
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} {value!r} is not one of {', '.join(choices)}.")
+        return choices[value]
 
     def known_options(self, *names: str) -> None:
         """Raise SettingError when an option is none of ``names``."""

@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from datetime import UTC, datetime
-from pathlib import Path
 
 from harness.workloads.settings import Settings
 
