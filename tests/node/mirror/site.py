@@ -77,7 +77,7 @@ class Mirror:
             "mirror_files": f"{self.url}/files",
             "mirror_images": f"{GATEWAY}:5000",
             "mirror_images_insecure": True,
-            "versions_apt_keys": {name: key for name in self.repositories},
+            "versions_apt_keys": dict.fromkeys(self.repositories, key),
             "versions_calico": self._calico(),
         }
 

@@ -78,16 +78,12 @@ def machine_errors() -> list[str]:
 
 def leftover_errors() -> list[str]:
     """What an earlier cluster left."""
-    found = []
-    for name in MANIFESTS:
-        if (ETC / "manifests" / f"{name}.yaml").exists():
-            found.append(f"FileAvailable--etc-kubernetes-manifests-{name}.yaml]: {name}.yaml already exists")
+    present = [name for name in MANIFESTS if (ETC / "manifests" / f"{name}.yaml").exists()]
+    found = [f"FileAvailable--etc-kubernetes-manifests-{name}.yaml]: {name}.yaml already exists" for name in present]
     if any(Path("/var/lib/etcd").glob("*")):
         found.append("DirAvailable--var-lib-etcd]: /var/lib/etcd is not empty")
-    for port in (KUBELET_PORT, API_PORT):
-        if answers(("127.0.0.1", port)):
-            found.append(f"Port-{port}]: Port {port} is in use")
-    return found
+    used = [port for port in (KUBELET_PORT, API_PORT) if answers(("127.0.0.1", port))]
+    return [*found, *(f"Port-{port}]: Port {port} is in use" for port in used)]
 
 
 def make_certificates() -> None:

@@ -1,0 +1,82 @@
+"""The state of a machine as lines of text, so that two ways of getting there can be compared."""
+
+import difflib
+
+from tests.node.machine.vm import Machine
+
+# What differs between two machines that are the same: keys, identities, caches, counters, what a boot writes.
+VOLATILE = [
+    "/etc/machine-id",
+    "/etc/resolv.conf",
+    "/etc/.pwd.lock",
+    "/etc/ld.so.cache",
+    "/etc/passwd-",
+    "/etc/group-",
+    "/etc/shadow-",
+    "/etc/gshadow-",
+    "/etc/mtab",
+    "/etc/ssl/certs",
+    "/root/.ansible",
+    "/root/.ssh",
+    "/root/.bash_history",
+    "/root/.cache",
+    "/root/.kube/cache",
+    "/home/ops/.ssh",
+    "/etc/apt/keyrings",
+]
+# Made anew in each cluster: only their being there, their mode and their owner count.
+SECRET = ("/etc/kubernetes/*.conf", "/etc/kubernetes/pki/*", "*/.kube/config", "/etc/ssh/ssh_host_*")
+FOLDERS = [
+    "/etc",
+    "/opt",
+    "/root",
+    "/home",
+    "/usr/local",
+    "/var/lib/kubelet",
+    "/var/lib/recorded/objects",
+    "/var/lib/etcd",
+    "/srv",
+]
+PROGRAM_FOLDERS = ["/usr/bin", "/usr/sbin", "/usr/libexec", "/usr/lib/systemd/system"]
+
+_SCRIPT = """\
+set -eu
+present() {{ for folder in "$@"; do if [ -e "$folder" ]; then echo "$folder"; fi; done; }}
+echo '## files'
+find $(present {folders}) -xdev \\( {skipped} \\) -prune -o -printf '%y %m %u:%g %p %l\\n' | LC_ALL=C sort -k4
+echo '## contents'
+find $(present {folders}) -xdev \\( {skipped} {secret} \\) -prune -o -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum
+echo '## programs'
+find {programs} -xdev | LC_ALL=C sort
+echo '## packages'
+dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n'
+apt-mark showhold | sed 's/^/held /'
+echo '## units'
+systemctl list-unit-files --no-legend --plain | LC_ALL=C sort
+systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain \\
+  | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
+echo '## kernel'
+tail -n +2 /proc/swaps
+lsmod | awk '$1 ~ /^(overlay|br_netfilter)$/ {{print $1}}' | sort
+for name in {switches}; do if [ -e "/proc/sys/$name" ]; then echo "$name $(cat "/proc/sys/$name")"; fi; done
+"""
+SWITCHES = ["net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"]
+
+
+def take(machine: Machine) -> list[str]:
+    """Read the state: files with contents, packages, holds, units, swap, modules, switches."""
+    skipped = " -o ".join(f"-path '{path}'" for path in VOLATILE)
+    secret = " ".join(f"-o -path '{path}'" for path in SECRET)
+    script = _SCRIPT.format(
+        folders=" ".join(FOLDERS),
+        skipped=skipped,
+        secret=secret,
+        programs=" ".join(PROGRAM_FOLDERS),
+        switches=" ".join(SWITCHES),
+    )
+    return machine.output(script).splitlines()
+
+
+def difference(before: list[str], after: list[str]) -> str:
+    """What differs, as a diff; empty when nothing does."""
+    return "\n".join(difflib.unified_diff(before, after, "before", "after", lineterm="", n=0))

@@ -1,0 +1,175 @@
+"""Run the project's playbooks against a machine, as a user would over ssh; or kill them on the way."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.node.machine.vm import Machine
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 900.0
+HOST = "node"
+
+
+@dataclass
+class Task:
+    """One task of a run: where it stands, what became of it."""
+
+    name: str
+    role: str
+    action: str
+    started_at: float
+    status: str = "running"
+    changed: bool = False
+    message: str = ""
+    duration_s: float = 0.0
+
+
+@dataclass
+class Run:
+    """What a playbook run did. status: the exit status, negative when it was killed."""
+
+    playbook: str
+    status: int
+    duration_s: float
+    tasks: list[Task]
+    counts: dict[str, int] = field(default_factory=dict)
+    output: str = ""
+
+    @property
+    def changed(self) -> list[Task]:
+        """Tasks that changed something."""
+        return [task for task in self.tasks if task.changed]
+
+    @property
+    def failed(self) -> list[Task]:
+        """Tasks that failed."""
+        return [task for task in self.tasks if task.status in {"failed", "unreachable"}]
+
+    def seconds_by_role(self) -> dict[str, float]:
+        """Wall time by role, in the order of the run."""
+        found: dict[str, float] = {}
+        for task in self.tasks:
+            found[task.role] = found.get(task.role, 0.0) + task.duration_s
+        return found
+
+    def explain(self) -> str:
+        """Why it is not what a test expected: failures with the host's own words, else the end of the output."""
+        failures = [f"{task.role} : {task.name}: {task.message}" for task in self.failed]
+        changes = [f"changed: {task.role} : {task.name}" for task in self.changed]
+        return "\n".join([f"{self.playbook} ended {self.status}", *failures, *changes, self.output[-3000:]])
+
+
+class Playbooks:
+    """The project's playbooks with an inventory of one machine.
+
+    variables: host variables on top of the project's own group variables.
+    """
+
+    def __init__(self, machine: Machine, variables: dict[str, Any]) -> None:
+        self.machine = machine
+        self.folder = machine.folder / "ansible"
+        self.folder.mkdir(exist_ok=True)
+        link = self.folder / "group_vars"
+        if not link.exists():
+            link.symlink_to(ROOT / "inventory/group_vars")
+        self.inventory = self.folder / "hosts.yml"
+        self.inventory.write_text(yaml.safe_dump(self._inventory(variables)))
+
+    def run(self, playbook: str, *arguments: str, **variables: Any) -> Run:
+        """Run a playbook to its end; extra variables as keyword arguments."""
+        return self._finish(playbook, self._start(playbook, arguments, variables), kill_at=None)
+
+    def run_killed(self, playbook: str, task_number: int, delay_s: float, **variables: Any) -> Run:
+        """Run a playbook and kill it, with every process of it, a moment after its n-th task began (from 0)."""
+        process = self._start(playbook, (), variables)
+        return self._finish(playbook, process, kill_at=(task_number, delay_s))
+
+    def _inventory(self, variables: dict[str, Any]) -> dict[str, Any]:
+        connection = {"ansible_ssh_common_args": f"-F {self.machine.ssh_config}", "ansible_user": "root"}
+        groups = {"control_plane": {"hosts": {HOST: connection | variables}}, "workers": {"hosts": {}}}
+        return {"all": {"children": {"nodes": {"children": groups}}}}
+
+    def _start(
+        self, playbook: str, arguments: tuple[str, ...], variables: dict[str, Any]
+    ) -> tuple["subprocess.Popen[bytes]", float]:
+        self.journal.unlink(missing_ok=True)
+        extra = ["--extra-vars", json.dumps(variables)] if variables else []
+        program = Path(sys.executable).parent / "ansible-playbook"
+        # A pid namespace of its own: its end takes the workers and the ssh connections along.
+        inside = ["unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
+        command = [*inside, program, "-i", self.inventory, ROOT / playbook, *arguments, *extra]
+        with (self.folder / "output.log").open("wb") as output:
+            process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment()
+            )
+        return process, time.monotonic()
+
+    @property
+    def journal(self) -> Path:
+        """Where the callback writes."""
+        return self.folder / "journal.jsonl"
+
+    def _environment(self) -> dict[str, str]:
+        return os.environ | {
+            "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            "ANSIBLE_HOME": str(self.folder / "home"),
+            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.machine.folder / "cp"),
+            # Every machine of these tests is new and nobody has seen its key.
+            "ANSIBLE_HOST_KEY_CHECKING": "false",
+            "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).parent / "callback"),
+            "ANSIBLE_CALLBACKS_ENABLED": "task_journal",
+            "ANSIBLE_NOCOLOR": "true",
+            "ANSIBLE_FORCE_COLOR": "false",
+            "TASK_JOURNAL": str(self.journal),
+            "PYTHONWARNINGS": "default",
+        }
+
+    def _finish(
+        self, playbook: str, started: tuple["subprocess.Popen[bytes]", float], kill_at: tuple[int, float] | None
+    ) -> Run:
+        process, began = started
+        try:
+            if kill_at is not None:
+                self._kill_at(process, *kill_at)
+            status = process.wait(WITHIN_S)
+        finally:
+            process.kill()
+            process.wait()
+        duration_s = time.monotonic() - began
+        tasks, counts = _read_journal(self.journal)
+        output = (self.folder / "output.log").read_text(errors="replace")
+        return Run(playbook, status, duration_s, tasks, counts, output)
+
+    def _kill_at(self, process: "subprocess.Popen[bytes]", task_number: int, delay_s: float) -> None:
+        while process.poll() is None:
+            begun = self.journal.read_text().count('"event": "start"') if self.journal.exists() else 0
+            if begun > task_number:
+                time.sleep(delay_s)
+                process.kill()
+                return
+            time.sleep(0.02)
+
+
+def _read_journal(journal: Path) -> tuple[list[Task], dict[str, int]]:
+    tasks: dict[str, Task] = {}
+    counts: dict[str, int] = {}
+    lines = journal.read_text().splitlines() if journal.exists() else []
+    for line in lines:
+        entry = json.loads(line)
+        if entry["event"] == "start":
+            tasks[entry["task"]] = Task(entry["name"], entry["role"], entry["action"], entry["at"])
+        elif entry["event"] == "stats":
+            counts = entry["hosts"].get(HOST, {})
+        else:
+            task = tasks[entry["task"]]
+            task.status, task.changed, task.message = entry["status"], entry["changed"], entry["message"]
+            task.duration_s = entry["at"] - task.started_at
+    return list(tasks.values()), counts
