@@ -48,6 +48,7 @@ class TaskEnded:
         duration_s: seconds the host took; None where Ansible gives none.
         error: the host's own words, clipped; empty unless it failed.
         path: file and line of the task.
+        message: what a debug task said: any plain data; None for all other tasks.
     """
 
     at_s: float
@@ -58,6 +59,7 @@ class TaskEnded:
     duration_s: float | None = None
     error: str = ""
     path: str = ""
+    message: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ _RESULTS = {
     "runner_on_unreachable": Outcome.UNREACHABLE,
 }
 _TALK = {"verbose", "error", "warning", "system_warning", "deprecated"}
+_SAYING = {"debug", "ansible.builtin.debug"}
 _COUNTS = ("ok", "changed", "skipped", "failures", "dark", "rescued", "ignored")
 
 
@@ -154,6 +157,7 @@ def _task_ended(at_s: float, outcome: Outcome, data: Mapping[str, Any]) -> TaskE
         duration_s=float(duration) if duration is not None else None,
         error=host_error(result) if failed else "",
         path=str(data.get("task_path", "")),
+        message=result.get("msg") if data.get("task_action") in _SAYING else None,
     )
 
 

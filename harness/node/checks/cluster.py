@@ -1,0 +1,195 @@
+"""The cluster, asked through its API: node, network, runtime class, storage, metrics, housekeeping."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from harness.node.checks.registry import CONTROL_PLANE, CannotLookError, Node, Observation, check, listed
+
+_HERE = (CONTROL_PLANE,)
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+_FAILED_PODS_MAX = 100
+
+
+def _this_node(node: Node) -> dict[str, Any]:
+    wanted = node.expected.node_name
+    nodes = {item["metadata"]["name"]: item for item in node.objects("nodes")}
+    if wanted not in nodes:
+        raise CannotLookError(f"no node {wanted}, only {listed(nodes)}")
+    return nodes[wanted]
+
+
+def _condition(item: dict[str, Any], kind: str) -> str:
+    """Status of a condition, with its message where it is not True."""
+    for condition in item.get("status", {}).get("conditions", []):
+        if condition["type"] == kind:
+            status = str(condition["status"])
+            return status if status == "True" else f"{status}: {condition.get('message', 'no message')}"
+    return "no such condition"
+
+
+def _workloads(node: Node, kind: str, desired: str, ready: str) -> dict[str, tuple[int, int]]:
+    """namespace/name -> (wanted, ready) of every Deployment or DaemonSet."""
+    return {
+        f"{item['metadata']['namespace']}/{item['metadata']['name']}": (
+            int((item["spec"] if desired == "replicas" else item["status"]).get(desired, 0)),
+            int(item.get("status", {}).get(ready, 0)),
+        )
+        for item in node.objects(kind, "--all-namespaces")
+    }
+
+
+@check(
+    "cluster/api",
+    advice="`crictl ps -a` and `crictl logs` show why the API server does not run.",
+    unit="kubelet.service",
+    kinds=_HERE,
+)
+def api_is_ready(node: Node) -> Observation:
+    """The API server says that it is ready."""
+    answer = node.kubectl("get", "--raw", "/readyz").strip()
+    return Observation(answer == "ok", "ok from /readyz", answer)
+
+
+@check(
+    "cluster/node-ready",
+    advice="`kubectl describe node` names the condition; mostly the network or CRI-O.",
+    unit="kubelet.service",
+    kinds=_HERE,
+)
+def node_is_ready(node: Node) -> Observation:
+    """The node is Ready under its name."""
+    ready = _condition(_this_node(node), "Ready")
+    return Observation(ready == "True", f"node {node.expected.node_name} Ready", ready)
+
+
+@check(
+    "cluster/schedulable",
+    advice="`kubectl uncordon` it, and remove the taints: the only node has to take pods.",
+    kinds=_HERE,
+)
+def node_takes_pods(node: Node) -> Observation:
+    """No taint and no cordon keeps pods away."""
+    spec = _this_node(node).get("spec", {})
+    obstacles = [f"{taint['key']}:{taint['effect']}" for taint in spec.get("taints", [])]
+    obstacles += ["cordoned"] if spec.get("unschedulable") else []
+    return Observation(not obstacles, "no taint, not cordoned", listed(obstacles))
+
+
+@check(
+    "cluster/versions",
+    advice="Use playbooks/upgrade.yml to bring the cluster to the version of its packages.",
+    kinds=_HERE,
+)
+def node_runs_what_is_installed(node: Node) -> Observation:
+    """The running kubelet and runtime are the pinned ones."""
+    info = _this_node(node)["status"]["nodeInfo"]
+    wanted = {
+        "kubeletVersion": f"v{node.expected.kubernetes_version}",
+        "containerRuntimeVersion": f"cri-o://{node.expected.crio_version}",
+    }
+    found = {key: str(info.get(key, "absent")) for key in wanted}
+    return Observation(found == wanted, listed(wanted.values()), listed(found.values()))
+
+
+@check(
+    "cluster/pod-network", advice="Reset and make the cluster again: its pod network cannot be changed.", kinds=_HERE
+)
+def pod_network_is_ours(node: Node) -> Observation:
+    """The node hands out pod addresses of the network that Calico routes."""
+    wanted = ipaddress.ip_network(node.expected.pod_cidr)
+    found = _this_node(node).get("spec", {}).get("podCIDR", "absent")
+    try:
+        inside = ipaddress.ip_network(found).subnet_of(wanted)  # type: ignore[arg-type] # the same address family
+    except (ValueError, TypeError):
+        inside = False
+    return Observation(inside, f"inside {wanted}", found)
+
+
+@check("cluster/system-pods", advice="`kubectl get pods -A` and `kubectl describe` the ones named here.", kinds=_HERE)
+def workloads_are_available(node: Node) -> Observation:
+    """Every Deployment and DaemonSet has all its pods ready."""
+    all_workloads = {
+        **_workloads(node, "deployments", "replicas", "readyReplicas"),
+        **_workloads(node, "daemonsets", "desiredNumberScheduled", "numberReady"),
+    }
+    short = [f"{name} {ready}/{wanted}" for name, (wanted, ready) in all_workloads.items() if ready < wanted]
+    found = listed(short) if short else f"{len(all_workloads)} whole"
+    return Observation(bool(all_workloads) and not short, "all pods of every Deployment and DaemonSet ready", found)
+
+
+@check("calico/available", advice="`kubectl get tigerastatus` and the operator's log say what is missing.", kinds=_HERE)
+def calico_is_available(node: Node) -> Observation:
+    """The operator says that all of Calico is available."""
+    states = {
+        item["metadata"]["name"]: _condition(item, "Available")
+        for item in node.objects("tigerastatuses.operator.tigera.io")
+    }
+    found = ", ".join(f"{name} {state}" for name, state in sorted(states.items())) or "none"
+    good = states.get("calico") == "True" and all(state == "True" for state in states.values())
+    return Observation(good, "every tigerastatus Available", found)
+
+
+@check("calico/pool", advice="Run the calico role again (--tags calico).", kinds=_HERE)
+def calico_routes_the_pod_network(node: Node) -> Observation:
+    """The Installation is ours: the pod network, VXLAN."""
+    pools = [
+        (str(pool.get("cidr")), str(pool.get("encapsulation")))
+        for item in node.objects("installations.operator.tigera.io")
+        for pool in item["spec"].get("calicoNetwork", {}).get("ipPools", [])
+    ]
+    wanted = (node.expected.pod_cidr, "VXLAN")
+    return Observation(pools == [wanted], " ".join(wanted), listed(" ".join(pool) for pool in pools))
+
+
+@check("runtime-class/nvidia", advice="Run the runtime_class role again (--tags runtime_class).", kinds=_HERE)
+def runtime_class_names_the_handler(node: Node) -> Observation:
+    """Pods can ask for the NVIDIA handler."""
+    handlers = {item["metadata"]["name"]: str(item.get("handler")) for item in node.objects("runtimeclasses")}
+    wanted = node.expected.handler
+    return Observation(handlers.get("nvidia") == wanted, f"RuntimeClass nvidia -> {wanted}", str(handlers or "none"))
+
+
+@check(
+    "storage/default-class",
+    advice="Run the storage role again (--tags storage); claims stay Pending without it.",
+    kinds=_HERE,
+)
+def one_default_class(node: Node) -> Observation:
+    """Exactly one StorageClass is the default."""
+    classes = {
+        item["metadata"]["name"]: item["metadata"].get("annotations", {}) for item in node.objects("storageclasses")
+    }
+    default = [name for name, annotations in classes.items() if annotations.get(_DEFAULT_CLASS) == "true"]
+    return Observation(
+        len(default) == 1, "one default StorageClass", f"default: {listed(default)}; all: {listed(classes)}"
+    )
+
+
+@check(
+    "metrics-server/answers", advice="`kubectl logs -n kube-system deployment/metrics-server` says why.", kinds=_HERE
+)
+def metrics_server_answers(node: Node) -> Observation:
+    """`kubectl top` has figures for the node."""
+    usage = {item["metadata"]["name"]: item.get("usage", {}) for item in node.objects("nodes.metrics.k8s.io")}
+    mine = usage.get(node.expected.node_name, {})
+    return Observation(bool(mine.get("cpu")), f"figures for {node.expected.node_name}", str(mine or "none"))
+
+
+@check(
+    "housekeeping/failed-pods",
+    advice="Run the housekeeping role again (--tags housekeeping); `kubectl get jobs -A` shows whether it runs.",
+    kinds=_HERE,
+)
+def failed_pods_are_cleaned_up(node: Node) -> Observation:
+    """A bounded clean-up exists and failed pods have not piled up."""
+    jobs = [item for item in node.objects("cronjobs", "--all-namespaces") if "failed-pods" in item["metadata"]["name"]]
+    bounded = all(item["spec"]["jobTemplate"]["spec"].get("activeDeadlineSeconds") for item in jobs)
+    failed = len(node.objects("pods", "--all-namespaces", "--field-selector=status.phase=Failed"))
+    found = f"{len(jobs)} clean-up jobs{'' if bounded else ' without a time limit'}, {failed} failed pods"
+    return Observation(
+        bool(jobs) and bounded and failed < _FAILED_PODS_MAX,
+        f"a bounded CronJob, under {_FAILED_PODS_MAX} failed pods",
+        found,
+    )

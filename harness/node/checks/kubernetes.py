@@ -1,0 +1,131 @@
+"""The kubelet, its configuration, and the files that let people in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from harness.node.checks.registry import CONTROL_PLANE, CannotLookError, Node, Observation, check, listed
+
+_KUBELET = "kubelet.service"
+_CONFIG = "/var/lib/kubelet/config.yaml"
+_DROP_INS = "/etc/kubernetes/kubelet.conf.d"
+_DEFAULTS = "/etc/default/kubelet"
+_EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
+_HOME_FIELD = 5
+
+
+def _kubelet_settings(node: Node) -> dict[str, Any]:
+    """The kubelet's configuration as it reads it: its file, then its drop-ins where it is told of them."""
+    paths = [_CONFIG]
+    if _DROP_INS in (node.machine.read(_DEFAULTS) or ""):
+        paths += [f"{_DROP_INS}/{name}" for name in node.machine.listing(_DROP_INS) if name.endswith(".conf")]
+    settings: dict[str, Any] = {}
+    for path in paths:
+        try:
+            part = yaml.safe_load(node.text(path))
+        except yaml.YAMLError as error:
+            raise CannotLookError(f"{path} is not YAML: {error}") from error
+        settings.update(part or {})
+    return settings
+
+
+@check(
+    "kubernetes/kubelet", advice="Read the kubelet's journal; before the cluster exists it cannot run.", unit=_KUBELET
+)
+def kubelet_runs(node: Node) -> Observation:
+    """Running now, and at the next boot."""
+    unit = node.machine.unit(_KUBELET)
+    good = unit.active == "active" and unit.enabled == "enabled"
+    return Observation(good, "active and enabled", f"{unit.active} ({unit.sub}), {unit.enabled or unit.load}")
+
+
+@check(
+    "kubernetes/cgroup-driver",
+    advice="Make the cluster again with this project's kubeadm configuration.",
+    unit=_KUBELET,
+)
+def kubelet_uses_systemd(node: Node) -> Observation:
+    """The kubelet and CRI-O agree who makes cgroups."""
+    driver = str(_kubelet_settings(node).get("cgroupDriver", "absent"))
+    return Observation(driver == "systemd", "cgroupDriver systemd", driver)
+
+
+@check("kubernetes/crictl", advice="Run the kubernetes_packages role again: it writes /etc/crictl.yaml.")
+def crictl_knows_crio(node: Node) -> Observation:
+    """CRI-O is found by crictl without options."""
+    settings = yaml.safe_load(node.text("/etc/crictl.yaml")) or {}
+    endpoint = str(settings.get("runtime-endpoint", "absent"))
+    return Observation(endpoint.endswith("/crio/crio.sock"), "runtime-endpoint: CRI-O's socket", endpoint)
+
+
+@check("housekeeping/eviction", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
+def eviction_is_whole(node: Node) -> Observation:
+    """All eviction signals are on: a partial list switches every other one off."""
+    settings = _kubelet_settings(node)
+    signals = set(settings.get("evictionHard") or {})
+    merged = bool(settings.get("mergeDefaultEvictionSettings")) or not signals
+    missing = _EVICTION_SIGNALS - signals
+    return Observation(
+        merged or not missing, f"all of {listed(_EVICTION_SIGNALS)}", f"{listed(signals)} (missing: {listed(missing)})"
+    )
+
+
+@check("housekeeping/images", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
+def image_collection_comes_before_eviction(node: Node) -> Observation:
+    """Unused images are removed before the disk is so full that pods are evicted."""
+    settings = _kubelet_settings(node)
+    high = int(settings.get("imageGCHighThresholdPercent", 85))
+    threshold = str((settings.get("evictionHard") or {}).get("imagefs.available", "15%"))
+    full = 100 - float(threshold.rstrip("%")) if threshold.endswith("%") else 100.0
+    return Observation(high < full, f"image collection below {full:g} % of the disk", f"{high} %")
+
+
+@check("housekeeping/logs", advice="Run the housekeeping role again (--tags housekeeping).")
+def logs_are_bounded(node: Node) -> Observation:
+    """Container logs and the journal have a limit."""
+    settings = _kubelet_settings(node)
+    size, files = settings.get("containerLogMaxSize"), settings.get("containerLogMaxFiles")
+    journal = node.output("systemd-analyze", "cat-config", "systemd/journald.conf").splitlines()
+    limits = [line.partition("=")[2] for line in journal if line.startswith("SystemMaxUse=")]
+    found = f"containers {size} x {files}, journal {limits[-1] if limits else 'no limit'}"
+    return Observation(
+        bool(size and files and limits and limits[-1]), "a limit for containers and for the journal", found
+    )
+
+
+@check(
+    "housekeeping/shutdown",
+    advice="Run the housekeeping role again (--tags housekeeping): reboots then end pods cleanly.",
+)
+def shutdown_is_graceful(node: Node) -> Observation:
+    """The kubelet holds a shutdown until pods have ended."""
+    period = str(_kubelet_settings(node).get("shutdownGracePeriod", "0s"))
+    return Observation(period not in {"0s", "0", ""}, "a shutdownGracePeriod", period)
+
+
+@check(
+    "kubeconfig/users",
+    advice="Run the control_plane role again (--tags control_plane): it gives each user their own copy.",
+    kinds=(CONTROL_PLANE,),
+)
+def users_own_their_kubeconfig(node: Node) -> Observation:
+    """Mode 0600, owned by the user: a file of root's is "permission denied"."""
+    found: list[str] = []
+    ok = True
+    for user in node.expected.users:
+        home = node.output("getent", "passwd", user).split(":")[_HOME_FIELD]
+        state = node.machine.stat(f"{home}/.kube/config")
+        found.append(f"{home}/.kube/config " + (f"{state.mode:04o} {state.owner}" if state else "absent"))
+        ok = ok and state is not None and state.mode == 0o600 and state.owner == user
+    return Observation(ok, f"mode 0600 and owner, for {listed(node.expected.users)}", ", ".join(found))
+
+
+@check("kubeconfig/administrator", advice="`chmod 0600` it: whoever reads it owns the cluster.", kinds=(CONTROL_PLANE,))
+def administrators_kubeconfig_is_closed(node: Node) -> Observation:
+    """Only root reads the administrator's credentials."""
+    path = node.expected.admin_kubeconfig
+    state = node.machine.stat(path)
+    found = f"{state.mode:04o} {state.owner}" if state else "absent"
+    return Observation(found == "0600 root", f"{path} 0600 root", found)

@@ -1,0 +1,125 @@
+"""How a check is written, and the list of all of them.
+
+A check is a function that takes a ``Node``, looks, and returns an ``Observation``. It raises
+``NotApplicableError`` where this node cannot be judged by it, and ``CannotLookError`` where what it must look at
+cannot be read: that is a failure, never a pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from harness.node.expected import Expected
+from harness.node.machine import Machine
+
+CONTROL_PLANE = "control_plane"
+WORKER = "worker"
+
+
+class NotApplicableError(Exception):
+    """This node cannot be judged by this check; the message is the reason."""
+
+
+class CannotLookError(Exception):
+    """What the check must look at cannot be read; the message is what was found instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What a check saw."""
+
+    ok: bool
+    expected: str
+    found: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine and what is expected of it."""
+
+    machine: Machine
+    expected: Expected
+
+    def text(self, path: str) -> str:
+        """Text of a file that must be there."""
+        text = self.machine.read(path)
+        if text is None:
+            raise CannotLookError(f"no readable {path}")
+        return text
+
+    def output(self, *arguments: str) -> str:
+        """Standard output of a command that must succeed."""
+        output = self.machine.command(*arguments)
+        if output.exit_code != 0:
+            said = (output.stderr or output.stdout).strip().splitlines()[-1:] or ["nothing"]
+            shown = " ".join(argument for argument in arguments if not argument.startswith("--"))
+            raise CannotLookError(f"`{shown}` ended with {output.exit_code} and said: {said[0]}")
+        return output.stdout
+
+    def kubectl(self, *arguments: str) -> str:
+        """Standard output of kubectl as the cluster's administrator."""
+        options = (f"--kubeconfig={self.expected.admin_kubeconfig}", "--request-timeout=15s")
+        return self.output("kubectl", *options, *arguments)
+
+    def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
+        """Objects of one kind."""
+        try:
+            items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "--output", "json"))["items"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise CannotLookError(f"kubectl gave no list of {kind}: {error}") from error
+        return items
+
+
+CheckFunction = Callable[[Node], Observation]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Attributes:
+        name: ``area/subject``; the area is what ``--only`` selects by.
+        advice: what to do when it fails.
+        unit: systemd unit whose journal explains a failure; empty: none does.
+        kinds: kinds of node it judges.
+    """
+
+    name: str
+    function: CheckFunction
+    advice: str
+    unit: str
+    kinds: frozenset[str]
+
+    @property
+    def area(self) -> str:
+        """First part of the name."""
+        return self.name.partition("/")[0]
+
+
+_checks: list[Check] = []
+
+
+def check(
+    name: str, *, advice: str, unit: str = "", kinds: tuple[str, ...] = (CONTROL_PLANE, WORKER)
+) -> Callable[[CheckFunction], CheckFunction]:
+    """Put a function on the list of checks."""
+
+    def register(function: CheckFunction) -> CheckFunction:
+        _checks.append(Check(name, function, advice, unit, frozenset(kinds)))
+        return function
+
+    return register
+
+
+def registered() -> tuple[Check, ...]:
+    """Every check in the order in which it was written."""
+    return tuple(_checks)
+
+
+def listed(values: object) -> str:
+    """A collection in words: sorted, comma-separated, ``none`` when empty."""
+    items = sorted(str(value) for value in values)  # type: ignore[attr-defined] # any iterable, dict included
+    return ", ".join(items) or "none"

@@ -1,0 +1,108 @@
+"""What the verdict expects of a node: the inventory's and the roles' variables, as Ansible resolves them.
+
+What the mission fixes (modules, kernel parameters, modes) stands here as constants and not as variables, so that
+the judge does not share a mistake with the roles it judges.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.node.errors import PlaybookError
+
+MODULES = ("overlay", "br_netfilter")
+SYSCTLS = {
+    "net.bridge.bridge-nf-call-iptables": "1",
+    "net.bridge.bridge-nf-call-ip6tables": "1",
+    "net.ipv4.ip_forward": "1",
+}
+KUBERNETES_PACKAGES = ("kubeadm", "kubelet", "kubectl")
+NVIDIA_PACKAGES = (
+    "nvidia-container-toolkit",
+    "nvidia-container-toolkit-base",
+    "libnvidia-container1",
+    "libnvidia-container-tools",
+)
+
+REQUIRED_VARIABLES = (
+    "swap_failsafe_unit",
+    "preflight_psi_required",
+    "crio_version",
+    "kubernetes_packages_version",
+    "kubernetes_packages_cri_tools_version",
+    "kubernetes_packages_cni_version",
+    "nvidia_toolkit_version",
+    "nvidia_toolkit_gpu",
+    "nvidia_toolkit_handler",
+    "control_plane_node_name",
+    "control_plane_pod_cidr",
+    "group_names",
+)
+OPTIONAL_VARIABLES = ("control_plane_kubeconfig_users", "ansible_user", "worker_node_name")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What one node is judged by.
+
+    Attributes:
+        kind: control_plane or worker.
+        packages: Debian package -> upstream version, held.
+        nvidia_packages: the same, where the node has a GPU.
+        gpu: auto, required, absent or assumed (see the inventory).
+        users: whose ``~/.kube/config`` reaches the cluster.
+    """
+
+    kind: str
+    packages: Mapping[str, str]
+    nvidia_packages: Mapping[str, str]
+    failsafe_unit: str
+    psi_required: bool
+    gpu: str
+    handler: str
+    node_name: str
+    pod_cidr: str
+    kubernetes_version: str
+    crio_version: str
+    users: tuple[str, ...]
+    admin_kubeconfig: str = "/etc/kubernetes/admin.conf"
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, Any]) -> Expected:
+        """Make it of resolved variables; raises PlaybookError where one is missing."""
+        missing = [name for name in REQUIRED_VARIABLES if variables.get(name) in (None, "")]
+        if missing:
+            raise PlaybookError(
+                f"The inventory gives no value for {', '.join(missing)}.",
+                advice="Use an inventory with this project's group_vars beside it.",
+            )
+        control_plane = "control_plane" in variables["group_names"]
+        kubernetes, crio = str(variables["kubernetes_packages_version"]), str(variables["crio_version"])
+        others = {
+            "cri-o": crio,
+            "cri-tools": str(variables["kubernetes_packages_cri_tools_version"]),
+            "kubernetes-cni": str(variables["kubernetes_packages_cni_version"]),
+        }
+        return cls(
+            kind="control_plane" if control_plane else "worker",
+            packages={**dict.fromkeys(KUBERNETES_PACKAGES, kubernetes), **others},
+            nvidia_packages=dict.fromkeys(NVIDIA_PACKAGES, str(variables["nvidia_toolkit_version"])),
+            failsafe_unit=variables["swap_failsafe_unit"],
+            psi_required=bool(variables["preflight_psi_required"]),
+            gpu=variables["nvidia_toolkit_gpu"],
+            handler=variables["nvidia_toolkit_handler"],
+            node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
+            pod_cidr=variables["control_plane_pod_cidr"],
+            kubernetes_version=kubernetes.partition("-")[0],
+            crio_version=crio.partition("-")[0],
+            users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),
+        )
+
+
+def _login_user(variables: Mapping[str, Any]) -> str:
+    """Whoever Ansible logs in as: the inventory's user, else the user who runs this, behind sudo too."""
+    return str(variables.get("ansible_user") or os.environ.get("SUDO_USER") or getpass.getuser())

@@ -1,0 +1,267 @@
+"""A machine as the checks see it: files, units, packages and commands, all read-only.
+
+``Machine`` is the seam: ``TestinfraMachine`` looks at a real one, locally or over ssh;
+``fake.FakeMachine`` is the one shipped fake.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from harness.errors import UsageError
+from harness.node.errors import NodeUnreachableError
+
+if TYPE_CHECKING:
+    from testinfra.host import Host
+
+_UNIT_PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,Result,NeedDaemonReload,ExecMainStartTimestamp"
+_STAT_FORMAT = "%F|%a|%U|%Y|%Z"
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutput:
+    """What a command said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """A path, links followed.
+
+    Attributes:
+        kind: as ``stat`` names it: regular file, directory, socket...
+        mode: octal permission bits, e.g. 0o600.
+        changed_at_s: last change of content or attributes, seconds since the epoch.
+    """
+
+    kind: str
+    mode: int
+    owner: str
+    changed_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class UnitState:
+    """A systemd unit.
+
+    Attributes:
+        load: loaded, masked, not-found...
+        active: active, inactive, failed, activating...
+        enabled: enabled, disabled, masked, static, or empty where there is no such unit.
+        started_at_s: start of its main process, seconds since the epoch; None where it has none.
+    """
+
+    load: str
+    active: str
+    sub: str
+    enabled: str
+    result: str
+    needs_reload: bool
+    started_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackageState:
+    """A Debian package: its version, whether it is wholly installed, and whether it is held."""
+
+    version: str
+    installed: bool
+    held: bool
+
+
+class Machine(Protocol):
+    """What a check may ask a machine."""
+
+    def read(self, path: str) -> str | None:
+        """Text of a file; None where it cannot be read."""
+        ...
+
+    def listing(self, folder: str) -> list[str]:
+        """Sorted names in a folder; empty where there is none."""
+        ...
+
+    def stat(self, path: str) -> FileState | None:
+        """State of a path; None where there is nothing."""
+        ...
+
+    def unit(self, name: str) -> UnitState:
+        """State of a systemd unit; load is ``not-found`` where there is none."""
+        ...
+
+    def packages(self) -> Mapping[str, PackageState]:
+        """Every Debian package the machine knows of."""
+        ...
+
+    def command(self, *arguments: str) -> CommandOutput:
+        """Run a command that only reads."""
+        ...
+
+    def journal(self, unit: str, lines: int = 20) -> list[str]:
+        """Last lines of a unit's journal in this boot."""
+        ...
+
+
+class TestinfraMachine:
+    """A real machine, through a testinfra host."""
+
+    __test__ = False  # its name is no test's
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._packages: dict[str, PackageState] | None = None
+        self._units: dict[str, UnitState] = {}
+
+    def read(self, path: str) -> str | None:
+        """Text of a file; None where it cannot be read."""
+        output = self.command("cat", path)
+        return output.stdout if output.exit_code == 0 else None
+
+    def listing(self, folder: str) -> list[str]:
+        """Sorted names in a folder; empty where there is none."""
+        output = self.command("ls", "-A1", folder)
+        return sorted(output.stdout.splitlines()) if output.exit_code == 0 else []
+
+    def stat(self, path: str) -> FileState | None:
+        """State of a path; None where there is nothing."""
+        output = self.command("stat", "--dereference", "--format", _STAT_FORMAT, path)
+        if output.exit_code != 0:
+            return None
+        kind, mode, owner, modified, changed = output.stdout.strip().split("|")
+        return FileState(kind, int(mode, 8), owner, max(float(modified), float(changed)))
+
+    def unit(self, name: str) -> UnitState:
+        """State of a systemd unit; load is ``not-found`` where there is none. Asked once."""
+        if name not in self._units:
+            output = self.command("systemctl", "show", name, f"--property={_UNIT_PROPERTIES}", "--timestamp=unix")
+            self._units[name] = unit_state(output.stdout)
+        return self._units[name]
+
+    def packages(self) -> Mapping[str, PackageState]:
+        """Every Debian package the machine knows of. Asked once."""
+        if self._packages is None:
+            output = self.command("dpkg-query", "--show", "--showformat", r"${Package}|${Version}|${Status}\n")
+            self._packages = package_states(output.stdout)
+        return self._packages
+
+    def command(self, *arguments: str) -> CommandOutput:
+        """Run a command that only reads. Raises NodeUnreachableError when the machine does not answer."""
+        try:
+            result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
+        except RuntimeError as error:  # what testinfra raises when ssh itself fails
+            raise NodeUnreachableError(
+                f"The node did not answer while it was judged: {error}",
+                advice="Check that it is up and that `ssh` to it works without a question.",
+            ) from error
+        return CommandOutput(result.rc, result.stdout, result.stderr)
+
+    def journal(self, unit: str, lines: int = 20) -> list[str]:
+        """Last lines of a unit's journal in this boot."""
+        arguments = ("--unit", unit, "--boot", "--no-pager", "--output=short-iso", "--lines", str(lines))
+        return self.command("journalctl", *arguments).stdout.splitlines()
+
+
+def unit_state(text: str) -> UnitState:
+    """Parse what ``systemctl show`` says."""
+    values = dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+    started = values.get("ExecMainStartTimestamp", "").removeprefix("@")
+    return UnitState(
+        load=values.get("LoadState", "not-found"),
+        active=values.get("ActiveState", "unknown"),
+        sub=values.get("SubState", ""),
+        enabled=values.get("UnitFileState", ""),
+        result=values.get("Result", ""),
+        needs_reload=values.get("NeedDaemonReload") == "yes",
+        started_at_s=float(started) if started.replace(".", "", 1).isdigit() else None,
+    )
+
+
+def package_states(text: str) -> dict[str, PackageState]:
+    """Parse ``name|version|want error status`` lines of dpkg."""
+    states = {}
+    for line in text.splitlines():
+        name, version, status = line.split("|")
+        want, _, current = status.split()
+        states[name] = PackageState(version, current == "installed", want == "hold")
+    return states
+
+
+@contextmanager
+def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator[TestinfraMachine]:
+    """A machine of the inventory, as root, reached the way the playbooks reach it.
+
+    Raises UsageError where the host is unknown or root's rights cannot be had, NodeUnreachableError where it does
+    not answer.
+    """
+    with _ansible_environment(project), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
+        native = _native_host(host, inventory)
+        _share_connection(native, sockets)
+        machine = TestinfraMachine(native)
+        if machine.command("id", "-u").stdout.strip() != "0":
+            native.backend.sudo = True
+            if machine.command("id", "-u").stdout.strip() != "0":
+                raise UsageError(
+                    f"Judging {host} needs root's rights, and sudo there does not give them without a password.",
+                    advice="Log in as root, or allow this user sudo without a password.",
+                )
+        try:
+            yield machine
+        finally:
+            _end_connection(sockets)
+
+
+def _native_host(host: str, inventory: Path | None) -> Host:
+    """The connection that testinfra makes to a host of Ansible's inventory."""
+    from testinfra.utils.ansible_runner import AnsibleRunner
+
+    runner = AnsibleRunner.get_runner(str(inventory.resolve()) if inventory else None)
+    native = runner.get_host(host)
+    if native is None:
+        raise UsageError(
+            f"The inventory reaches {host} in a way that the checks cannot use.",
+            advice="Use ansible_connection ssh or local.",
+        )
+    return native
+
+
+def _share_connection(native: Host, sockets: str) -> None:
+    """One ssh connection for all commands: each of its own would take most of the time there is."""
+    arguments = getattr(native.backend, "ssh_extra_args", None)
+    if arguments is not None and "controlpath" not in arguments.lower():
+        native.backend.ssh_extra_args = (
+            f"{arguments} -o ControlMaster=auto -o ControlPersist=60s -o ControlPath={sockets}/%C"
+        )
+
+
+def _end_connection(sockets: str) -> None:
+    for socket in Path(sockets).iterdir():
+        subprocess.run(["ssh", "-O", "exit", "-o", f"ControlPath={socket}", "node"], capture_output=True, check=False)
+
+
+@contextmanager
+def _ansible_environment(project: Path) -> Iterator[None]:
+    """The environment in which testinfra finds `ansible-inventory` and our `ansible.cfg`."""
+    wanted = {
+        "ANSIBLE_CONFIG": str(project / "ansible.cfg"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+    }
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,117 @@
+"""Judge a node: run every check that applies, once or until all pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.node.checks import Check, Node, registered
+from harness.node.checks.registry import CannotLookError, NotApplicableError
+from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
+from harness.node.machine import Machine, connect
+from harness.node.variables import resolve
+from harness.node.verdict import CheckResult, NotApplicableCheck, Verdict
+
+_JOURNAL_LINES = 20
+_RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyRequest:
+    """What to judge.
+
+    Attributes:
+        inventory: None: the one that ``ansible.cfg`` names.
+        limit: hosts to judge; empty: every node of the inventory.
+        areas: first parts of check names (``swap``, ``crio``...); empty: all.
+        wait_s: how long to judge again while something fails; a cluster needs a while after a reboot.
+    """
+
+    inventory: Path | None = None
+    limit: str = ""
+    areas: Sequence[str] = ()
+    wait_s: float = 0.0
+
+
+def verify(project: Path, request: VerifyRequest) -> list[Verdict]:
+    """The verdict on every node of the request, in the inventory's order.
+
+    Raises UsageError for an area that does not exist, NodeError where a node cannot be judged at all.
+    """
+    checks = selected(request.areas)
+    names = (*REQUIRED_VARIABLES, *OPTIONAL_VARIABLES)
+    variables = resolve(project, names, inventory=request.inventory, limit=request.limit)
+    verdicts = []
+    for host, values in variables.items():
+        expected = Expected.from_variables(values)
+        verdicts.append(_judge_until(project, host, expected, checks, request))
+    return verdicts
+
+
+def selected(areas: Sequence[str]) -> list[Check]:
+    """The checks of these areas, or all."""
+    known = {check.area for check in registered()}
+    unknown = sorted(set(areas) - known)
+    if unknown:
+        raise UsageError(
+            f"There are no checks in {', '.join(unknown)}.", advice=f"Choose from {', '.join(sorted(known))}."
+        )
+    return [check for check in registered() if not areas or check.area in areas]
+
+
+def judge(host: str, node: Node, checks: Sequence[Check]) -> Verdict:
+    """Run the checks that apply to this node."""
+    boot_id = (node.machine.read("/proc/sys/kernel/random/boot_id") or "").strip()
+    verdict = Verdict(host, boot_id, datetime.now(UTC).isoformat(timespec="seconds"), [])
+    for check in checks:
+        if node.expected.kind not in check.kinds:
+            verdict.not_applicable.append(NotApplicableCheck(check.name, f"this node is a {node.expected.kind}"))
+            continue
+        try:
+            verdict.checks.append(run_check(check, node))
+        except NotApplicableError as reason:
+            verdict.not_applicable.append(NotApplicableCheck(check.name, str(reason)))
+    return verdict
+
+
+def run_check(check: Check, node: Node) -> CheckResult:
+    """One check; raises NotApplicableError where the node cannot be judged by it."""
+    try:
+        seen = check.function(node)
+    except CannotLookError as reason:
+        purpose = (check.function.__doc__ or "").splitlines()[0].rstrip(".")
+        return _failed(check, node.machine, purpose, str(reason))
+    if seen.ok:
+        return CheckResult(check.name, ok=True, expected=seen.expected, found=seen.found)
+    return _failed(check, node.machine, seen.expected, seen.found)
+
+
+def _failed(check: Check, machine: Machine, expected: str, found: str) -> CheckResult:
+    journal = machine.journal(check.unit, _JOURNAL_LINES) if check.unit else []
+    return CheckResult(check.name, ok=False, expected=expected, found=found, advice=check.advice, journal=journal)
+
+
+def _judge_until(
+    project: Path, host: str, expected: Expected, checks: Sequence[Check], request: VerifyRequest
+) -> Verdict:
+    """Judge afresh, over a connection of its own each time, until all is well or the time is over."""
+
+    def once() -> Verdict:
+        with connect(project, host, request.inventory) as machine:
+            return judge(host, Node(machine, expected), checks)
+
+    return until_ok(once, wait_s=request.wait_s)
+
+
+def until_ok(once: Callable[[], Verdict], *, wait_s: float, retry_s: float = _RETRY_S) -> Verdict:
+    """The first verdict without a failure, or the last one in ``wait_s`` seconds."""
+    deadline_s = time.monotonic() + wait_s
+    verdict = once()
+    while not verdict.ok and time.monotonic() + retry_s < deadline_s:
+        time.sleep(retry_s)
+        verdict = once()
+    return verdict
