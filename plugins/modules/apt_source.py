@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.urls import fetch_url
 
 DOCUMENTATION = r"""
 module: apt_source
@@ -132,6 +131,8 @@ class Source:
 
     def key(self) -> bytes:
         """The repository's key, fetched and checked."""
+        from ansible.module_utils.urls import fetch_url  # takes longer to import than a run without news takes
+
         url = urljoin(self.uri, self.options["key"])
         response, info = fetch_url(self.module, url, timeout=self.options["timeout_s"])
         if info["status"] != 200:  # noqa: PLR2004 - HTTP OK

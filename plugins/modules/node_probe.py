@@ -10,14 +10,10 @@ import re
 import shutil
 import stat
 import time
-from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.urls import open_url
 
 DOCUMENTATION = r"""
 module: node_probe
@@ -189,24 +185,30 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def answer(url: str, timeout_s: int) -> str:
-    """`ok`, or why the address does not answer as it should."""
-    try:
-        with open_url(url, timeout=timeout_s):
-            return "ok"
-    except HTTPError as error:
-        return f"answers {error.code} {error.reason}"
-    except TimeoutError:
-        return f"says nothing for {timeout_s} s"
-    except (URLError, ConnectionError, OSError, HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        return f"says nothing for {timeout_s} s" if isinstance(reason, TimeoutError) else f"cannot be reached: {reason}"
-
-
 def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
-    """The answer of every address, all asked at once."""
-    with ThreadPoolExecutor(max_workers=max(1, len(urls))) as pool:
-        return dict(zip(urls, pool.map(lambda url: answer(url, timeout_s), urls), strict=True))
+    """The answer of every address, all asked at once: `ok`, or why it does not answer as it should."""
+    if not urls:
+        return {}
+    # The network's modules take longer to import than everything else here to run.
+    from concurrent.futures import ThreadPoolExecutor
+    from http.client import HTTPException
+    from urllib.error import HTTPError
+
+    from ansible.module_utils.urls import open_url
+
+    def answer(url: str) -> str:
+        try:
+            with open_url(url, timeout=timeout_s):
+                return "ok"
+        except HTTPError as error:
+            return f"answers {error.code} {error.reason}"
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", error)
+            silent = isinstance(reason, TimeoutError)
+            return f"says nothing for {timeout_s} s" if silent else f"cannot be reached: {reason}"
+
+    with ThreadPoolExecutor(max_workers=len(urls)) as pool:
+        return dict(zip(urls, pool.map(answer, urls), strict=True))
 
 
 def clock_synchronised(module: AnsibleModule) -> bool | None:

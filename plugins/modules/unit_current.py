@@ -21,6 +21,8 @@ options:
   paths: {description: Files and folders it reads at its start; a folder counts with everything directly in it.,
           type: list, elements: str, default: []}
   enabled: {description: Start it at boot., type: bool, default: true}
+  masked: {description: Keep it from ever starting; everything else about it is then left alone., type: bool,
+           default: false}
   running: {description: Have it running now; C(if_running) restarts it only where it runs already., type: str,
             choices: [always, if_running, never], default: always}
   settle_s: {description: Seconds it has to stay up after a start., type: float, default: 2.0}
@@ -109,6 +111,10 @@ class Unit:
     def apply(self) -> None:
         """Reload, enable, start or restart, each only where needed."""
         values = self.show()
+        if self.module.params["masked"]:
+            if values.get("LoadState") != "masked":
+                self.do("mask", self.name)
+            return
         wanted = self.module.params["running"]
         if values.get("LoadState") == "not-found" and not self.module.check_mode:
             self.module.fail_json(msg=f"there is no unit {self.name}. Its package brings it: is it installed whole?")
@@ -132,6 +138,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "paths": {"type": "list", "elements": "str", "default": []},
             "enabled": {"type": "bool", "default": True},
+            "masked": {"type": "bool", "default": False},
             "running": {"type": "str", "choices": ["always", "if_running", "never"], "default": "always"},
             "settle_s": {"type": "float", "default": 2.0},
             "journal_lines": {"type": "int", "default": 30},
