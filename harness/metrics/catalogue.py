@@ -77,8 +77,9 @@ class Metric:
         level: what one series stands for.
         pooled: there is a series ``all`` over the replicas besides one per replica.
         source: what the embedded recorder reads.
-        promql: template of one series per replica, device or node.
-        promql_pooled: template of the series ``all``; empty when not pooled.
+        promql: template of one series per replica, device or node; empty when raw samples are counted instead.
+        promql_pooled: template of the series ``all``; empty when not pooled, or added up from raw samples.
+        promql_raw: template of the selector whose raw samples say when something was really measured.
         minimum: no value can be lower; None: no bound.
         maximum: no value can be higher; None: no bound.
         nonzero_expected: a replica under load cannot show 0 here for long.
@@ -95,6 +96,7 @@ class Metric:
     source: Source
     promql: str
     promql_pooled: str
+    promql_raw: str
     minimum: float | None
     maximum: float | None
     nonzero_expected: bool
@@ -107,9 +109,12 @@ class Metric:
         return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE}
 
 
+_REQUESTS_RAW = "inference_requests_total{$replicas}"
+
+
 def _latency_quantile(quantile: float) -> Metric:
     percent = round(quantile * 100)
-    buckets = "rate(inference_latency_seconds_bucket{$replicas}[$window])"
+    buckets = "rate(inference_latency_seconds_bucket{$replicas$buckets}[$window])"
     return Metric(
         name=f"latency_p{percent}",
         title=f"Latency, p{percent}",
@@ -118,8 +123,9 @@ def _latency_quantile(quantile: float) -> Metric:
         level=Level.REPLICA,
         pooled=True,
         source=Source.LATENCY,
-        promql=f"histogram_quantile({quantile:g}, sum by ($by, le) ({buckets}))",
+        promql=f"histogram_quantile({quantile:g}, $merge({buckets}))",
         promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) ({buckets}))",
+        promql_raw=_REQUESTS_RAW,
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,
@@ -139,6 +145,7 @@ def _pressure(name: str, title: str, source: Source, counter: str, description: 
         source=source,
         promql=f"100 * rate({counter}{{$node}}[$window])",
         promql_pooled="",
+        promql_raw=f"{counter}{{$node}}",
         minimum=0.0,
         maximum=100.0,
         nonzero_expected=False,
@@ -146,7 +153,9 @@ def _pressure(name: str, title: str, source: Source, counter: str, description: 
     )
 
 
-def _device(name: str, title: str, unit: str, source: Source, promql: str, maximum: float, description: str) -> Metric:
+def _device(
+    name: str, title: str, unit: str, source: Source, gauge: str, maximum: float, description: str, scale: str = ""
+) -> Metric:
     return Metric(
         name=name,
         title=title,
@@ -155,8 +164,9 @@ def _device(name: str, title: str, unit: str, source: Source, promql: str, maxim
         level=Level.DEVICE,
         pooled=False,
         source=source,
-        promql=promql,
+        promql=f"{scale}max by (gpu) ({gauge}{{$gpus}})",
         promql_pooled="",
+        promql_raw=f"{gauge}{{$gpus}}",
         minimum=0.0,
         maximum=maximum,
         nonzero_expected=True,
@@ -175,6 +185,7 @@ _METRICS = (
         source=Source.PROCESS_CPU,
         promql="sum by ($by) (rate($cpu_seconds{$containers}[$window]))",
         promql_pooled="sum(rate($cpu_seconds{$containers}[$window]))",
+        promql_raw="$cpu_seconds{$containers}",
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,
@@ -190,6 +201,7 @@ _METRICS = (
         source=Source.PROCESS_MEMORY,
         promql="sum by ($by) ($memory_bytes{$containers})",
         promql_pooled="sum($memory_bytes{$containers})",
+        promql_raw="$memory_bytes{$containers}",
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,
@@ -201,7 +213,7 @@ _METRICS = (
         "GPU utilisation",
         "percent",
         Source.GPU_UTILIZATION,
-        "max by (gpu) (DCGM_FI_DEV_GPU_UTIL{$gpus})",
+        "DCGM_FI_DEV_GPU_UTIL",
         100.0,
         "Share of the driver's own sampling period (1/6 to 1 s) in which at least one kernel ran.",
     ),
@@ -210,7 +222,7 @@ _METRICS = (
         "GPU memory",
         "bytes",
         Source.GPU_MEMORY,
-        "1048576 * max by (gpu) (DCGM_FI_DEV_FB_USED{$gpus})",
+        "DCGM_FI_DEV_FB_USED",
         2.0**43,
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
     ),
@@ -219,7 +231,7 @@ _METRICS = (
         "GPU power",
         "watts",
         Source.GPU_POWER,
-        "max by (gpu) (DCGM_FI_DEV_POWER_USAGE{$gpus})",
+        "DCGM_FI_DEV_POWER_USAGE",
         3000.0,
         "Power draw of the board.",
     ),
@@ -228,7 +240,7 @@ _METRICS = (
         "GPU temperature",
         "degrees Celsius",
         Source.GPU_TEMPERATURE,
-        "max by (gpu) (DCGM_FI_DEV_GPU_TEMP{$gpus})",
+        "DCGM_FI_DEV_GPU_TEMP",
         120.0,
         "Temperature of the GPU's core.",
     ),
@@ -265,6 +277,7 @@ _METRICS = (
         "sum by ($by) (rate(inference_latency_seconds_count{$replicas}[$window]))",
         promql_pooled="sum(rate(inference_latency_seconds_sum{$replicas}[$window])) / "
         "sum(rate(inference_latency_seconds_count{$replicas}[$window]))",
+        promql_raw=_REQUESTS_RAW,
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,
@@ -283,6 +296,7 @@ _METRICS = (
         source=Source.REQUESTS,
         promql="sum by ($by) (rate(inference_requests_total{$replicas}[$window]))",
         promql_pooled="sum(rate(inference_requests_total{$replicas}[$window]))",
+        promql_raw=_REQUESTS_RAW,
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,
@@ -296,8 +310,9 @@ _METRICS = (
         level=Level.REPLICA,
         pooled=True,
         source=Source.REQUESTS,
-        promql="sum by ($by) (inference_requests_total{$replicas})",
+        promql="",
         promql_pooled="",
+        promql_raw=_REQUESTS_RAW,
         minimum=0.0,
         maximum=None,
         nonzero_expected=True,

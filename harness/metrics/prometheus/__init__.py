@@ -1,0 +1,1 @@
+"""Reading metrics out of a Prometheus server: the adapter, the raw-sample check, the exporter."""

@@ -1,0 +1,226 @@
+"""The one place that talks to a Prometheus server, through prometheus-api-client.
+
+Only ``custom_query`` and ``custom_query_range`` are used. What the client leaves open is closed
+here: every call has a timeout and no hidden retry; times are UTC and keep their milliseconds (the
+client rounds them to seconds); the server's ``warnings`` and ``infos`` are kept; an empty answer and
+an answer that is no answer are errors of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import numpy as np
+import requests
+from numpy.typing import NDArray
+from prometheus_api_client import PrometheusConnect
+from prometheus_api_client.exceptions import PrometheusApiClientException
+from urllib3.util.retry import Retry
+
+from harness.errors import NoDataError, PrometheusError, UsageError
+from harness.metrics.windows import MS_PER_S, to_ms
+
+MAX_POINTS = 11_000
+"""Points of one series that Prometheus answers in one range query."""
+
+_NOTES = ("warnings", "infos")
+_CLIP = 300
+_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of an answer: its labels, sample times (ms since the epoch) and values, both of shape (n,)."""
+
+    labels: Mapping[str, str]
+    times_ms: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The series of one answer, at least one, and what the server remarked on it."""
+
+    series: list[Series]
+    notes: tuple[str, ...] = ()
+
+
+class PrometheusServer:
+    """One Prometheus server; safe to use from several threads.
+
+    Args:
+        url: e.g. ``http://127.0.0.1:30090``.
+        timeout_s: for every query, here and on the server.
+        headers: sent with every request, e.g. for authentication; never shown.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 30.0, headers: Mapping[str, str] | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._headers = dict(headers or {})
+        self._local = threading.local()
+        self._connections: list[PrometheusConnect] = []
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"PrometheusServer({self.url!r})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._lock:
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
+        self._local = threading.local()
+
+    def query(self, promql: str, time_s: float) -> Answer:
+        """Evaluate at one instant.
+
+        Raises:
+            NoDataError: the query is right and nothing matches it.
+            PrometheusError: refused, timed out, or answered with an error or with garbage.
+        """
+        params = {"time": _timestamp(to_ms(time_s)), "timeout": f"{self._timeout_s:g}s"}
+        return self._ask(promql, lambda client: client.custom_query(promql, params=params, timeout=self._timeout_s))
+
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+        """Evaluate at ``start + k * step``, the end included; at most 11,000 points.
+
+        Raises:
+            UsageError: more points than the server answers at once.
+            NoDataError: the query is right and nothing matches it.
+            PrometheusError: refused, timed out, or answered with an error or with garbage.
+        """
+        points = (end_ms - start_ms) // step_ms + 1
+        if points > MAX_POINTS:
+            raise UsageError(
+                f"{points} points in one range query are more than the {MAX_POINTS} that Prometheus answers.",
+                advice="Split the range.",
+            )
+        # The client rounds its own start and end to whole seconds; these override them.
+        params = {"start": _timestamp(start_ms), "end": _timestamp(end_ms), "timeout": f"{self._timeout_s:g}s"}
+        return self._ask(
+            promql,
+            lambda client: client.custom_query_range(
+                promql,
+                start_time=_utc(start_ms),
+                end_time=_utc(end_ms),
+                step=_timestamp(step_ms),
+                params=params,
+                timeout=self._timeout_s,
+            ),
+        )
+
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+        """The samples themselves, in ``(start, end]``, with their own timestamps: no look-back, no limit of points.
+
+        Raises:
+            NoDataError: no sample in the range.
+            PrometheusError: refused, timed out, or answered with an error or with garbage.
+        """
+        answer = self.query(f"{selector}[{end_ms - start_ms}ms]", end_ms / MS_PER_S)
+        # Up to version 2 a range includes its start, from version 3 it does not.
+        kept = [
+            Series(series.labels, series.times_ms[inside], series.values[inside])
+            for series in answer.series
+            if (inside := series.times_ms > start_ms).any()
+        ]
+        if not kept:
+            raise NoDataError(f"Prometheus at {self.url} has no sample of {_clip(selector)} in the range.")
+        return Answer(kept, answer.notes)
+
+    def _ask(self, promql: str, call: Any) -> Answer:
+        where = f"Prometheus at {self.url}"
+        client = self._client()
+        self._local.notes = ()
+        try:
+            result = call(client)
+        except requests.Timeout as error:
+            raise PrometheusError(
+                f"{where} did not answer within {self._timeout_s:g} s: {_clip(promql)}.",
+                advice="Ask for less at once, or raise the timeout.",
+            ) from error
+        except requests.ConnectionError as error:
+            raise PrometheusError(
+                f"{where} cannot be reached.", advice="Check its address and that it runs."
+            ) from error
+        except PrometheusApiClientException as error:
+            raise PrometheusError(f"{where} refused {_clip(promql)}: {_clip(str(error))}") from error
+        except (requests.RequestException, ValueError, KeyError, TypeError) as error:
+            raise PrometheusError(
+                f"{where} answered something that is no Prometheus answer ({type(error).__name__}).",
+                advice="Check that the address is Prometheus itself and not a proxy's login page.",
+            ) from error
+        series = _series(result, where)
+        if not series:
+            raise NoDataError(f"{where} has nothing that matches {_clip(promql)}.")
+        return Answer(series, self._local.notes)
+
+    def _client(self) -> PrometheusConnect:
+        """This thread's connection: the client's session is not made for sharing."""
+        client = getattr(self._local, "client", None)
+        if client is None:
+            session = requests.Session()
+            if urlsplit(self.url).hostname in _LOOPBACK:
+                session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
+            session.hooks["response"].append(self._keep_notes)
+            client = PrometheusConnect(
+                self.url, headers=self._headers or None, retry=Retry(total=0), session=session, timeout=self._timeout_s
+            )
+            self._local.client = client
+            with self._lock:
+                self._connections.append(client)
+        return client
+
+    def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:
+        """Keep what the client throws away: the server's remarks, which follow the data in its answer."""
+        if not any(f'"{kind}":['.encode() in response.content[-65536:] for kind in _NOTES):
+            return
+        try:
+            answer = json.loads(response.content)
+        except ValueError:
+            return  # the client is about to stumble over the same garbage
+        self._local.notes = tuple(str(note) for kind in _NOTES for note in answer.get(kind) or ())
+
+
+def _series(result: Any, where: str) -> list[Series]:
+    """Vectors and matrices alike as series."""
+    try:
+        return [_one_series(item["metric"], item["values"] if "values" in item else [item["value"]]) for item in result]
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise PrometheusError(
+            f"{where} answered something that is no vector and no matrix.", advice="Ask for series, not for a scalar."
+        ) from error
+
+
+def _one_series(labels: Mapping[str, str], points: list[list[Any]]) -> Series:
+    times = np.array([point[0] for point in points], dtype=np.float64)
+    return Series(
+        labels=labels,
+        times_ms=np.rint(times * MS_PER_S).astype(np.int64),
+        values=np.array([float(point[1]) for point in points]),
+    )
+
+
+def _utc(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / MS_PER_S, UTC)
+
+
+def _timestamp(time_ms: int) -> str:
+    return f"{time_ms // 1000}.{time_ms % 1000:03d}"
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _CLIP else text[: _CLIP - 3] + "..."
