@@ -30,7 +30,7 @@ from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
 from harness.spec import ExperimentSpec, OnReplicaDeath
 
-SETTLE_S = 0.5  # how early the recorder is called, so that its first scrape is on time
+SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Attempt:
 
     def _lead_s(self) -> float:
         timing = self.experiment.timing
-        return timing.window_s + timing.step_s + SETTLE_S
+        return timing.window_s - timing.step_s + SETTLE_S
 
     def _record(self) -> None:
         assert self._deployment is not None  # noqa: S101 - record follows deploy

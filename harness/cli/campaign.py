@@ -23,6 +23,7 @@ CampaignFile = Annotated[
     ),
 ]
 Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
 CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 
 
@@ -135,7 +136,8 @@ def run(
     file: CampaignFile,
     *,
     results: Results = Path("results"),
-    yes: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    report: Report = True,
     json: Json = False,
 ) -> None:
     """Run a campaign to the end and write its report."""
@@ -154,12 +156,12 @@ def run(
     findings = preflight.check(experiments, results, LocalBackend(campaign_id="preflight"))
     for finding in findings:
         output.note(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
-    if not yes:
+    if not force:
         preflight.refuse_errors(findings)
     folder = create(results, source.spec, text=source.text, source=source.origin)
     with progress_listener() as listener:
         conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
-        _conduct(conductor, folder)
+        _conduct(conductor, folder, report=report)
 
 
 def resume(
@@ -171,6 +173,7 @@ def resume(
             "--as-started", help="Go on with the campaign file as it was, although the original changed since."
         ),
     ] = False,
+    report: Report = True,
     retry_invalid: Annotated[
         bool,
         typer.Option(
@@ -192,19 +195,22 @@ def resume(
         check_source(folder)
     with progress_listener() as listener:
         conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
-        _conduct(conductor, folder, retry_invalid=(Status.INVALID,) if retry_invalid else ())
+        _conduct(conductor, folder, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 
-def _conduct(conductor: Conductor, folder: CampaignFolder, *, retry_invalid: tuple[Status, ...] = ()) -> None:
-    from harness.analysis.report import write_report
+def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, again: tuple[Status, ...] = ()) -> None:
     from harness.errors import ExperimentsFailedError
 
-    outcome = conductor.run(again=retry_invalid)
-    report = write_report(folder.path)
+    outcome = conductor.run(again=again)
+    answer = {"campaign": str(folder.path), "experiments": outcome.statuses}
+    if report:
+        from harness.analysis.report import write_report
+
+        answer["report"] = str(write_report(folder.path))
     if output.is_json():
-        output.document({"campaign": str(folder.path), "report": str(report), "experiments": outcome.statuses})
+        output.document(answer)
     else:
-        output.result(f"report: {report}")
+        output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     if outcome.invalid:
         raise ExperimentsFailedError(
             f"{len(outcome.invalid)} of {len(outcome.statuses)} experiments are INVALID: {', '.join(outcome.invalid)}.",

@@ -31,7 +31,7 @@ def verify(
     if json:
         output.document(
             {
-                "ok": outcome.ok,
+                "ok": outcome.ok and outcome.experiments > 0,
                 "path": str(path),
                 "experiments": outcome.experiments,
                 "files": outcome.files,
@@ -50,6 +50,11 @@ def verify(
         )
     for note in outcome.notes:
         output.note(f"note: {note}")
+    if not outcome.experiments:
+        raise VerificationError(
+            f"{path} holds no finished experiment, so nothing was verified.",
+            advice=f"See how far it has come: harness status {path}",
+        )
     if not outcome.ok:
         lines = "\n".join(f"  {problem.path}: {problem.message}" for problem in outcome.problems)
         raise VerificationError(

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
+from harness.backends.stray import end_strays
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import layout
 from tests.support.experiments import experiment
+from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
 
@@ -45,27 +46,6 @@ def deploy(tmp_path, campaign_id):
     for deployment in deployments:
         deployment.stop(timeout_s=5)
     assert marked(campaign_id) == []
-
-
-def marked(campaign_id):
-    """Processes of the campaign that still run."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(CAMPAIGN_VARIABLE) == campaign_id and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def eventually(condition, timeout_s=5.0):
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 def test_every_replica_has_served_when_deploy_returns(deploy):
@@ -154,6 +134,7 @@ HARNESS = """
     from pathlib import Path
     from harness.backends.local import LocalBackend
     from tests.support.experiments import experiment
+from tests.support.processes import eventually, marked
     LocalBackend(sys.argv[1]).deploy(
         experiment(factory="with_children", replicas=2), Path(sys.argv[2]), abort=threading.Event(), on_death=print
     )

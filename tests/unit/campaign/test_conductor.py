@@ -35,7 +35,7 @@ class Stage:
         self.folder = create(results, campaign(**values | changes), text="text", source="shipped:test")
         self.backend = FakeBackend()
         self.events = []
-        self.react = lambda event: None
+        self.react = lambda _event: None
 
     def conductor(self, clock=None, sources=sources):
         def listen(event):
@@ -226,7 +226,7 @@ def test_an_interruption_in_any_step_leaves_a_campaign_that_goes_on(stage, step)
     assert "harness resume" in caught.value.advice
     assert all(deployment.stopped for deployment in on.backend.deployments)
 
-    on.react = lambda event: None
+    on.react = lambda _event: None
     assert on.conductor().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
     assert verify_campaign(on.folder.path).ok
 
@@ -243,7 +243,7 @@ def test_a_full_disk_ends_the_campaign_with_the_replicas_stopped_and_everything_
         on.conductor().run()
     assert on.backend.deployments[0].stopped
 
-    on.react = lambda event: None
+    on.react = lambda _event: None
     assert on.conductor().run().invalid == []
 
 

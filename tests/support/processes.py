@@ -1,0 +1,29 @@
+"""Looking at real processes."""
+
+import time
+
+import psutil
+
+from harness.backends.stray import CAMPAIGN_VARIABLE
+
+
+def marked(campaign_id: str) -> list[psutil.Process]:
+    """Processes of the campaign that still run."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(CAMPAIGN_VARIABLE) == campaign_id and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def eventually(condition, timeout_s: float = 5.0) -> bool:
+    """Whether ``condition`` comes true in time."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
