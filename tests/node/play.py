@@ -93,7 +93,7 @@ class Playbooks:
         return self._finish(playbook, process, kill_at=(task_number, delay_s))
 
     def _inventory(self, variables: dict[str, Any]) -> dict[str, Any]:
-        connection = {"ansible_ssh_common_args": f"-F {self.machine.ssh_config}", "ansible_user": "root"}
+        connection = {"ansible_ssh_common_args": f"-F {self.machine.ssh_config}", "ansible_host": HOST}
         groups = {"control_plane": {"hosts": {HOST: connection | variables}}, "workers": {"hosts": {}}}
         return {"all": {"children": {"nodes": {"children": groups}}}}
 
@@ -105,7 +105,7 @@ class Playbooks:
         program = Path(sys.executable).parent / "ansible-playbook"
         # A pid namespace of its own: its end takes the workers and the ssh connections along.
         inside = ["unshare", "--pid", "--fork", "--kill-child=KILL", "--mount-proc"]
-        command = [*inside, program, "-i", self.inventory, ROOT / playbook, *arguments, *extra]
+        command = [*inside, str(program), "-i", str(self.inventory), str(ROOT / playbook), *arguments, *extra]
         with (self.folder / "output.log").open("wb") as output:
             process = subprocess.Popen(
                 command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment()
@@ -129,7 +129,6 @@ class Playbooks:
             "ANSIBLE_NOCOLOR": "true",
             "ANSIBLE_FORCE_COLOR": "false",
             "TASK_JOURNAL": str(self.journal),
-            "PYTHONWARNINGS": "default",
         }
 
     def _finish(

@@ -19,7 +19,8 @@ PACKAGES = (
     "apt,apt-utils,ca-certificates,curl,dbus,e2fsprogs,gpg,gpgv,iproute2,iputils-ping,kmod,less,libpam-systemd,"
     "logrotate,mount,openssh-server,openssl,procps,python3,python3-apt,python3-yaml,sudo,systemd,systemd-sysv,udev,zstd"
 )
-ROOT_BYTES = 6 << 30
+# Sparse: a machine large enough for the checks of the preflight, of which half a gigabyte is really there.
+ROOT_BYTES = 24 << 30
 SWAP_PARTITION_BYTES = 256 << 20
 SWAP_FILE_BYTES = 16 << 20
 

@@ -34,6 +34,7 @@ class Namespace:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
         )
+        self._slirp: subprocess.Popen[bytes] | None = None
         self._first_pid = self._wait_for_first_process()
         self.ssh_port = _free_port()
         self._connect()
@@ -47,6 +48,8 @@ class Namespace:
         """End every process inside, at once."""
         self._holder.kill()
         self._holder.wait()
+        if self._slirp is not None:
+            self._slirp.wait()
         if self._holder.stdin is not None:
             self._holder.stdin.close()
 
@@ -73,7 +76,7 @@ class Namespace:
         ]
         with (self._folder / "slirp.log").open("wb") as log:
             # Inside the pid namespace (so that it ends with it), outside the network namespace (that is its job).
-            subprocess.Popen(
+            self._slirp = subprocess.Popen(
                 ["nsenter", "-t", str(self._first_pid), "-p", *slirp],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -85,13 +85,14 @@ class Machine:
             self._kernel.wait(BOOT_WITHIN_S)
         self.kill()
 
-    def snapshot(self, folder: Path) -> Disks:
+    def snapshot(self, folder: Path, *, boot_again: bool = True) -> Disks:
         """Shut down, keep a copy of the disks in a folder, boot again."""
         self.power_off()
         if self.disks is None:
             raise MachineError("a machine that never started has no disks to copy")
         kept = self.disks.copy_to(folder)
-        self.start()
+        if boot_again:
+            self.start()
         return kept
 
     def reboot(self) -> None:
