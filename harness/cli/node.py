@@ -1,0 +1,221 @@
+"""Commands about the node: provision, verify-node, reboot-test, offline-list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import output
+
+if TYPE_CHECKING:
+    from harness.node.reboot import RebootReport
+    from harness.node.summary import RunSummary
+    from harness.node.verdict import Verdict
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Inventory = Annotated[
+    Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
+]
+Limit = Annotated[str, typer.Option("--limit", "-l", help="Hosts to work on, as Ansible names them; default: all.")]
+AskPassword = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for sudo's password; kept in memory.")]
+Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to judge again while something still fails.")]
+
+_EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the tree."""
+    for command in (provision, verify_node, reboot_test, offline_list):
+        app.command(epilog=_EXIT_CODES)(command)
+
+
+def provision(
+    *,
+    inventory: Inventory = None,
+    limit: Limit = "",
+    tags: Annotated[list[str] | None, typer.Option("--tags", "-t", help="Only these roles; repeatable.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Stop after this many seconds.")] = None,
+    ask_become_pass: AskPassword = False,
+    json: Json = False,
+) -> None:
+    """Make the nodes of the inventory: run site.yml, with progress, and show seconds and tasks per role."""
+    from harness.cli.node_progress import TaskLines
+    from harness.node.project import find_project
+    from harness.node.runner import NodeRunner, RunRequest
+
+    _json(wanted=json)
+    request = RunRequest(
+        Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
+    )
+    runner = NodeRunner(find_project(), listener=TaskLines(), become_password=_password(asked=ask_become_pass))
+    summary = runner.run(request)
+    if json:
+        output.document(summary.to_dict())
+    else:
+        _print_summary(summary)
+    summary.require_ok()
+
+
+def verify_node(
+    *,
+    inventory: Inventory = None,
+    limit: Limit = "",
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only checks of this area (swap, crio...); repeatable.")
+    ] = None,
+    wait: Wait = 0.0,
+    json: Json = False,
+) -> None:
+    """Judge a node: one verdict with what was expected, found and is to be done; the same before and after a reboot.
+
+    The JSON document is the verdict {ok, host, boot_id, checked_at, checks, not_applicable, others}; `others` holds
+    the verdicts on further nodes, and `ok` is true when all are.
+    """
+    from harness.node.project import find_project
+    from harness.node.verify import VerifyRequest, verify
+
+    _json(wanted=json)
+    request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
+    verdicts = verify(find_project(), request)
+    if json:
+        output.document(_verdict_document(verdicts))
+    else:
+        for verdict in verdicts:
+            _print_verdict(verdict)
+    _require_well(verdicts)
+
+
+def reboot_test(
+    *,
+    inventory: Inventory = None,
+    limit: Limit = "",
+    wait: Wait = 600.0,
+    before: Annotated[
+        Path | None, typer.Option("--before", help="Judge and save the state in this file, to reboot by hand.")
+    ] = None,
+    after: Annotated[Path | None, typer.Option("--after", help="The second half: compare with this file.")] = None,
+    ask_become_pass: AskPassword = False,
+    json: Json = False,
+) -> None:
+    """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
+    from harness.cli.node_progress import TaskLines
+    from harness.errors import UsageError
+    from harness.node.project import find_project
+    from harness.node.reboot import RebootTest
+    from harness.node.verify import VerifyRequest
+
+    _json(wanted=json)
+    if before and after:
+        raise UsageError("--before and --after are the two halves of one test.", advice="Give one of them.")
+    request = VerifyRequest(inventory=inventory, limit=limit, wait_s=wait)
+    password = _password(asked=ask_become_pass)
+    test = RebootTest(find_project(), request, TaskLines(), output.note, password)
+    if before:
+        test.save_state(before)
+        output.result(f"{before} written. Reboot, then: harness reboot-test --after {before}")
+        return
+    report = test.compare_state(after) if after else test.run()
+    _print_reboot(report, json=json)
+    _require_survived(report)
+
+
+def offline_list(
+    *,
+    inventory: Inventory = None,
+    fetch: Annotated[
+        Path | None, typer.Option("--fetch", help="Fetch all of it into this folder, checked; continues where it was.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", help="Only packages, files or images; repeatable.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List everything that site.yml fetches: packages, files with sha256, images; fetch it for use without internet."""
+    from harness.node.offline import collect
+    from harness.node.project import find_project
+
+    _json(wanted=json)
+    wanted = collect(find_project(), inventory=inventory, kinds=only or ())
+    if fetch is not None:
+        from harness.node.fetch import fetch_all
+
+        fetch_all(wanted, fetch, say=output.note)
+    if json:
+        output.document(wanted.to_dict())
+    else:
+        for line in wanted.lines():
+            output.result(line)
+
+
+def _json(*, wanted: bool) -> None:
+    if wanted:
+        output.use_json()
+
+
+def _password(*, asked: bool) -> str | None:
+    return typer.prompt("sudo password", hide_input=True, err=True) if asked else None
+
+
+def _print_summary(summary: RunSummary) -> None:
+    from harness.cli.render import duration
+
+    rows = [[role.role, role.tasks, role.changed, f"{role.duration_s:.1f}"] for role in summary.roles]
+    total = [sum(role.tasks for role in summary.roles), summary.changed, f"{summary.duration_s:.1f}"]
+    output.table(["role", "tasks", "changed", "seconds"], [*rows, ["total", *total]])
+    output.result()
+    for record in summary.failures:
+        output.result(f"{record.host} {record.role}: {record.task} ({record.path})")
+        for line in record.error.splitlines():
+            output.result(f"  | {line}")
+    what = "would change" if summary.check_mode else "changed"
+    output.result(f"{summary.status.value}: {summary.changed} {what}, {duration(summary.duration_s)}.")
+
+
+def _verdict_document(verdicts: Sequence[Verdict]) -> dict[str, object]:
+    first, *others = (verdict.to_dict() for verdict in verdicts)
+    return {**first, "ok": all(verdict.ok for verdict in verdicts), "others": others}
+
+
+def _print_verdict(verdict: Verdict) -> None:
+    output.result(f"{verdict.host} (boot {verdict.boot_id})")
+    rows = [["ok" if check.ok else "NO", check.name, "" if check.ok else check.found] for check in verdict.checks]
+    output.table(["", "check", "found"], [*rows, *(["--", each.name, each.reason] for each in verdict.not_applicable)])
+    output.result()
+    for check in verdict.failed:
+        output.result(str(check))
+    output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
+
+
+def _require_well(verdicts: Sequence[Verdict]) -> None:
+    from harness.errors import NodeError
+
+    failed = [f"{verdict.host} {check.name}" for verdict in verdicts for check in verdict.failed]
+    if failed:
+        raise NodeError(f"{len(failed)} checks failed: {', '.join(failed)}.", advice="Each says above what to do.")
+
+
+def _print_reboot(report: RebootReport, *, json: bool) -> None:
+    if json:
+        output.document(report.to_dict())
+        return
+    for problem in report.problems:
+        output.result(problem)
+    took = f"rebooted in {report.reboot_s:.0f} s, " if report.reboot_s is not None else ""
+    output.result(
+        f"{took}well after {report.recovery_s:.0f} s more, {report.converge.changed} changed by converging again."
+        if report.ok
+        else f"{len(report.problems)} problems."
+    )
+
+
+def _require_survived(report: RebootReport) -> None:
+    from harness.errors import NodeError
+
+    if not report.ok:
+        raise NodeError(
+            f"The node did not survive the reboot: {report.problems[0]}", advice="All problems are listed above."
+        )

@@ -1,0 +1,51 @@
+"""A run of Ansible as it goes: one line per task, written when the next one begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from harness.cli import output
+from harness.node.events import NodeEvent, Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
+
+_ORDER = (Outcome.FAILED, Outcome.UNREACHABLE, Outcome.CHANGED, Outcome.OK, Outcome.IGNORED, Outcome.SKIPPED)
+
+
+class TaskLines:
+    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each."""
+
+    def __init__(self) -> None:
+        self._task: TaskStarted | None = None
+        self._outcomes: Counter[Outcome] = Counter()
+        self._errors: list[str] = []
+
+    def __call__(self, event: NodeEvent) -> None:
+        """Take one event."""
+        match event:
+            case PlayStarted():
+                self._finish(event.at_s)
+                output.note(f"== {event.name}")
+            case TaskStarted():
+                self._finish(event.at_s)
+                self._task = event
+            case TaskEnded():
+                self._outcomes[event.outcome] += 1
+                if event.error and event.outcome is not Outcome.IGNORED:
+                    self._errors += [f"  {event.host} | {line}" for line in event.error.splitlines()]
+            case OutputLine():
+                output.note(event.text)
+            case RunEnded():
+                self._finish(event.at_s)
+
+    def _finish(self, at_s: float) -> None:
+        """Write the line of the task that has just ended."""
+        if self._task is not None:
+            output.note(f"{self._task.role}: {self._task.name}  {self._outcome()}  {at_s - self._task.at_s:.1f} s")
+            for line in self._errors:
+                output.note(line)
+        self._task, self._outcomes, self._errors = None, Counter(), []
+
+    def _outcome(self) -> str:
+        counts = [(outcome, self._outcomes[outcome]) for outcome in _ORDER if self._outcomes[outcome]]
+        if len(counts) == 1 and counts[0][1] == 1:
+            return counts[0][0].value
+        return ", ".join(f"{number} {outcome.value}" for outcome, number in counts) or "no host"
