@@ -73,6 +73,10 @@ class Replica:
         except RequestAbandoned:
             self._status.update(abandoned_requests=1)
             _say("the request in flight was abandoned: it took more than a second to finish after the signal")
+        finally:
+            self._metrics.in_flight = 0
+            if self._log:
+                self._log.close()
         self._close(workload)
 
     def begin_drain(self) -> None:
@@ -88,7 +92,6 @@ class Replica:
     def give_up(self) -> None:
         """End the process although a request is stuck in it; what was measured before is kept."""
         error = "the request in flight could not be stopped within 1.5 s of the signal; it is stuck outside Python"
-        self._metrics.in_flight = 0
         if self._log:
             self._log.close()
         self._end_process("stopped", ExitCode.STUCK, error=error)
@@ -147,9 +150,6 @@ class Replica:
                 stopping.wait(pause_s)
 
     def _close(self, workload: Workload) -> None:
-        self._metrics.in_flight = 0
-        if self._log:
-            self._log.close()
         close: Callable[[], None] | None = getattr(workload, "close", None)
         if close:
             close()
