@@ -1,0 +1,82 @@
+"""Reads the metric CSVs of one experiment back as columns, for the checks that look at whole series."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.errors import MetricsError
+from harness.metrics.catalogue import CATALOGUE
+
+_FILE = re.compile(r"_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_\d{8}T\d{6}Z\.csv$")
+_COLUMNS = ("elapsed_s", "series", "value", "reason")
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesColumns:
+    """One series: seconds since row 0, values (NaN where missing), and how often each reason was given."""
+
+    elapsed_s: NDArray[np.float64]
+    values: NDArray[np.float64]
+    reasons: Mapping[str, int]
+
+    @property
+    def present(self) -> NDArray[np.float64]:
+        """The values that are there."""
+        return self.values[~np.isnan(self.values)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentColumns:
+    """Every series of one experiment, by metric and series name."""
+
+    replicas: int
+    metrics: Mapping[str, Mapping[str, SeriesColumns]]
+
+
+def read_experiment(folder: Path) -> ExperimentColumns:
+    """The metric CSVs of one experiment's folder.
+
+    Raises:
+        MetricsError: there is none, or one cannot be read as the harness writes them; says which.
+    """
+    found = {path: match for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name))}
+    metrics = {match["metric"]: _read(path) for path, match in found.items() if match["metric"] in CATALOGUE}
+    if not metrics:
+        raise MetricsError(f"{folder} holds no CSV of any metric.", advice="Give the folder of an experiment.")
+    replicas = max(int(match["replicas"]) for match in found.values())
+    return ExperimentColumns(replicas, {name: metrics[name] for name in CATALOGUE if name in metrics})
+
+
+def _read(path: Path) -> dict[str, SeriesColumns]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    types = {"elapsed_s": pa.float64(), "series": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    try:
+        table = csv.read_csv(
+            path, convert_options=csv.ConvertOptions(column_types=types, include_columns=list(_COLUMNS))
+        )
+    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+        raise MetricsError(
+            f"{path} is no CSV of the harness: {str(error).splitlines()[0]}.",
+            advice="Verify the experiment; the file was damaged or edited.",
+        ) from error
+    names = table["series"].to_numpy(zero_copy_only=False)
+    elapsed_s = table["elapsed_s"].to_numpy(zero_copy_only=False)
+    values = table["value"].to_numpy(zero_copy_only=False).astype(np.float64)
+    reasons = table["reason"].to_numpy(zero_copy_only=False)
+    return {name: _one(names == name, elapsed_s, values, reasons) for name in dict.fromkeys(names.tolist())}
+
+
+def _one(
+    rows: NDArray[np.bool_], elapsed_s: NDArray[np.float64], values: NDArray[np.float64], reasons: NDArray[np.object_]
+) -> SeriesColumns:
+    texts, counts = np.unique(reasons[rows].astype(str), return_counts=True)
+    given = {str(text): int(count) for text, count in zip(texts, counts, strict=True) if text and text != "None"}
+    return SeriesColumns(elapsed_s[rows], values[rows], given)

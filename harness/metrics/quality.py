@@ -1,0 +1,271 @@
+"""Judges recorded data from the files alone, so that zero samples never look like success.
+
+Every check looks at the metric CSVs as they lie on disk; verifying an experiment repeats them.
+``invalid`` findings say that a number must not be used, ``degraded`` ones that it needs the remark
+beside it, ``info`` ones that nothing is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+import numpy as np
+
+from harness.errors import MetricsError
+from harness.metrics.catalogue import CATALOGUE, Kind, Level, Metric, Source
+from harness.metrics.columns import ExperimentColumns, SeriesColumns, read_experiment
+from harness.metrics.steady import TOLERANCE, steady_state
+
+MISSING_SHARE = 0.01
+"""More missing values than this share of a series degrade the experiment."""
+ZERO_SHARE = 0.10
+"""More zeros than this share degrade it, where a replica under load cannot show 0."""
+BOUND_SLACK = 0.05
+"""Rates over a window may overshoot a bound by the jitter of their scrapes."""
+COUNT_SLACK = 0.01
+STALL_SHARE = 0.10
+"""A replica that serves nothing in this last share of the recording had stopped."""
+TOP_BOUND_S = 60.0
+"""Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
+_GRID_TOLERANCE_S = 0.0011
+_ESSENTIAL = frozenset({Source.LATENCY, Source.REQUESTS})
+
+
+class Severity(StrEnum):
+    """What a finding means for the experiment's verdict."""
+
+    INFO = "info"
+    DEGRADED = "degraded"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One remark on the data.
+
+    Attributes:
+        severity: what it means for the verdict.
+        metric: the metric it is about; empty for all of them.
+        message: what was found, in a full sentence.
+        advice: what to do next; empty when nothing needs doing.
+    """
+
+    severity: Severity
+    metric: str
+    message: str
+    advice: str = ""
+
+
+def judge(folder: Path, *, rows: int | None = None, requests: Mapping[str, int] | None = None) -> list[Finding]:
+    """Judge the metric CSVs of one experiment.
+
+    Args:
+        folder: the experiment's folder, finished or not.
+        rows: rows that every series must have; None: as many as the longest.
+        requests: requests in each replica's own log between the first and the last row, by series
+            name (``replica-0``); None: not compared.
+    """
+    try:
+        experiment = read_experiment(folder)
+    except MetricsError as error:
+        return [Finding(Severity.INVALID, "", error.message, error.advice)]
+    return [
+        *_grid(experiment, rows),
+        *(finding for name, series in experiment.metrics.items() for finding in _metric(CATALOGUE[name], series)),
+        *_replicas(experiment),
+        *_saturation(experiment),
+        *_counts(experiment, requests or {}),
+        *_steadiness(experiment),
+    ]
+
+
+def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
+    """Row count, gaps and alignment: every series on one grid."""
+    every = [
+        (f"{metric} {name}", series) for metric, named in experiment.metrics.items() for name, series in named.items()
+    ]
+    longest = max((series.elapsed_s for _, series in every), key=len, default=np.empty(0))
+    expected = len(longest) if rows is None else rows
+    if not len(longest):
+        yield Finding(Severity.INVALID, "", "Nothing was recorded: no series has a row.", "Run the experiment again.")
+        return
+    short = [name for name, series in every if len(series.elapsed_s) != expected]
+    if short:
+        yield Finding(
+            Severity.INVALID if len(short) == len(every) and expected > len(longest) else Severity.DEGRADED,
+            "",
+            f"{len(short)} of {len(every)} series do not have {expected} rows, e.g. {short[0]}.",
+            "The recording ended early; run the experiment again.",
+        )
+    steps = np.diff(longest)
+    step_s = float(np.median(steps)) if len(steps) else 0.0
+    for name, series in every:
+        grid = step_s * np.arange(len(series.elapsed_s))
+        if len(grid) and np.abs(series.elapsed_s - grid).max() > _GRID_TOLERANCE_S:
+            place = int(np.argmax(np.abs(series.elapsed_s - grid) > _GRID_TOLERANCE_S))
+            yield Finding(
+                Severity.INVALID,
+                name.split()[0],
+                f"{name}: row {place} is at {series.elapsed_s[place]:.3f} s instead of {grid[place]:.3f} s.",
+                "Rows are lost, doubled or edited; verify the files, then run the experiment again.",
+            )
+            return
+
+
+def _metric(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Finding]:
+    """Missing values, bounds and zeros of one metric."""
+    if not any(len(series.present) for series in named.values()):
+        reason = _commonest(named.values())
+        severity = Severity.INVALID if metric.source in _ESSENTIAL else Severity.INFO
+        advice = "Without it there is no result; mend the cause and run again." if metric.source in _ESSENTIAL else ""
+        yield Finding(severity, metric.name, f"{metric.name} has no value at all: {reason}.", advice)
+        return
+    for name, series in named.items():
+        missing = int(np.isnan(series.values).sum())
+        if missing == len(series.values) and metric.level is Level.DEVICE:
+            yield Finding(Severity.INFO, metric.name, f"{metric.name} {name}: {_commonest([series])}.")
+        elif missing:
+            yield Finding(
+                Severity.DEGRADED if missing > MISSING_SHARE * len(series.values) else Severity.INFO,
+                metric.name,
+                f"{metric.name} {name}: {missing} of {len(series.values)} values are missing: {_commonest([series])}.",
+                "Look at the replica's log and the recorder's summary.",
+            )
+        yield from _bounds(metric, name, series)
+    if metric.nonzero_expected:
+        yield from _zeros(metric, named)
+
+
+def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
+    present = series.present
+    low = metric.minimum is not None and len(present) and present.min() < metric.minimum
+    high = metric.maximum is not None and len(present) and present.max() > metric.maximum * (1 + BOUND_SLACK)
+    if low or high:
+        value = present.min() if low else present.max()
+        yield Finding(
+            Severity.DEGRADED,
+            metric.name,
+            f"{metric.name} {name} reaches {value:g} {metric.unit}, which cannot be.",
+            "Do not use this metric; check the driver or the exporter that it comes from.",
+        )
+
+
+def _zeros(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Finding]:
+    """Zeros where work must show; a counter starts at 0, so its first values are left out."""
+    shares = {}
+    for name, series in named.items():
+        present = series.present[1:] if metric.kind is Kind.COUNTER else series.present
+        if len(present):
+            shares[name] = float((present == 0).mean())
+    if not shares:
+        return
+    if metric.level is Level.DEVICE:
+        # One idle device of several is normal: only the busiest has to show work.
+        shares = {name: share for name, share in shares.items() if share == min(shares.values())}
+    for name, share in shares.items():
+        if share > ZERO_SHARE:
+            yield Finding(
+                Severity.DEGRADED,
+                metric.name,
+                f"{metric.name} {name} is 0 in {share:.0%} of the rows, although the replica should be working.",
+                "Check that it runs where it should (device, runtime class) and that the sampling is fast enough.",
+            )
+            return
+
+
+def _replicas(experiment: ExperimentColumns) -> Iterator[Finding]:
+    """Replicas that served nothing, or stopped before the end."""
+    totals = experiment.metrics.get("total_count")
+    if not totals:
+        return
+    idle, stopped = [], []
+    for replica in range(experiment.replicas):
+        series = totals.get(f"replica-{replica}")
+        values = series.values if series is not None else np.empty(0)
+        served = values[~np.isnan(values)]
+        if not len(served) or served.max() == 0:
+            idle.append(f"replica-{replica}")
+        elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
+            stopped.append(f"replica-{replica}")
+    advice = "Look at the replica's log; run the experiment again."
+    if len(idle) == experiment.replicas:
+        yield Finding(Severity.INVALID, "total_count", "No replica served a single request while recording.", advice)
+    elif idle:
+        yield Finding(Severity.DEGRADED, "total_count", f"{', '.join(idle)} served no request while recording.", advice)
+    if stopped:
+        message = f"{', '.join(stopped)} served nothing in the last {STALL_SHARE:.0%} of the recording."
+        yield Finding(Severity.DEGRADED, "total_count", message, advice)
+
+
+def _growth(values: np.ndarray) -> float:
+    present = values[~np.isnan(values)]
+    return float(present[-1] - present[0]) if len(present) else 0.0
+
+
+def _saturation(experiment: ExperimentColumns) -> Iterator[Finding]:
+    """Quantiles in the +Inf bucket: flat at the highest bound, and the same for every quantile."""
+    for name, named in experiment.metrics.items():
+        if CATALOGUE[name].kind is not Kind.QUANTILE:
+            continue
+        flat = [series for series, columns in named.items() if (columns.present >= TOP_BOUND_S).any()]
+        if flat:
+            yield Finding(
+                Severity.DEGRADED,
+                name,
+                f"{name} {', '.join(flat)} lies above the highest bucket of {TOP_BOUND_S:g} s and is cut off there.",
+                "Use the raw latencies instead, or a smaller batch.",
+            )
+
+
+def _counts(experiment: ExperimentColumns, requests: Mapping[str, int]) -> Iterator[Finding]:
+    """The counter's growth against the requests in the replica's own log."""
+    totals = experiment.metrics.get("total_count", {})
+    for name, logged in requests.items():
+        if name not in totals or not len(totals[name].present):
+            continue
+        counted = float(totals[name].present[-1])
+        # Each end of the recording may fall between a request and its log record.
+        if abs(counted - logged) > max(2.0, COUNT_SLACK * max(counted, logged)):
+            yield Finding(
+                Severity.DEGRADED,
+                "total_count",
+                f"{name} counted {counted:g} requests and logged {logged} in the same time.",
+                "The replica was restarted, or its log is incomplete; do not use its percentiles.",
+            )
+
+
+def _steadiness(experiment: ExperimentColumns) -> Iterator[Finding]:
+    series = experiment.metrics.get("throughput", {}).get("all")
+    if series is None or not len(series.present):
+        return
+    state = steady_state(series.values)
+    if not state.judged:
+        yield Finding(Severity.INFO, "throughput", "The recording is too short to tell whether it was steady.")
+    elif not state.steady:
+        low, high = min(state.means), max(state.means)
+        yield Finding(
+            Severity.DEGRADED,
+            "throughput",
+            f"Throughput was not steady: its windows range from {low:.4g} to {high:.4g} requests per second and the last "
+            f"three do not agree within {TOLERANCE:.0%}.",
+            "Stabilise longer, record longer, and keep other work off the machine.",
+        )
+    elif state.from_row:
+        settled_s = float(series.elapsed_s[state.from_row])
+        yield Finding(
+            Severity.INFO,
+            "throughput",
+            f"Throughput was steady only from {settled_s:g} s after the start of the recording.",
+            "Stabilise longer.",
+        )
+
+
+def _commonest(series: Iterable[SeriesColumns]) -> str:
+    reasons: dict[str, int] = {}
+    for columns in series:
+        for reason, count in columns.reasons.items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    return max(reasons, key=reasons.__getitem__) if reasons else "no reason was given"
