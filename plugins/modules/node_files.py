@@ -25,9 +25,11 @@ options:
     default: []
     suboptions:
       path: {description: Where., type: path, required: true}
-      content: {description: What., type: str, required: true}
+      content: {description: What; this or O(files[].source)., type: str}
+      source: {description: A file on the machine that is copied., type: path}
       mode: {description: Permissions in octal., type: str, default: "0644"}
-      owner: {description: User who owns it; empty leaves that to whoever runs this., type: str, default: ""}
+      owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
+              default: ""}
   links: {description: Symbolic links as path and target; a real file in the way is an error., type: dict, default: {}}
   absent: {description: Files that must not be there; patterns as a shell would read them., type: list, elements: str,
            default: []}
@@ -56,6 +58,13 @@ class Files:
         self.removed: list[str] = []
         self.diff: list[dict[str, str]] = []
 
+    def content(self, one: dict[str, Any]) -> str:
+        """The content asked for; a source that a check of a virgin machine does not meet counts as empty."""
+        if one["source"] is None:
+            return str(one["content"])
+        source = Path(one["source"])
+        return "" if self.module.check_mode and not source.exists() else source.read_text(encoding="utf-8")
+
     def file(self, path: Path, content: str, mode: str, owner: str) -> None:
         """Brings one file to its content, mode and owner."""
         before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
@@ -72,7 +81,7 @@ class Files:
     def fits(path: Path, mode: int, uid: int | None) -> bool:
         """Whether mode and owner are right."""
         info = path.stat()
-        return info.st_mode & 0o7777 == mode and uid in (None, info.st_uid)
+        return info.st_mode & 0o7777 == mode and uid in (None, info.st_uid) and uid in (None, path.parent.stat().st_uid)
 
     def write(self, path: Path, content: str, mode: int, uid: int | None) -> None:
         """Replaces the file in one step: a reader sees the old one or the new one, also after a power cut."""
@@ -84,6 +93,7 @@ class Files:
             os.fchmod(new.fileno(), mode)
             if uid is not None:
                 os.fchown(new.fileno(), uid, pwd.getpwuid(uid).pw_gid)
+                os.chown(path.parent, uid, pwd.getpwuid(uid).pw_gid)
             new.flush()
             os.fsync(new.fileno())
         Path(name).replace(path)
@@ -116,12 +126,20 @@ def specification() -> dict[str, Any]:
     """The module's arguments."""
     file = {
         "path": {"type": "path", "required": True},
-        "content": {"type": "str", "required": True},
+        "content": {"type": "str"},
+        "source": {"type": "path"},
         "mode": {"type": "str", "default": "0644"},
         "owner": {"type": "str", "default": ""},
     }
     return {
-        "files": {"type": "list", "elements": "dict", "default": [], "options": file},
+        "files": {
+            "type": "list",
+            "elements": "dict",
+            "default": [],
+            "options": file,
+            "mutually_exclusive": [("content", "source")],
+            "required_one_of": [("content", "source")],
+        },
         "links": {"type": "dict", "default": {}},
         "absent": {"type": "list", "elements": "str", "default": []},
     }
@@ -133,7 +151,7 @@ def main() -> None:
     files = Files(module)
     try:
         for one in module.params["files"]:
-            files.file(Path(one["path"]), one["content"], one["mode"], one["owner"])
+            files.file(Path(one["path"]), files.content(one), one["mode"], one["owner"])
         for path, target in module.params["links"].items():
             files.link(Path(path), target)
         for pattern in module.params["absent"]:

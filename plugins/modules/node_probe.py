@@ -31,6 +31,7 @@ options:
   paths: {description: Files and folders., type: list, elements: str, default: []}
   packages: {description: Debian packages., type: list, elements: str, default: []}
   units: {description: systemd units., type: list, elements: str, default: []}
+  users: {description: Users whose home folders are read., type: list, elements: str, default: []}
   urls: {description: Addresses that should answer 200; all are asked at once., type: list, elements: str, default: []}
   urls_timeout_s: {description: Seconds until a silent address is given up., type: int, default: 15}
 author: [the project]
@@ -50,7 +51,7 @@ probe:
   returned: always
 """
 
-LISTS = ("disks", "modules", "sysctls", "paths", "packages", "units", "urls")
+LISTS = ("disks", "modules", "sysctls", "paths", "packages", "units", "users", "urls")
 
 
 def read(path: str | Path) -> str | None:
@@ -255,6 +256,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "paths": {path: path_state(path) for path in asked["paths"]},
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
+        "homes": {user: home_of(user) for user in asked["users"]},
         "urls": answers(asked["urls"], asked["urls_timeout_s"]),
         "swaps": swaps(read("/proc/swaps") or ""),
     }
