@@ -180,7 +180,7 @@ class Difference:
         if not self.significant:
             return "no significant difference"
         direction = "higher" if self.b.mean > self.a.mean else "lower"
-        return direction if self.change is None else f"{abs(self.change):.1%} {direction}"
+        return direction if self.change is None else f"{100 * abs(self.change):.1f} % {direction}"
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> Difference:

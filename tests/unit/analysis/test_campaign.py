@@ -189,7 +189,7 @@ def test_compare_finds_a_real_difference_and_names_what_else_changed(folder: Pat
     (throughput,) = [line.difference for line in found.lines if line.measure == "throughput"]
     assert throughput.significant
     assert throughput.change == pytest.approx(0.3, abs=0.02)
-    assert throughput.sentence.endswith("% higher")
+    assert throughput.sentence.endswith(" % higher")
     assert throughput.adjusted_p is not None
     assert throughput.welch_p is not None
     assert throughput.adjusted_p >= throughput.welch_p

@@ -130,7 +130,7 @@ def test_welch_gives_the_textbook_value() -> None:
 def test_a_clear_difference_is_said_with_its_size() -> None:
     found = difference([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
     assert found.significant
-    assert found.sentence == "20.0% higher"
+    assert found.sentence == "20.0 % higher"
     assert found.cliffs_delta == 1
     assert found.mann_whitney_p == pytest.approx(0.1)
     assert found.mann_whitney_floor == pytest.approx(0.1)
@@ -145,7 +145,7 @@ def test_single_runs_cannot_be_told_apart() -> None:
 
 def test_runs_without_spread() -> None:
     assert difference([1.0, 1.0], [1.0, 1.0]).sentence == "no significant difference"
-    assert difference([1.0, 1.0], [2.0, 2.0]).sentence == "100.0% higher"
+    assert difference([1.0, 1.0], [2.0, 2.0]).sentence == "100.0 % higher"
     assert difference([0.0, 0.0], [2.0, 2.0]).sentence == "higher"
 
 

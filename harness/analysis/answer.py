@@ -1,0 +1,192 @@
+"""The answer in sentences, and everything that weakens it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.display import number, quantity, with_interval
+from harness.analysis.measures import MEASURES
+from harness.analysis.statistics import Estimate, difference
+from harness.results.manifest import Status
+from harness.spec.workload import BUILTIN_WORKLOADS
+
+FEW_REPEATS = 3
+UNSTEADY_CV = 0.05
+CLOSED_LOOP = (
+    "Every replica sends its next request when the last is answered (closed loop): latency is service time beside "
+    "the other replicas, with no queue in front."
+)
+
+
+def answers(analysis: CampaignAnalysis) -> list[str]:
+    """What the campaign found, one sentence or two per workload and sharing mode."""
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in analysis.cells:
+        if "throughput" in cell.estimates:
+            groups.setdefault(cell.key[:2], []).append(cell)
+    several = len({cell.sharing for cell in analysis.cells}) > 1
+    return [
+        _answer(f"{workload} under {sharing}" if several else workload, sorted(cells, key=lambda cell: cell.replicas))
+        for (workload, sharing), cells in groups.items()
+    ]
+
+
+def _answer(label: str, cells: Sequence[Cell]) -> str:
+    first, last = cells[0], cells[-1]
+    rate = with_interval(last.estimates["throughput"], "requests/s")
+    parts = [f"{label}: {_replicas(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
+    if last is not first and last.speed_up and last.efficiency:
+        parts.append(
+            f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
+        )
+    p99 = last.estimates.get("latency_p99")
+    alone = first.estimates.get("latency_p99")
+    if p99 and alone and last is not first:
+        parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
+    elif p99:
+        parts.append(f"p99 latency is {quantity(p99.mean, 's')}")
+    return "; ".join(parts) + "." + _saturation(cells)
+
+
+def _saturation(cells: Sequence[Cell]) -> str:
+    """What the last step up in replicas brought."""
+    if len(cells) < 3:
+        return ""
+    before, last = cells[-2], cells[-1]
+    found = difference(before.figures("throughput"), last.figures("throughput"))
+    step = f" From {before.replicas} to {last.replicas} replicas, throughput:"
+    return f"{step} {found.sentence}."
+
+
+def _times(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{number(estimate.mean)} times"
+    return f"{number(estimate.mean)} times (95 % interval {number(estimate.low)} to {number(estimate.high)})"
+
+
+def _replicas(cell: Cell) -> str:
+    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+
+
+def caveats(analysis: CampaignAnalysis) -> list[str]:
+    """What a careful reader must know before using a number, the gravest first."""
+    return [
+        *_left_out(analysis),
+        *_unfinished(analysis),
+        *_degraded(analysis),
+        *_few_repeats(analysis),
+        *_restless(analysis),
+        *_absent(analysis),
+        *_mixed(analysis),
+        *_nature(analysis),
+    ]
+
+
+def _left_out(analysis: CampaignAnalysis) -> list[str]:
+    found = []
+    for experiment in analysis.experiments:
+        if experiment.damage:
+            found.append(
+                f"{experiment.name} is left out of every average: its files are not what its manifest says "
+                f"({'; '.join(experiment.damage)})."
+            )
+        elif not experiment.used:
+            found.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
+    return found
+
+
+def _unfinished(analysis: CampaignAnalysis) -> list[str]:
+    if not analysis.unfinished:
+        return []
+    missing = len(analysis.unfinished)
+    verb = "is" if missing == 1 else "are"
+    sentence = (
+        f"The campaign is not finished: {missing} of {analysis.planned} experiments {verb} missing (listed below)."
+    )
+    return [f"{sentence} Go on with: harness resume {analysis.name}"]
+
+
+def _degraded(analysis: CampaignAnalysis) -> list[str]:
+    return [
+        f"{experiment.name} is DEGRADED and counts all the same: {_reasons(experiment)}"
+        for experiment in analysis.experiments
+        if experiment.used and experiment.status is Status.DEGRADED
+    ]
+
+
+def _reasons(experiment: Experiment) -> str:
+    text = " ".join(reason.rstrip(".") + "." for reason in experiment.data.manifest.verdict.reasons)
+    return text or "no reason was recorded."
+
+
+def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
+    single = [cell for cell in analysis.cells if len(cell.used) == 1]
+    few = [cell for cell in analysis.cells if 1 < len(cell.used) < FEW_REPEATS]
+    found = []
+    if single:
+        found.append(
+            f"One run only: {_cells(single)}. No interval can be given there, and no difference be called significant; "
+            f"repeat at least {FEW_REPEATS} times."
+        )
+    if few:
+        found.append(f"Two runs only, so that intervals are very wide: {_cells(few)}.")
+    return found
+
+
+def _restless(analysis: CampaignAnalysis) -> list[str]:
+    restless = [
+        f"{cell.workload} r{cell.replicas} ({100 * estimate.cv:.0f} %)"
+        for cell in analysis.cells
+        if (estimate := cell.estimates.get("throughput")) and estimate.cv and estimate.cv > UNSTEADY_CV
+    ]
+    if not restless:
+        return []
+    return [f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {', '.join(restless)}."]
+
+
+def _absent(analysis: CampaignAnalysis) -> list[str]:
+    by_reason: dict[str, dict[str, None]] = {}
+    for cell in analysis.cells:
+        for name, reason in cell.absent.items():
+            if name in MEASURES and not (name in {"fairness", "jain"} and cell.replicas == 1):
+                by_reason.setdefault(reason, {})[MEASURES[name].title] = None
+    return [f"Not measured: {', '.join(titles)} ({reason})." for reason, titles in by_reason.items()]
+
+
+def _mixed(analysis: CampaignAnalysis) -> list[str]:
+    manifests = [experiment.data.manifest for experiment in analysis.experiments]
+    facts = {
+        "GPUs": {", ".join(gpu.name for gpu in manifest.provenance.gpus) for manifest in manifests},
+        "GPU drivers": {", ".join(str(gpu.driver) for gpu in manifest.provenance.gpus) for manifest in manifests},
+        "CPUs": {manifest.provenance.host.cpu_model for manifest in manifests},
+        "kernels": {manifest.provenance.host.kernel for manifest in manifests},
+        "versions of the harness": {
+            manifest.provenance.software.git_commit or manifest.provenance.software.harness for manifest in manifests
+        },
+    }
+    found = [
+        f"The experiments ran on different {name}: {'; '.join(sorted(values))}."
+        for name, values in facts.items()
+        if len(values) > 1
+    ]
+    if any(manifest.provenance.software.git_dirty for manifest in manifests):
+        found.append("The harness had uncommitted changes when it ran.")
+    return found
+
+
+def _nature(analysis: CampaignAnalysis) -> list[str]:
+    workloads = {
+        e.data.manifest.experiment.workload.name: e.data.manifest.experiment.workload for e in analysis.experiments
+    }
+    random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
+    found = [CLOSED_LOOP]
+    if random:
+        found.append(
+            f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."
+        )
+    return found
+
+
+def _cells(cells: Sequence[Cell]) -> str:
+    return ", ".join(f"{cell.workload} r{cell.replicas}" for cell in cells)

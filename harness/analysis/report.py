@@ -1,0 +1,222 @@
+"""The report: one page that needs no network, a Markdown twin, the plots and the summary tables beside them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+import harness
+from harness.analysis import summary
+from harness.analysis.answer import answers, caveats
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
+from harness.analysis.display import duration, number, quantity, with_interval
+from harness.analysis.measures import MEASURES
+from harness.analysis.picture import Picture
+from harness.analysis.scaling_plots import overview, scaling
+from harness.analysis.statistics import Estimate
+from harness.analysis.timeline_plots import timeline
+from harness.errors import HarnessError
+from harness.results.files import atomic_write, storage_errors
+from harness.results.manifest import Status
+
+REPORT_HTML, REPORT_MD = "report.html", "report.md"
+SUMMARY_CSV, SUMMARY_JSON = "summary.csv", "summary.json"
+PLOTS = "plots"
+CAMPAIGN_YAML = "campaign.yaml"
+TABLE = ("throughput", "speed_up", "efficiency", "latency_p50", "latency_p95", "latency_p99", "fairness", "energy")
+TABLE_ON_GPU = ("gpu_memory", "gpu_utilization", "cpu_psi")
+TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
+TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
+_SHIPPED = "shipped:"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One cell of a table: what is printed, and why it is empty when it is."""
+
+    text: str
+    reason: str = ""
+
+
+def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
+    """Analyse a campaign and write its report; one that is there already is replaced.
+
+    Args:
+        folder: ``results/<campaign>``, finished or not.
+        progress: told the id of each experiment as it is read.
+
+    Returns:
+        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json`` and ``plots/`` lie beside it.
+
+    Raises:
+        ResultsPathError: no campaign there.
+        StorageError: a file cannot be read or written.
+    """
+    analysis = analyse(folder, progress)
+    overall = overview(analysis)
+    pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
+    timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
+    drawn = [*([overall] if overall else []), *pictures.values(), *timelines.values()]
+    _write_plots(folder / PLOTS, drawn)
+    atomic_write(folder / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
+    atomic_write(folder / SUMMARY_JSON, summary.to_json(analysis), replace=True)
+    content = _content(analysis, overall, pictures, timelines)
+    environment = _environment()
+    atomic_write(folder / REPORT_MD, environment.get_template("report.md.j2").render(content), replace=True)
+    page = environment.get_template("report.html.j2").render(content)
+    atomic_write(folder / REPORT_HTML, page, replace=True)
+    return folder / REPORT_HTML
+
+
+def _write_plots(folder: Path, pictures: list[Picture]) -> None:
+    with storage_errors(folder):
+        folder.mkdir(exist_ok=True)
+    for picture in pictures:
+        atomic_write(folder / f"{picture.name}.png", picture.png, replace=True)
+
+
+def _content(
+    analysis: CampaignAnalysis,
+    overall: Picture | None,
+    pictures: dict[str, Picture],
+    timelines: dict[str, Picture],
+) -> dict[str, Any]:
+    on_gpu = any("gpu_memory" in cell.estimates for cell in analysis.cells)
+    columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
+    if not on_gpu:
+        columns.remove("energy")
+    return {
+        "analysis": analysis,
+        "answers": answers(analysis),
+        "caveats": caveats(analysis),
+        "columns": [(name, _column_title(name)) for name in columns],
+        "table": {name: _rows(analysis, name, columns) for name in analysis.workloads()},
+        "overall": overall,
+        "pictures": pictures,
+        "timelines": timelines,
+        "measures": MEASURES,
+        "counts": {status.value: analysis.count(status) for status in Status},
+        "damaged": sum(bool(experiment.damage) for experiment in analysis.experiments),
+        "run_command": _run_command(analysis),
+        "campaign_yaml": _campaign_yaml(analysis.folder),
+        "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
+        "version": harness.__version__,
+    }
+
+
+def _column_title(name: str) -> str:
+    titles = {
+        "speed_up": "Speed-up",
+        "efficiency": "Efficiency",
+        "latency_p50": "p50",
+        "latency_p95": "p95",
+        "latency_p99": "p99",
+        "fairness": "Fairness",
+        "energy": "Energy per request",
+        "cpu_psi": "CPU pressure",
+        "gpu_utilization": "GPU use",
+    }
+    return titles.get(name) or MEASURES[name].title
+
+
+def _rows(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> list[tuple[Cell, list[Entry]]]:
+    cells = [cell for cell in analysis.cells if cell.workload == workload]
+    return [(cell, [_entry(cell, name) for name in columns]) for cell in cells]
+
+
+def _entry(cell: Cell, name: str) -> Entry:
+    estimate: Estimate | None
+    if name == "speed_up":
+        estimate, unit = cell.speed_up, TIMES
+    elif name == "efficiency":
+        estimate, unit = _percent(cell.efficiency), "%"
+    else:
+        estimate, unit = (
+            cell.estimates.get(name),
+            {"ratio": "", "index": ""}.get(MEASURES[name].unit, MEASURES[name].unit),
+        )
+    if estimate is None:
+        return Entry(DASH, cell.absent.get(name, "no run can be used"))
+    return Entry(with_interval(estimate, unit).replace("requests/s", "req/s"))
+
+
+def _percent(estimate: Estimate | None) -> Estimate | None:
+    if estimate is None:
+        return None
+    low = None if estimate.low is None else 100 * estimate.low
+    high = None if estimate.high is None else 100 * estimate.high
+    return Estimate(100 * estimate.mean, low, high, estimate.n, estimate.cv, estimate.note)
+
+
+def _run_command(analysis: CampaignAnalysis) -> str:
+    name = analysis.source.removeprefix(_SHIPPED) if analysis.source.startswith(_SHIPPED) else CAMPAIGN_YAML
+    return f"harness run {name}"
+
+
+def _campaign_yaml(folder: Path) -> str:
+    path = folder / CAMPAIGN_YAML
+    with storage_errors(path, "read"):
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_templates()),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {
+        "number": number,
+        "duration": duration,
+        "quantity": quantity,
+        "interval": with_interval,
+        "data_uri": _data_uri,
+        "settings": _settings,
+        "gib": lambda size: "unknown" if size is None else quantity(float(size), "bytes"),
+        "cell_text": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
+    }
+    return environment
+
+
+def _templates() -> Path:
+    """The templates of the checkout this package lies in, or those beside an installed package."""
+    package = Path(harness.__file__).resolve().parent
+    places = [package.parent / "templates" / "report", package / "templates" / "report"]
+    for place in places:
+        if (place / "report.html.j2").is_file():
+            return place
+    raise HarnessError(
+        f"The report's templates are neither in {places[0]} nor in {places[1]}.",
+        advice="Run the harness from its checkout, or reinstall it.",
+    )
+
+
+def _data_uri(picture: Picture) -> str:
+    kind, data = ("svg+xml", picture.svg) if picture.svg else ("png", picture.png)
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def _settings(experiment: Experiment) -> str:
+    """How the workload ran, in a few words."""
+    spec = experiment.data.manifest.experiment
+    workload = spec.workload
+    words = [
+        workload.target,
+        f"batch {workload.batch_size}",
+        workload.precision.value,
+        workload.execution.value,
+        f"device {workload.device.value}",
+        f"{workload.threads} CPU threads each" if workload.threads else "",
+        f"{workload.inference_sleep_s:g} s between requests" if workload.inference_sleep_s else "",
+        f"checkpoint {workload.checkpoint}" if workload.checkpoint else f"random weights, seed {workload.seed}",
+        ", ".join(f"{name} {value}" for name, value in workload.options.items()),
+    ]
+    return ", ".join(word for word in words if word)

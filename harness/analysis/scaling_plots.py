@@ -1,0 +1,226 @@
+"""Curves against the number of replicas: what more replicas bring, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.display import with_interval
+from harness.analysis.picture import (
+    FAINT,
+    MARKERS,
+    PALETTE,
+    Picture,
+    from_zero,
+    new_figure,
+    plain_ticks,
+    say_absent,
+    style,
+    to_png,
+    to_svg,
+)
+from harness.analysis.statistics import Estimate
+
+Pick = Callable[[Cell], Estimate | None]
+_GIB = 2.0**30
+_IDEAL_REACH = 1.8  # The ideal line stops at this multiple of the best throughput, or it would flatten everything.
+_LATENCIES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """One line: where its points come from, how they are scaled, what it is called."""
+
+    measure: str
+    label: str
+    scale: float = 1.0
+    pick: Pick | None = None
+
+    def estimate(self, cell: Cell) -> Estimate | None:
+        return self.pick(cell) if self.pick else cell.estimates.get(self.measure)
+
+
+def overview(analysis: CampaignAnalysis) -> Picture | None:
+    """Speed-up and p99 of all workloads side by side; None when there are fewer than two to show."""
+    groups = _groups(analysis)
+    if len({cell.workload for cells in groups.values() for cell in cells if cell.speed_up}) < 2:
+        return None
+    with style():
+        figure = new_figure(10, 3.7)
+        left, right = figure.subplots(1, 2)
+        counts = _counts([cell for cells in groups.values() for cell in cells])
+        left.plot(counts, counts, color=FAINT, linestyle=":", label="ideal")
+        right.axhline(1, color=FAINT, linestyle=":")
+        for index, (label, cells) in enumerate(groups.items()):
+            _draw(left, cells, _Curve("speed_up", label, pick=lambda cell: cell.speed_up), index)
+            _draw(right, cells, _Curve("p99", label, pick=_p99_growth(cells)), index)
+        left.set_title("Throughput, times that of one replica")
+        right.set_title("p99 latency, times that of one replica")
+        for axes in (left, right):
+            _replica_axis(axes, counts)
+            from_zero(axes)
+        left.legend(loc="upper left")
+        figure.subplots_adjust(left=0.05, right=0.985, top=0.9, bottom=0.15, wspace=0.14)
+        alt = "Speed-up over replicas: " + "; ".join(
+            f"{label}: " + ", ".join(_spoken(cell, cell.speed_up, "x") for cell in cells if cell.speed_up)
+            for label, cells in groups.items()
+        )
+        return Picture(
+            "scaling-overview", "How the workloads scale beside each other", alt, to_png(figure), to_svg(figure)
+        )
+
+
+def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
+    """Six panels against the replica count for one workload; None when no run of it can be used."""
+    groups = {label: cells for label, cells in _groups(analysis).items() if cells[0].workload == workload}
+    cells = [cell for group in groups.values() for cell in group]
+    if not any(cell.used for cell in cells):
+        return None
+    on_gpu = any("gpu_memory" in cell.estimates for cell in cells)
+    panels: list[tuple[str, list[_Curve], Callable[[Axes, Sequence[Cell]], None] | None]] = [
+        ("Throughput (requests/s)", [_Curve("throughput", "")], _ideal),
+        ("Latency (ms)", [_Curve(name, label, 1e3) for name, label in _LATENCIES], None),
+        ("Efficiency (% of ideal)", [_Curve("efficiency", "", 100, lambda cell: cell.efficiency)], _full),
+        ("Fairness (slowest / fastest replica)", [_Curve("fairness", "")], _one),
+    ]
+    if on_gpu:
+        panels += [
+            ("GPU energy per request (J)", [_Curve("energy", "")], None),
+            ("GPU memory (GiB)", [_Curve("gpu_memory", "", 1 / _GIB)], None),
+        ]
+    else:
+        panels += [
+            ("CPU (cores)", [_Curve("cpu_usage", "")], None),
+            ("CPU pressure (% of time)", [_Curve("cpu_psi", "")], None),
+        ]
+    with style():
+        figure = new_figure(10, 5.6)
+        grid = figure.subplots(2, 3).ravel()
+        for axes, (title, curves, extra) in zip(grid, panels, strict=True):
+            axes.set_title(title)
+            _panel(axes, groups, curves, extra)
+        figure.subplots_adjust(left=0.055, right=0.985, top=0.94, bottom=0.09, hspace=0.34, wspace=0.2)
+        spoken = ", ".join(
+            _spoken(cell, cell.estimates["throughput"], "requests/s")
+            for cell in cells
+            if "throughput" in cell.estimates
+        )
+        return Picture(
+            f"scaling-{workload}",
+            f"{workload}: against the number of replicas",
+            f"{workload}, throughput: {spoken}",
+            to_png(figure),
+            to_svg(figure),
+        )
+
+
+def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
+    """Cells of one line, by its label: the workload, and the sharing mode where there are several."""
+    several = len({cell.sharing for cell in analysis.cells}) > 1
+    groups: dict[str, list[Cell]] = {}
+    for cell in sorted(analysis.cells, key=lambda cell: (analysis.workloads().index(cell.workload), cell.replicas)):
+        label = f"{cell.workload}, {cell.sharing}" if several else cell.workload
+        groups.setdefault(label, []).append(cell)
+    return groups
+
+
+def _panel(
+    axes: Axes,
+    groups: dict[str, list[Cell]],
+    curves: Sequence[_Curve],
+    extra: Callable[[Axes, Sequence[Cell]], None] | None,
+) -> None:
+    cells = [cell for group in groups.values() for cell in group]
+    if not any(curve.estimate(cell) for curve in curves for cell in cells):
+        reasons = [cell.absent[curves[0].measure] for cell in cells if curves[0].measure in cell.absent]
+        say_absent(axes, reasons[-1] if reasons else "no run can be used")
+        return
+    index = 0
+    for label, group in groups.items():
+        if extra:
+            extra(axes, group)
+        for curve in curves:
+            name = ", ".join(part for part in (label if len(groups) > 1 else "", curve.label) if part)
+            _draw(axes, group, _Curve(curve.measure, name, curve.scale, curve.pick), index)
+            index += 1
+    _replica_axis(axes, _counts(cells))
+    if len(curves) > 1:
+        _logarithmic(axes)
+    else:
+        from_zero(axes)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="best")
+
+
+def _draw(axes: Axes, cells: Sequence[Cell], curve: _Curve, index: int) -> None:
+    points = [(cell.replicas, found) for cell in cells if (found := curve.estimate(cell))]
+    if not points:
+        return
+    x = [replicas for replicas, _ in points]
+    y = [found.mean * curve.scale for _, found in points]
+    low = [0.0 if found.low is None else (found.mean - found.low) * curve.scale for _, found in points]
+    high = [0.0 if found.high is None else (found.high - found.mean) * curve.scale for _, found in points]
+    colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
+    axes.errorbar(
+        x, y, yerr=[low, high], color=colour, marker=marker, markersize=5, capsize=3, elinewidth=1, label=curve.label
+    )
+    if curve.pick is None:
+        for cell in cells:
+            each = [figure * curve.scale for figure in cell.figures(curve.measure)]
+            axes.plot([cell.replicas] * len(each), each, ".", color=colour, markersize=3, alpha=0.5)
+
+
+def _ideal(axes: Axes, cells: Sequence[Cell]) -> None:
+    single = next((cell.estimates.get("throughput") for cell in cells if cell.replicas == 1), None)
+    if single is None:
+        return
+    counts = _counts(cells)
+    best = max(cell.estimates["throughput"].mean for cell in cells if "throughput" in cell.estimates)
+    reach = [float(counts[0]), min(float(counts[-1]), _IDEAL_REACH * best / single.mean)]
+    axes.plot(reach, [single.mean * count for count in reach], color=FAINT, linestyle=":", label="ideal")
+
+
+def _full(axes: Axes, _cells: Sequence[Cell]) -> None:
+    axes.axhline(100, color=FAINT, linestyle=":")
+
+
+def _one(axes: Axes, _cells: Sequence[Cell]) -> None:
+    axes.axhline(1, color=FAINT, linestyle=":")
+
+
+def _p99_growth(cells: Sequence[Cell]) -> Pick:
+    single = next((cell.estimates.get("latency_p99") for cell in cells if cell.replicas == 1), None)
+
+    def pick(cell: Cell) -> Estimate | None:
+        own = cell.estimates.get("latency_p99")
+        if own is None or single is None:
+            return None
+        return Estimate(own.mean / single.mean, None, None, own.n, None)
+
+    return pick
+
+
+def _counts(cells: Sequence[Cell]) -> list[int]:
+    return sorted({cell.replicas for cell in cells})
+
+
+def _replica_axis(axes: Axes, counts: Sequence[int]) -> None:
+    axes.set_xticks(counts)
+    axes.set_xlim(counts[0] - 0.4, counts[-1] + 0.4)
+    axes.set_xlabel("replicas")
+
+
+def _logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_ticks))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _spoken(cell: Cell, estimate: Estimate, unit: str) -> str:
+    plural = "replica" if cell.replicas == 1 else "replicas"
+    return f"{cell.replicas} {plural} {with_interval(estimate, unit)}"

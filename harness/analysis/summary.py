@@ -1,0 +1,104 @@
+"""The analysis as plain tables: ``summary.csv`` for a spreadsheet, ``summary.json`` for a program."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.measures import MEASURES
+from harness.analysis.statistics import Estimate
+
+FORMAT = 1
+COLUMNS = (
+    "workload",
+    "sharing",
+    "replicas",
+    "measure",
+    "unit",
+    "mean",
+    "ci95_low",
+    "ci95_high",
+    "cv",
+    "runs",
+    "verdict",
+    "reason",
+)
+
+
+def to_csv(analysis: CampaignAnalysis) -> str:
+    """One line per cell and measure; what is missing has its reason and no number."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for cell in analysis.cells:
+        for name, unit, estimate in _lines(cell):
+            head = (cell.workload, cell.sharing, cell.replicas, name, unit)
+            if estimate is None:
+                writer.writerow((*head, "", "", "", "", 0, cell.badge, cell.absent.get(name, "no run can be used")))
+                continue
+            numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
+            writer.writerow((*head, *map(_cell, numbers), estimate.n, cell.badge, estimate.note))
+    return text.getvalue()
+
+
+def to_json(analysis: CampaignAnalysis) -> str:
+    """The same, with every experiment's own figures, verdict and damage."""
+    document = {
+        "format": FORMAT,
+        "campaign": analysis.name,
+        "planned": analysis.planned,
+        "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
+        "cells": [_cell_document(cell) for cell in analysis.cells],
+        "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
+    }
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:
+    for name, measure in MEASURES.items():
+        yield name, measure.unit, cell.estimates.get(name)
+    yield "speed_up", "ratio", cell.speed_up
+    yield "efficiency", "ratio", cell.efficiency
+
+
+def _cell_document(cell: Cell) -> dict[str, Any]:
+    return {
+        "workload": cell.workload,
+        "sharing": cell.sharing,
+        "replicas": cell.replicas,
+        "verdict": cell.badge,
+        "runs": [experiment.name for experiment in cell.used],
+        "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],
+        "planned": cell.planned,
+        "measures": {
+            name: {"unit": unit, **dataclasses.asdict(estimate)}
+            for name, unit, estimate in _lines(cell)
+            if estimate is not None
+        },
+        "absent": cell.absent,
+    }
+
+
+def _experiment_document(experiment: Experiment) -> dict[str, Any]:
+    measured, manifest = experiment.measured, experiment.data.manifest
+    return {
+        "experiment": experiment.name,
+        "verdict": manifest.verdict.model_dump(mode="json"),
+        "used": experiment.used,
+        "damage": experiment.damage,
+        "figures": measured.figures,
+        "absent": measured.absent,
+        "replica_throughput": measured.replica_throughput,
+        "throughput_within_run": None if measured.within is None else dataclasses.asdict(measured.within),
+        "loads": {name: state.value for name, state in measured.loads.items()},
+        "notes": measured.notes,
+    }
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else repr(value)
