@@ -77,7 +77,9 @@ def image_collection_comes_before_eviction(node: Node) -> Observation:
     """Unused images are removed before the disk is so full that pods are evicted."""
     settings = _kubelet_settings(node)
     high = int(settings.get("imageGCHighThresholdPercent", 85))
-    threshold = str((settings.get("evictionHard") or {}).get("imagefs.available", "15%"))
+    listed_signals = settings.get("evictionHard") or {}
+    defaults_count = not listed_signals or settings.get("mergeDefaultEvictionSettings")
+    threshold = str(listed_signals.get("imagefs.available", "15%" if defaults_count else "0%"))
     full = 100 - float(threshold.rstrip("%")) if threshold.endswith("%") else 100.0
     return Observation(high < full, f"image collection below {full:g} % of the disk", f"{high} %")
 

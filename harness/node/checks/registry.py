@@ -67,7 +67,7 @@ class Node:
     def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:
         """Objects of one kind."""
         try:
-            items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "--output", "json"))["items"]
+            items: list[dict[str, Any]] = json.loads(self.kubectl("get", kind, *arguments, "--output=json"))["items"]
         except (ValueError, KeyError, TypeError) as error:
             raise CannotLookError(f"kubectl gave no list of {kind}: {error}") from error
         return items

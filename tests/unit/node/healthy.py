@@ -1,0 +1,184 @@
+"""A node on paper that passes every check, with a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.node.checks import Node
+from harness.node.expected import NVIDIA_PACKAGES, Expected
+from harness.node.fake import BOOT_ID_PATH, FakeMachine
+from harness.node.machine import FileState, PackageState, UnitState
+
+BOOT_ID = "11111111-2222-3333-4444-555555555555"
+STARTED_S = 1000.0
+
+VARIABLES: dict[str, Any] = {
+    "swap_failsafe_unit": "node-swapoff.service",
+    "preflight_psi_required": True,
+    "crio_version": "1.35.6",
+    "kubernetes_packages_version": "1.35.8",
+    "kubernetes_packages_cri_tools_version": "1.35.0",
+    "kubernetes_packages_cni_version": "1.8.0",
+    "nvidia_toolkit_version": "1.20.0",
+    "nvidia_toolkit_gpu": "required",
+    "nvidia_toolkit_handler": "nvidia",
+    "control_plane_node_name": "controlplane",
+    "control_plane_pod_cidr": "10.244.0.0/16",
+    "group_names": ["control_plane", "nodes"],
+    "control_plane_kubeconfig_users": ["ada"],
+    "worker_node_name": "second",
+}
+
+HANDLER = """
+[crio.runtime.runtimes.nvidia]
+runtime_path = "/usr/bin/nvidia-container-runtime"
+runtime_type = "oci"
+monitor_path = "/usr/libexec/crio/conmon"
+"""
+
+KUBELET_LIMITS = """
+evictionHard: {memory.available: 500Mi, nodefs.available: 5%, nodefs.inodesFree: 4%, imagefs.available: 5%}
+imageGCHighThresholdPercent: 85
+containerLogMaxSize: 20Mi
+containerLogMaxFiles: 3
+shutdownGracePeriod: 60s
+"""
+
+SYSCTLS = """
+# /etc/sysctl.d/10-old.conf
+net.ipv4.ip_forward = 0
+# /etc/sysctl.d/zz-kubernetes.conf
+net.bridge.bridge-nf-call-iptables = 1
+net.bridge.bridge-nf-call-ip6tables = 1
+net.ipv4.ip_forward = 1
+"""
+
+_EXECUTABLES = (
+    "/usr/bin/crio",
+    "/usr/bin/pinns",
+    "/usr/libexec/crio/conmon",
+    "/usr/libexec/crio/crun",
+    "/usr/libexec/crio/runc",
+    "/usr/bin/nvidia-container-runtime",
+)
+
+
+def expected(**changes: Any) -> Expected:
+    """What is expected, with some variables changed."""
+    return Expected.from_variables({**VARIABLES, **changes})
+
+
+def node(machine: FakeMachine, **changes: Any) -> Node:
+    """The machine under these expectations."""
+    return Node(machine, expected(**changes))
+
+
+def unit(active: str = "active", enabled: str = "enabled", load: str = "loaded", *, reload: bool = False) -> UnitState:
+    """A unit, running unless told otherwise."""
+    return UnitState(load, active, "running", enabled, "success", needs_reload=reload, started_at_s=STARTED_S)
+
+
+def machine() -> FakeMachine:
+    """All well."""
+    return FakeMachine(
+        files=_files(),
+        states=_states(),
+        units={
+            "swap.target": unit("inactive", "masked", "masked"),
+            "node-swapoff.service": unit(),
+            "crio.service": unit(),
+            "kubelet.service": unit(),
+            "nvidia-cdi-refresh.path": unit(),
+            "nvidia-cdi-refresh.service": unit("inactive"),
+        },
+        installed=_packages(),
+        commands={
+            "systemd-analyze cat-config sysctl.d": SYSCTLS,
+            "systemd-analyze cat-config systemd/journald.conf": "[Journal]\n#SystemMaxUse=\nSystemMaxUse=1G\n",
+            "stat %T /sys/fs/cgroup": "cgroup2fs\n",
+            "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
+            "kubectl get /readyz": "ok",
+        },
+        objects=_objects(),
+        journals={"crio.service": ["line one", "no conmon"], "kubelet.service": ["cannot start"]},
+    )
+
+
+def _files() -> dict[str, str]:
+    return {
+        BOOT_ID_PATH: f"{BOOT_ID}\n",
+        "/proc/swaps": "Filename Type Size Used Priority\n",
+        "/etc/fstab": "# a comment\nUUID=1 / ext4 defaults 0 1\n\n# swap is off: /swap.img none swap sw 0 0\n",
+        "/proc/filesystems": "nodev\tproc\nnodev\toverlay\n\text4\n",
+        "/sys/module/br_netfilter": "",
+        "/etc/modules-load.d/kubernetes.conf": "# ours\noverlay\nbr_netfilter\n",
+        "/proc/sys/net/bridge/bridge-nf-call-iptables": "1\n",
+        "/proc/sys/net/bridge/bridge-nf-call-ip6tables": "1\n",
+        "/proc/sys/net/ipv4/ip_forward": "1\n",
+        **{f"/proc/pressure/{name}": "some avg10=0.00\nfull avg10=0.00\n" for name in ("cpu", "memory", "io")},
+        "/etc/crio/crio.conf.d/10-crio.conf": '[crio.runtime]\ndefault_runtime = "crun"\n',
+        "/etc/crio/crio.conf.d/30-nvidia.conf": HANDLER,
+        "/etc/cni/net.d/10-calico.conflist": "{}",
+        "/etc/cni/net.d/10-crio-bridge.conflist.disabled": "{}",
+        "/etc/nvidia-container-runtime/config.toml": (
+            '[nvidia-container-runtime]\nruntimes = ["/usr/libexec/crio/crun", "/usr/libexec/crio/runc"]\n'
+        ),
+        "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n",
+        "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\n",
+        "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d\n",
+        "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n",
+        "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf": KUBELET_LIMITS,
+        "/etc/crictl.yaml": "runtime-endpoint: unix:///var/run/crio/crio.sock\n",
+    }
+
+
+def _states() -> dict[str, FileState]:
+    return {
+        **{path: FileState("regular file", 0o755, "root", 10.0) for path in _EXECUTABLES},
+        "/var/run/crio/crio.sock": FileState("socket", 0o660, "root", STARTED_S),
+        "/home/ada/.kube/config": FileState("regular file", 0o600, "ada", 10.0),
+        "/etc/kubernetes/admin.conf": FileState("regular file", 0o600, "root", 10.0),
+    }
+
+
+def _packages() -> dict[str, PackageState]:
+    versions = {
+        "kubeadm": "1.35.8-1.1",
+        "kubelet": "1.35.8-1.1",
+        "kubectl": "1.35.8-1.1",
+        "cri-o": "1.35.6-2.1",
+        "cri-tools": "1.35.0-1.1",
+        "kubernetes-cni": "1.8.0-1.1",
+        **dict.fromkeys(NVIDIA_PACKAGES, "1.20.0-1"),
+    }
+    return {name: PackageState(version, installed=True, held=True) for name, version in versions.items()}
+
+
+def named(name: str, **fields: Any) -> dict[str, Any]:
+    """A Kubernetes object in namespace `kube-system`."""
+    return {"metadata": {"name": name, "namespace": "kube-system"}, **fields}
+
+
+def _objects() -> dict[str, list[dict[str, Any]]]:
+    info = {"kubeletVersion": "v1.35.8", "containerRuntimeVersion": "cri-o://1.35.6"}
+    default = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+    available = {"conditions": [{"type": "Available", "status": "True"}]}
+    pool = {"cidr": "10.244.0.0/16", "encapsulation": "VXLAN"}
+    return {
+        "nodes": [
+            named(
+                "controlplane",
+                spec={"podCIDR": "10.244.0.0/24"},
+                status={"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": info},
+            )
+        ],
+        "deployments": [named("coredns", spec={"replicas": 2}, status={"readyReplicas": 2})],
+        "daemonsets": [named("kube-proxy", spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})],
+        "tigerastatuses.operator.tigera.io": [named("calico", status=available), named("ippools", status=available)],
+        "installations.operator.tigera.io": [named("default", spec={"calicoNetwork": {"ipPools": [pool]}})],
+        "runtimeclasses": [named("nvidia", handler="nvidia")],
+        "storageclasses": [{"metadata": {"name": "local-path", **default}}],
+        "nodes.metrics.k8s.io": [named("controlplane", usage={"cpu": "120m", "memory": "1Gi"})],
+        "cronjobs": [named("failed-pods", spec={"jobTemplate": {"spec": {"activeDeadlineSeconds": 300}}})],
+        "pods": [],
+    }

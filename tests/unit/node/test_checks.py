@@ -1,0 +1,382 @@
+"""Every check against a node on paper: well, it passes; with one fault, exactly the checks for that fault fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.node.checks import registered
+from harness.node.fake import FakeMachine
+from harness.node.machine import FileState, PackageState
+from harness.node.verdict import Verdict
+from harness.node.verify import judge
+from tests.unit.node.healthy import BOOT_ID, KUBELET_LIMITS, STARTED_S, SYSCTLS, machine, named, node, unit
+
+Break = Callable[[FakeMachine], object]
+DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
+LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
+
+
+def verdict(paper: FakeMachine, **changes: Any) -> Verdict:
+    return judge("n", node(paper, **changes), registered())
+
+
+def write(path: str, text: str) -> Break:
+    return lambda paper: paper.files.update({path: text})
+
+
+def remove(path: str) -> Break:
+    return lambda paper: (paper.files.pop(path, None), paper.states.pop(path, None))
+
+
+def state(path: str, **changes: Any) -> Break:
+    return lambda paper: paper.states.update({path: replace(paper.states[path], **changes)})
+
+
+def units(name: str, *arguments: str, **options: bool) -> Break:
+    return lambda paper: paper.units.update({name: unit(*arguments, **options)})
+
+
+def package(name: str, **changes: Any) -> Break:
+    return lambda paper: paper.installed.update({name: replace(paper.installed[name], **changes)})
+
+
+def objects(kind: str, *items: dict[str, Any]) -> Break:
+    return lambda paper: paper.objects.update({kind: list(items)})
+
+
+def node_object(**spec_or_status: Any) -> Break:
+    def change(paper: FakeMachine) -> None:
+        item = paper.objects["nodes"][0]
+        for part, values in spec_or_status.items():
+            item[part] = {**item[part], **values}
+
+    return change
+
+
+FAULTS: dict[str, tuple[Break, set[str]]] = {
+    "a swap file is on": (
+        write("/proc/swaps", "Filename Type Size\n/swap.img file 1\n"),
+        {"swap/now"},
+    ),
+    "zram swap is on": (write("/proc/swaps", "Filename\tType\n/dev/zram0 partition 1\n"), {"swap/now"}),
+    "fstab brings swap back": (
+        write("/etc/fstab", "UUID=1 / ext4 defaults 0 1\n/swap.img\tnone\tswap\tsw 0 0\n"),
+        {"swap/fstab"},
+    ),
+    "swap.target can be started": (units("swap.target", "inactive", "static"), {"swap/target-masked"}),
+    "the failsafe is not enabled": (units("node-swapoff.service", "active", "disabled"), {"swap/failsafe"}),
+    "the failsafe failed": (units("node-swapoff.service", "failed"), {"swap/failsafe"}),
+    "the failsafe is gone": (lambda paper: paper.units.pop("node-swapoff.service"), {"swap/failsafe"}),
+    "fstab repeats a line with other spacing": (
+        write("/etc/fstab", "UUID=1 / ext4 defaults 0 1\nUUID=1  /  ext4\tdefaults 0 1\n"),
+        {"fstab/no-duplicates"},
+    ),
+    "a module is not loaded": (remove("/sys/module/br_netfilter"), {"kernel/modules-now"}),
+    "a module is only commented for boot": (
+        write("/etc/modules-load.d/kubernetes.conf", "overlay\n#br_netfilter\n"),
+        {"kernel/modules-at-boot"},
+    ),
+    "modules are listed in a file that is not read": (
+        lambda paper: paper.files.update(
+            {"/etc/modules-load.d/x.bak": paper.files.pop("/etc/modules-load.d/kubernetes.conf")}
+        ),
+        {"kernel/modules-at-boot"},
+    ),
+    "forwarding is off now": (write("/proc/sys/net/ipv4/ip_forward", "0\n"), {"kernel/sysctls-now"}),
+    "the bridge module gives no keys": (
+        remove("/proc/sys/net/bridge/bridge-nf-call-iptables"),
+        {"kernel/sysctls-now"},
+    ),
+    "a later file turns forwarding off at boot": (
+        lambda paper: paper.commands.update(
+            {"systemd-analyze cat-config sysctl.d": f"{SYSCTLS}# zzz.conf\nnet/ipv4/ip_forward=0\n"}
+        ),
+        {"kernel/sysctls-at-boot"},
+    ),
+    "pressure is not readable": (remove("/proc/pressure/io"), {"kernel/psi"}),
+    "pressure is switched off": (write("/proc/pressure/cpu", ""), {"kernel/psi"}),
+    "cgroup version 1": (
+        lambda paper: paper.commands.update({"stat %T /sys/fs/cgroup": "tmpfs\n"}),
+        {"kernel/cgroup"},
+    ),
+    "another patch version": (package("kubelet", version="1.35.80-1.1"), {"packages/versions"}),
+    "a package is not held": (package("kubeadm", held=False), {"packages/versions"}),
+    "a package is half-installed": (package("cri-o", installed=False), {"packages/versions"}),
+    "a package is absent": (lambda paper: paper.installed.pop("cri-tools"), {"packages/versions"}),
+    "installed but no binary": (remove("/usr/bin/crio"), {"crio/files"}),
+    "conmon is no executable": (
+        state("/usr/libexec/crio/conmon", mode=0o644),
+        {"crio/files", "nvidia/handler"},
+    ),
+    "crio is down": (units("crio.service", "failed"), {"crio/service"}),
+    "crio does not come back at boot": (units("crio.service", "active", "disabled"), {"crio/service"}),
+    "systemd has not read the unit": (units("crio.service", reload=True), {"crio/service"}),
+    "a drop-in is younger than the process": (
+        lambda paper: paper.states.update({DROP_IN: FileState("regular file", 0o644, "root", STARTED_S + 60)}),
+        {"crio/current"},
+    ),
+    "the binary is younger than the process": (
+        state("/usr/bin/crio", changed_at_s=STARTED_S + 60),
+        {"crio/current"},
+    ),
+    "no socket": (remove("/var/run/crio/crio.sock"), {"crio/socket"}),
+    "the socket is a file": (state("/var/run/crio/crio.sock", kind="regular file"), {"crio/socket"}),
+    "a backup among the drop-ins": (
+        write("/etc/crio/crio.conf.d/10-crio.conf.bak", ""),
+        {"crio/no-strays"},
+    ),
+    "the bridge comes before Calico": (write("/etc/cni/net.d/10-crio-bridge.conflist", "{}"), {"crio/cni"}),
+    "no driver where one is required": (
+        remove("/proc/driver/nvidia/version"),
+        {"nvidia/driver"},
+    ),
+    "the toolkit is not held": (package("nvidia-container-toolkit", held=False), {"nvidia/packages"}),
+    "no handler": (remove(DROP_IN), {"nvidia/handler"}),
+    "a handler without monitor_path": (
+        write(DROP_IN, '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'),
+        {"nvidia/handler"},
+    ),
+    "a drop-in that is not TOML": (write(DROP_IN, "[crio"), {"nvidia/handler", "nvidia/not-default"}),
+    "nvidia is the default runtime": (
+        write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
+        {"nvidia/not-default"},
+    ),
+    "runtimes by name": (
+        write("/etc/nvidia-container-runtime/config.toml", '[nvidia-container-runtime]\nruntimes = ["runc"]\n'),
+        {"nvidia/low-level-runtimes"},
+    ),
+    "a runtime that is not there": (
+        remove("/usr/libexec/crio/runc"),
+        {"crio/files", "nvidia/low-level-runtimes"},
+    ),
+    "the refresh is not enabled": (
+        units("nvidia-cdi-refresh.path", "active", "disabled"),
+        {"nvidia/cdi-refresh"},
+    ),
+    "a second description of the devices": (write("/etc/cdi/nvidia.yaml", "old"), {"nvidia/cdi-refresh"}),
+    "no description of the devices": (remove("/var/run/cdi/nvidia.yaml"), {"nvidia/cdi"}),
+    "the kubelet is down": (units("kubelet.service", "activating"), {"kubernetes/kubelet"}),
+    "another cgroup driver": (
+        write("/var/lib/kubelet/config.yaml", "cgroupDriver: cgroupfs\n"),
+        {"kubernetes/cgroup-driver"},
+    ),
+    "crictl asks another runtime": (
+        write("/etc/crictl.yaml", "runtime-endpoint: unix:///run/containerd/containerd.sock\n"),
+        {"kubernetes/crictl"},
+    ),
+    "a partial eviction list": (
+        write(LIMITS, KUBELET_LIMITS.replace("imagefs.available: 5%", "")),
+        {"housekeeping/eviction"},
+    ),
+    "pods are evicted before images are collected": (
+        write(LIMITS, KUBELET_LIMITS.replace("imagefs.available: 5%", "imagefs.available: 15%")),
+        {"housekeeping/images"},
+    ),
+    "the kubelet is not told of its drop-ins": (
+        remove("/etc/default/kubelet"),
+        {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown"},
+    ),
+    "the journal has no limit": (
+        lambda paper: paper.commands.update({"systemd-analyze cat-config systemd/journald.conf": "#SystemMaxUse=\n"}),
+        {"housekeeping/logs"},
+    ),
+    "no graceful shutdown": (
+        write(LIMITS, KUBELET_LIMITS.replace("60s", "0s")),
+        {"housekeeping/shutdown"},
+    ),
+    "the kubeconfig belongs to root": (state("/home/ada/.kube/config", owner="root"), {"kubeconfig/users"}),
+    "the kubeconfig is open": (state("/home/ada/.kube/config", mode=0o644), {"kubeconfig/users"}),
+    "no kubeconfig": (remove("/home/ada/.kube/config"), {"kubeconfig/users"}),
+    "the administrator's kubeconfig is open": (
+        state("/etc/kubernetes/admin.conf", mode=0o640),
+        {"kubeconfig/administrator"},
+    ),
+    "the API is not ready": (
+        lambda paper: paper.commands.update({"kubectl get /readyz": "[-]etcd failed"}),
+        {"cluster/api"},
+    ),
+    "the node is not ready": (
+        node_object(status={"conditions": [{"type": "Ready", "status": "False", "message": "no network"}]}),
+        {"cluster/node-ready"},
+    ),
+    "the node is tainted": (
+        node_object(spec={"taints": [{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}]}),
+        {"cluster/schedulable"},
+    ),
+    "the node is cordoned": (node_object(spec={"unschedulable": True}), {"cluster/schedulable"}),
+    "the kubelet runs another version than is installed": (
+        node_object(status={"nodeInfo": {"kubeletVersion": "v1.34.1", "containerRuntimeVersion": "cri-o://1.35.6"}}),
+        {"cluster/versions"},
+    ),
+    "the node has another pod network": (node_object(spec={"podCIDR": "192.168.0.0/24"}), {"cluster/pod-network"}),
+    "the node has no pod network": (node_object(spec={"podCIDR": "absent"}), {"cluster/pod-network"}),
+    "the node has another name": (
+        objects("nodes", named("ubuntu", spec={}, status={})),
+        {"cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"},
+    ),
+    "a pod of a Deployment is missing": (
+        objects("deployments", named("coredns", spec={"replicas": 2}, status={"readyReplicas": 1})),
+        {"cluster/system-pods"},
+    ),
+    "a DaemonSet has no pods": (
+        objects("daemonsets", named("calico-node", spec={}, status={"desiredNumberScheduled": 1})),
+        {"cluster/system-pods"},
+    ),
+    "Calico is degraded": (
+        objects(
+            "tigerastatuses.operator.tigera.io",
+            named("calico", status={"conditions": [{"type": "Available", "status": "False", "message": "x"}]}),
+        ),
+        {"calico/available"},
+    ),
+    "Calico is not there": (objects("tigerastatuses.operator.tigera.io"), {"calico/available"}),
+    "Calico routes another network": (
+        objects(
+            "installations.operator.tigera.io",
+            named("default", spec={"calicoNetwork": {"ipPools": [{"cidr": "10.244.0.0/16", "encapsulation": "IPIP"}]}}),
+        ),
+        {"calico/pool"},
+    ),
+    "no runtime class": (objects("runtimeclasses"), {"runtime-class/nvidia"}),
+    "a runtime class for another handler": (
+        objects("runtimeclasses", named("nvidia", handler="runc")),
+        {"runtime-class/nvidia"},
+    ),
+    "no default StorageClass": (
+        objects("storageclasses", {"metadata": {"name": "local-path"}}),
+        {"storage/default-class"},
+    ),
+    "two default StorageClasses": (
+        lambda paper: paper.objects["storageclasses"].append(
+            {"metadata": {**paper.objects["storageclasses"][0]["metadata"], "name": "second"}}
+        ),
+        {"storage/default-class"},
+    ),
+    "no metrics": (objects("nodes.metrics.k8s.io"), {"metrics-server/answers"}),
+    "no clean-up": (objects("cronjobs"), {"housekeeping/failed-pods"}),
+    "a clean-up without a limit": (
+        objects("cronjobs", named("failed-pods", spec={"jobTemplate": {"spec": {}}})),
+        {"housekeeping/failed-pods"},
+    ),
+    "evicted pods pile up": (
+        objects("pods", *[named(f"pod-{number}") for number in range(100)]),
+        {"housekeeping/failed-pods"},
+    ),
+}
+
+
+def test_a_healthy_node_passes_every_check() -> None:
+    found = verdict(machine())
+    assert [str(check) for check in found.failed] == []
+    assert found.not_applicable == []
+    assert found.ok
+    assert {check.name for check in found.checks} == {check.name for check in registered()}
+    assert found.boot_id == BOOT_ID
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_fails_its_checks_and_no_other(fault: str) -> None:
+    break_it, wanted = FAULTS[fault]
+    paper = machine()
+    break_it(paper)
+    found = verdict(paper)
+    assert {check.name for check in found.failed} == wanted, "\n".join(map(str, found.failed))
+    assert not found.ok
+    assert all(check.advice and check.expected and check.found for check in found.failed)
+
+
+def test_every_check_has_a_fault_that_fails_it() -> None:
+    covered = set().union(*(names for _, names in FAULTS.values()))
+    assert {check.name for check in registered()} - covered == set()
+
+
+def test_names_are_unique_and_have_an_area() -> None:
+    names = [check.name for check in registered()]
+    assert len(set(names)) == len(names)
+    assert all(name.count("/") == 1 for name in names)
+
+
+def test_nothing_passes_on_an_empty_machine_but_what_is_about_absence() -> None:
+    found = verdict(FakeMachine())
+    passed = {check.name for check in found.checks if check.ok}
+    assert passed == {"swap/fstab", "fstab/no-duplicates", "crio/cni", "nvidia/not-default"}
+
+
+def test_a_failed_check_brings_its_units_journal() -> None:
+    paper = machine()
+    paper.units["crio.service"] = unit("failed")
+    (failed,) = verdict(paper).failed
+    assert failed.journal == ["line one", "no conmon"]
+    assert "  | no conmon" in str(failed)
+
+
+def test_a_check_that_cannot_look_fails_with_what_it_met() -> None:
+    paper = machine()
+    paper.objects.pop("runtimeclasses")
+    (failed,) = verdict(paper).failed
+    assert failed.name == "runtime-class/nvidia"
+    assert failed.found == "`kubectl get runtimeclasses` ended with 127 and said: kubectl: nothing prepared for this"
+
+
+@pytest.mark.parametrize("answer", ["", "not json", "{}", "[]"])
+def test_an_answer_that_is_no_list_fails(answer: str) -> None:
+    paper = machine()
+    paper.objects.pop("runtimeclasses")
+    paper.commands["kubectl get runtimeclasses"] = answer
+    assert [check.name for check in verdict(paper).failed] == ["runtime-class/nvidia"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "remove_driver", "reason"),
+    [
+        ({"nvidia_toolkit_gpu": "absent"}, False, "nvidia_toolkit_gpu: absent"),
+        ({"nvidia_toolkit_gpu": "auto"}, True, "nvidia_toolkit_gpu: auto"),
+    ],
+)
+def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remove_driver: bool, reason: str) -> None:
+    paper = machine()
+    if remove_driver:
+        remove("/proc/driver/nvidia/version")(paper)
+    found = verdict(paper, **changes)
+    assert found.ok
+    assert {each.name for each in found.not_applicable} == {
+        check.name for check in registered() if check.area == "nvidia"
+    }
+    assert all(reason in each.reason for each in found.not_applicable)
+
+
+def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
+    paper = machine()
+    remove("/proc/driver/nvidia/version")(paper)
+    remove("/var/run/cdi/nvidia.yaml")(paper)
+    found = verdict(paper, nvidia_toolkit_gpu="assumed")
+    assert found.ok
+    assert {each.name for each in found.not_applicable} == {"nvidia/driver", "nvidia/cdi"}
+
+
+def test_pressure_can_be_told_off() -> None:
+    paper = machine()
+    remove("/proc/pressure/cpu")(paper)
+    found = verdict(paper, preflight_psi_required=False)
+    assert found.ok
+    assert [each.name for each in found.not_applicable] == ["kernel/psi"]
+
+
+def test_a_worker_is_not_asked_for_the_cluster() -> None:
+    found = verdict(machine(), group_names=["nodes", "workers"])
+    assert found.ok
+    areas = {name.name.partition("/")[0] for name in found.not_applicable}
+    assert areas >= {"cluster", "calico", "storage", "kubeconfig"}
+    assert "crio" in {check.name.partition("/")[0] for check in found.checks}
+
+
+def test_an_exact_debian_version_is_matched_exactly() -> None:
+    changes = {"kubernetes_packages_version": "1.35.8-1.1"}
+    assert verdict(machine(), **changes).ok
+    paper = machine()
+    paper.installed["kubelet"] = PackageState("1.35.8-2.1", installed=True, held=True)
+    assert [check.name for check in verdict(paper, **changes).failed] == ["packages/versions"]
