@@ -32,22 +32,26 @@ def quantity(value: float, unit: str) -> str:
 
 def with_interval(estimate: Estimate, unit: str) -> str:
     """``5.70 ± 0.12 ms``: the mean and half of its 95 % interval, in one unit."""
-    half = estimate.half_width
-    if half is None:
-        return quantity(estimate.mean, unit)
+    mean, half, name = interval_parts(estimate, unit)
+    return " ".join(part for part in (mean, half, name) if part)
+
+
+def interval_parts(estimate: Estimate, unit: str) -> tuple[str, str, str]:
+    """The same in pieces: ``5.70``, ``± 0.12`` (empty when there is no interval), ``ms``."""
     scale, name = _fit(estimate.mean, unit)
-    return f"{_like(estimate.mean / scale, half / scale)} {name}".strip()
+    mean = number(estimate.mean / scale)
+    half = estimate.half_width
+    return mean, "" if half is None else _plus_minus(mean, half / scale, abs(estimate.mean) / scale), name
 
 
-def _like(mean: float, half: float) -> str:
-    """Mean and half-width with the decimals of the mean; a half-width that would round to nothing says so."""
-    text = number(mean)
-    places = len(text.partition(".")[2])
-    if half <= _EXACT * abs(mean):
-        return f"{text} ± 0"
+def _plus_minus(mean_text: str, half: float, mean: float) -> str:
+    """Half-width with the decimals of the mean; one that would round to nothing says so."""
+    places = len(mean_text.partition(".")[2])
+    if half <= _EXACT * mean:
+        return "± 0"
     if round(half, places) == 0:
-        return f"{text} ± <{10.0**-places:g}"
-    return f"{text} ± {half:,.{places}f}"
+        return f"± <{10.0**-places:g}"
+    return f"± {half:,.{places}f}"
 
 
 def _fit(value: float, unit: str) -> tuple[float, str]:

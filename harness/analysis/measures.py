@@ -12,6 +12,7 @@ import pandas as pd
 from harness.analysis.load import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, Floats, batch_means, jain, percentile
+from harness.metrics.steady import SteadyState, steady_state
 
 _POOLED = "all"
 _REPLICA = "replica-"
@@ -44,6 +45,7 @@ class Measured:
         absent: measure to the reason for its absence.
         replica_throughput: requests per second of each replica, in order; empty when not measured.
         within: throughput with a batch-means interval inside this one run; None when not measured.
+        steady: whether the throughput had settled; None when not measured.
         loads: load state by what is loaded (``node pressure``, ``node CPU``, ``GPU``).
         notes: how a figure came about, where that is not the usual way.
     """
@@ -52,6 +54,7 @@ class Measured:
     absent: dict[str, str] = field(default_factory=dict)
     replica_throughput: list[float] = field(default_factory=list)
     within: Estimate | None = None
+    steady: SteadyState | None = None
     loads: dict[str, LoadState] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -237,6 +240,7 @@ def measure(data: ExperimentData) -> Measured:
     _measure_fairness(found, data)
     _measure_energy(found, data)
     _measure_within(found, data)
+    _measure_steadiness(found, data)
     _measure_loads(found, data)
     return found
 
@@ -292,6 +296,13 @@ def _measure_within(found: Measured, data: ExperimentData) -> None:
         found.within = batch_means(steps.tolist())
     except ValueError:
         return  # Said already: the throughput is absent for the same reason.
+
+
+def _measure_steadiness(found: Measured, data: ExperimentData) -> None:
+    try:
+        found.steady = steady_state(data.table("throughput")[_POOLED].to_numpy())
+    except (NotMeasuredError, KeyError):
+        return  # Said already: without a pooled throughput, every figure of it is absent.
 
 
 def _measure_loads(found: Measured, data: ExperimentData) -> None:

@@ -87,7 +87,7 @@ def new_figure(width_in: float, height_in: float) -> Figure:
 def to_png(figure: Figure) -> bytes:
     """The figure as PNG with a palette: a third of the size, and no visible difference for lines and text."""
     drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", dpi=_DPI)
+    figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
     image = Image.open(drawn).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)

@@ -14,7 +14,7 @@ import harness
 from harness.analysis import summary
 from harness.analysis.answer import answers, caveats
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.display import duration, number, quantity, with_interval
+from harness.analysis.display import duration, interval_parts, number, quantity, with_interval
 from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
 from harness.analysis.scaling_plots import overview, scaling
@@ -37,10 +37,16 @@ _SHIPPED = "shipped:"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cell of a table: what is printed, and why it is empty when it is."""
+    """One cell of a table: mean with unit, half of the interval, and why there is nothing when there is nothing."""
 
-    text: str
+    mean: str
+    half: str = ""
     reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """In one line, for Markdown."""
+        return f"{self.mean} {self.half}".strip()
 
 
 def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
@@ -141,8 +147,9 @@ def _entry(cell: Cell, name: str) -> Entry:
             {"ratio": "", "index": ""}.get(MEASURES[name].unit, MEASURES[name].unit),
         )
     if estimate is None:
-        return Entry(DASH, cell.absent.get(name, "no run can be used"))
-    return Entry(with_interval(estimate, unit).replace("requests/s", "req/s"))
+        return Entry(DASH, reason=cell.absent.get(name, "no run can be used"))
+    mean, half, unit = interval_parts(estimate, unit)
+    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), half)
 
 
 def _percent(estimate: Estimate | None) -> Estimate | None:

@@ -95,6 +95,7 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
         "absent": measured.absent,
         "replica_throughput": measured.replica_throughput,
         "throughput_within_run": None if measured.within is None else dataclasses.asdict(measured.within),
+        "steady": None if measured.steady is None else dataclasses.asdict(measured.steady),
         "loads": {name: state.value for name, state in measured.loads.items()},
         "notes": measured.notes,
     }

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import ResultsPathError
 from harness.results.files import storage_errors
+from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS
 
 RECORD = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
 _CHUNK_RECORDS = 1 << 18
@@ -48,6 +49,34 @@ def chunks(path: Path, records: int = _CHUNK_RECORDS) -> Iterator[Records]:
                 yield np.frombuffer(data, dtype=RECORD, count=whole)
             if whole < records:
                 return
+
+
+def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int]:
+    """Requests that were finished after ``begin_s`` and by ``end_s``, as the replicas' counters see them.
+
+    Args:
+        folder: an attempt (logs in ``replicas/``) or a finished experiment (Parquet in ``latencies/``).
+        begin_s: seconds since the epoch; usually the time of the first row.
+        end_s: likewise; usually that of the last row.
+
+    Returns:
+        Number of requests by series name (``replica-0``); replicas without a log are left out.
+
+    Raises:
+        ResultsPathError: a Parquet file is not ours.
+        StorageError: a file cannot be read.
+    """
+    begin_ns, end_ns = round(begin_s * 1e9), round(end_s * 1e9)
+    found = {}
+    logs = [(path.parent.name, chunks(path)) for path in sorted((folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"))]
+    logs += [(path.stem, iter([read(path)])) for path in sorted((folder / LATENCIES).glob("replica-*.parquet"))]
+    for name, parts in logs:
+        count = 0
+        for part in parts:
+            ends_ns = part["start_ns"] + part["latency_ns"]
+            count += int(np.count_nonzero((ends_ns > begin_ns) & (ends_ns <= end_ns)))
+        found[name] = count
+    return found
 
 
 def to_parquet(source: Path, target: Path) -> int:

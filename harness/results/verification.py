@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.errors import ResultsPathError, StorageError
+from harness.metrics.quality import Severity, judge
 from harness.results.files import count_lines, sha256_of
+from harness.results.latencies import requests_within
 from harness.results.layout import MANIFEST, SAMPLES, WIDE, metric_files
-from harness.results.manifest import FileEntry, Manifest, read_manifest
+from harness.results.manifest import FileEntry, Manifest, Status, read_manifest
 from harness.results.tables import read_rows
 
 _GRID_TOLERANCE_S = 0.0011
@@ -81,6 +83,8 @@ def verify_folder(folder: Path) -> Verification:
     for metric in manifest.experiment.metrics:
         _check_metric(folder, metric, manifest, damaged, outcome)
     _check_tables(manifest, folder, outcome)
+    if outcome.ok:
+        _check_quality(folder, manifest, outcome)
     return outcome
 
 
@@ -163,3 +167,17 @@ def _check_tables(manifest: Manifest, folder: Path, outcome: Verification) -> No
     if wide.is_file() and WIDE in manifest.files and count_lines(wide) - 1 != manifest.rows:
         message = "the number of rows is not that of the recording."
         outcome.problems.append(Problem(wide, message, str(manifest.rows), str(count_lines(wide) - 1)))
+
+
+def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:
+    """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
+    end_s = manifest.start_s + (manifest.rows - 1) * manifest.experiment.timing.step_s
+    logged = requests_within(folder, manifest.start_s, end_s)
+    known = {finding.get("message") for finding in manifest.findings}
+    for finding in judge(folder, rows=manifest.rows, requests=logged):
+        if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
+            advice = finding.advice or "Do not use this experiment."
+            expected, found = "data fit to be used", f"verdict {manifest.verdict.status.value}"
+            outcome.problems.append(Problem(folder, finding.message, expected, found, advice))
+        elif finding.severity is Severity.DEGRADED and finding.message not in known:
+            outcome.notes.append(f"{folder.name}: {finding.message}")

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import ConflictError, ResultsPathError
-from harness.results import Manifest, finalise, latencies, read_manifest, verify_campaign, verify_experiment
+from harness.results import Manifest, Status, finalise, latencies, read_manifest, verify_campaign, verify_experiment
 from harness.results.layout import metric_files
 from harness.results.tables import read_rows
 from tests.unit.results.synthetic import (
@@ -108,7 +109,8 @@ def test_without_a_gpu_the_files_are_there_with_the_reason(tmp_path: Path) -> No
 def test_an_attempt_that_recorded_nothing_still_says_so_in_every_file(tmp_path: Path) -> None:
     spec = experiment_spec("resnet50", 1, 1, SHAPE)
     reasons = dict.fromkeys(METRICS, "not recorded: deploy: the replica died")
-    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"absent_metrics": reasons})
+    manifest = manifest_for(spec, replace(SHAPE, status=Status.INVALID), START_S)
+    manifest = manifest.model_copy(update={"absent_metrics": reasons})
     (tmp_path / "attempt").mkdir()
     final = tmp_path / spec.experiment_id
     finalise(tmp_path / "attempt", final, manifest)
@@ -229,6 +231,40 @@ def test_an_attempt_with_a_broken_table_is_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(ResultsPathError, match=path.name):
         finalise(tmp_path / "attempt", tmp_path / manifest.experiment_id, manifest)
     assert not (tmp_path / manifest.experiment_id).exists()
+
+
+def test_a_verdict_better_than_the_data_is_a_problem(tmp_path: Path) -> None:
+    spec = experiment_spec("resnet50", 1, 1, SHAPE)
+    reasons = dict.fromkeys(METRICS, "the replica never answered")
+    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"absent_metrics": reasons})
+    (tmp_path / "attempt").mkdir()
+    final = tmp_path / spec.experiment_id
+    finalise(tmp_path / "attempt", final, manifest)
+    problems = verify_experiment(final).problems
+    assert problems
+    assert "never answered" in problems[0].message
+    assert problems[0].found == "verdict VALID"
+
+
+def test_a_log_that_disagrees_with_the_counter_is_noted(tmp_path: Path) -> None:
+    spec = experiment_spec("resnet50", 1, 1, SHAPE)
+    manifest = write_attempt(tmp_path / "attempt", spec, SHAPE, START_S)
+    log = tmp_path / "attempt" / "replicas" / "replica-0" / "latencies.bin"
+    log.write_bytes(log.read_bytes()[: 16 * 2500])
+    finalise(tmp_path / "attempt", tmp_path / spec.experiment_id, manifest)
+    outcome = verify_experiment(tmp_path / spec.experiment_id)
+    assert outcome.ok
+    assert "counted" in outcome.notes[0]
+    assert "logged" in outcome.notes[0]
+
+
+def test_requests_are_counted_when_they_finish(tmp_path: Path) -> None:
+    records = np.zeros(4, dtype=latencies.RECORD)
+    records["start_ns"] = [0, 1_000_000_000, 2_000_000_000, 3_000_000_000]
+    records["latency_ns"] = 1_000_000_000
+    (tmp_path / "replicas" / "replica-7").mkdir(parents=True)
+    (tmp_path / "replicas" / "replica-7" / "latencies.bin").write_bytes(records.tobytes())
+    assert latencies.requests_within(tmp_path, 1, 3) == {"replica-7": 2}
 
 
 def test_verify_campaign_takes_every_experiment(tmp_path: Path) -> None:
