@@ -1,0 +1,302 @@
+"""How much of a bare torch loop's throughput a replica keeps: its metrics, log and server against nothing at all.
+
+    python -m tests.benchmarks.loop_efficiency --workload resnet50 --device cuda --seconds 5 --rounds 10
+
+Two processes load the same model with the same settings: the real replica, and a loop that does only what
+torch itself needs. Both stay loaded; in turn one is stopped (SIGSTOP) while the other runs for ``--seconds``, in
+the order A B B A A B B A..., so that a drift of the machine's speed meets both alike. The replica's requests are
+read from its own ``latencies.bin``, the bare loop leaves its count and the time in shared memory. A throughput is a
+number of requests over the time from the last one completed before the measured seconds to the last one in them, so
+that slow requests are not rounded to whole ones. Printed is the ratio of the two throughputs per round, its
+median, and a 95 % t-interval of its mean; and the same for the work done per second of processor time, which
+other users of a shared machine disturb less.
+
+While the replica runs it is scraped every ``--scrape`` seconds, as a recorder would; 0 leaves it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import contextlib
+import http.client
+import itertools
+import json
+import math
+import mmap
+import os
+import signal
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[2]
+SETTLE_S = 0.3
+Slice = tuple[int, int, int]  # from and to, nanoseconds since the epoch, and processor time between, nanoseconds
+# Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal distribution's.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+        2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
+
+
+def bare_loop(counter_path: str) -> None:
+    """Run in a process of its own: the model and its input, and nothing of the runner."""
+    from harness.workloads import registry
+    from harness.workloads.settings import from_environment
+
+    settings = from_environment(os.environ)
+    workload = registry.load(settings)
+    for _ in range(settings.warmup_requests):
+        workload.infer()
+    with open(counter_path, "r+b") as file:  # noqa: PTH123 - mmap wants a descriptor
+        counter = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+    serve = bare_request(workload, settings.execution)
+    now_ns = time.time_ns
+    served = 0
+    while True:
+        serve()
+        served += 1
+        counter[1] = now_ns()
+        counter[0] = served
+
+
+def bare_request(workload: Any, execution: str) -> Callable[[], object]:
+    """Return one request as the shortest code that torch allows."""
+    if workload.name == "whisper":  # generation is a loop of its own; there is nothing barer to call
+        return workload.infer
+    model, batches = workload.model, itertools.cycle(workload.pool)
+    if execution != "eager":
+        forward = workload._forward
+        return lambda: forward(next(batches)).argmax(-1).cpu()
+    device = next(model.parameters()).device
+    return lambda: model(next(batches).to(device, non_blocking=True)).argmax(-1).cpu()
+
+
+class Contender:
+    """A process that can be let run and stopped, and says how many requests it has served."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
+        with log.open("wb") as stderr:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=stderr)
+        self.log = log
+
+    def run_for(self, duration_s: float) -> Slice:
+        """Run, let it settle, measure; returns the measured time."""
+        self.process.send_signal(signal.SIGCONT)
+        time.sleep(SETTLE_S)
+        start_ns, start_cpu_ns = self.mark(), self.cpu_ns()
+        time.sleep(duration_s)
+        end_ns, end_cpu_ns = self.mark(), self.cpu_ns()
+        self.process.send_signal(signal.SIGSTOP)
+        if self.process.poll() is not None:
+            sys.exit(f"a process ended by itself:\n{self.log.read_text()}")
+        return start_ns, end_ns, end_cpu_ns - start_cpu_ns
+
+    def cpu_ns(self) -> int:
+        """Processor time of all threads so far."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        return sum(int(task.read_text().split()[0]) for task in tasks)
+
+    def mark(self) -> int:
+        return time.time_ns()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Bare(Contender):
+    """The bare loop; what its shared memory says at a mark is kept."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path) -> None:
+        counter_path = folder / "counter"
+        counter_path.write_bytes(bytes(16))
+        with counter_path.open("r+b") as file:
+            self.counter = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
+        self.marks: dict[int, tuple[int, int]] = {}
+        command = [sys.executable, __file__, "--bare", str(counter_path)]
+        super().__init__(command, environment, folder / "bare.log")
+
+    def mark(self) -> int:
+        now_ns = time.time_ns()
+        self.marks[now_ns] = (self.counter[0], self.counter[1])
+        return now_ns
+
+    def throughput(self, measured: Slice) -> float:
+        (first, first_ns), (last, last_ns) = (self.marks[mark] for mark in measured[:2])
+        return (last - first) / (last_ns - first_ns) * 1e9
+
+    def wait_until_ready(self) -> None:
+        while self.counter[0] == 0:
+            if self.process.poll() is not None:
+                sys.exit(f"the bare loop ended:\n{self.log.read_text()}")
+            time.sleep(0.05)
+
+
+class Replica(Contender):
+    """The real replica; its requests are read from its latency log."""
+
+    def __init__(self, environment: Mapping[str, str], folder: Path, scrape_s: float) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "harness.workloads"]
+        super().__init__(command, {**environment, "REPLICA_DIR": str(folder)}, folder / "replica.log")
+        self.scrape_s = scrape_s
+
+    def run_for(self, duration_s: float) -> Slice:
+        with self.scraped() if self.scrape_s else contextlib.nullcontext():
+            return super().run_for(duration_s)
+
+    @contextlib.contextmanager
+    def scraped(self) -> Iterator[None]:
+        stop = threading.Event()
+        port = json.loads((self.folder / "replica.json").read_text())["port"]
+
+        def scrape() -> None:
+            while not stop.wait(self.scrape_s):
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+                connection.request("GET", "/metrics")
+                connection.getresponse().read()
+                connection.close()
+
+        thread = threading.Thread(target=scrape)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            self.process.send_signal(signal.SIGCONT)  # a scrape on its way must be answered to end
+            thread.join()
+            self.process.send_signal(signal.SIGSTOP)
+
+    def throughput(self, measured: Slice) -> float:
+        data = (self.folder / "latencies.bin").read_bytes()
+        whole = data[: len(data) // 16 * 16]
+        ends_ns = [start_ns + latency_ns for start_ns, latency_ns in struct.iter_unpack("<qq", whole)]
+        first, last = (bisect.bisect_right(ends_ns, mark) - 1 for mark in measured[:2])
+        return (last - first) / (ends_ns[last] - ends_ns[first]) * 1e9
+
+    def wait_until_ready(self) -> None:
+        while '"serving"' not in self.status():
+            if self.process.poll() is not None:
+                sys.exit(f"the replica ended:\n{self.log.read_text()}")
+            time.sleep(0.05)
+
+    def status(self) -> str:
+        path = self.folder / "replica.json"
+        return path.read_text() if path.exists() else ""
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.bare:
+        bare_loop(options.bare)
+        return
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        environment = environment_for(options)
+        bare = Bare(environment, Path(folder))
+        stack.callback(bare.end)
+        bare.wait_until_ready()
+        bare.process.send_signal(signal.SIGSTOP)
+        replica = Replica(environment, Path(folder), options.scrape)
+        stack.callback(replica.end)
+        replica.wait_until_ready()
+        replica.process.send_signal(signal.SIGSTOP)
+        facts = json.loads(replica.status())
+        print(
+            f"{options.workload} {options.precision} {options.execution} batch {options.batch_size} "
+            f"on {facts['device_name']} ({facts['device']}), torch {facts['torch']}; "
+            f"{options.rounds} rounds of {options.seconds:g} s each"
+            + (f", scraped every {options.scrape:g} s" if options.scrape else "")
+        )
+        report(measure(bare, replica, options))
+
+
+@dataclass(frozen=True)
+class Round:
+    """Both contenders' throughput, requests per second of wall time and of processor time."""
+
+    bare: float
+    replica: float
+    bare_per_cpu: float
+    replica_per_cpu: float
+
+
+def measure(bare: Bare, replica: Replica, options: argparse.Namespace) -> list[Round]:
+    times = []
+    for number in range(options.rounds):
+        order = (bare, replica) if number % 2 == 0 else (replica, bare)
+        times.append({contender: contender.run_for(options.seconds) for contender in order})
+    # The log is flushed twice a second by a process that is stopped now: let it.
+    replica.process.send_signal(signal.SIGCONT)
+    time.sleep(1.5)
+    return [as_round(bare, replica, one[bare], one[replica]) for one in times]
+
+
+def as_round(bare: Bare, replica: Replica, of_bare: Slice, of_replica: Slice) -> Round:
+    per_s = (bare.throughput(of_bare), replica.throughput(of_replica))
+    cores = [(end_ns - start_ns) / cpu_ns for start_ns, end_ns, cpu_ns in (of_bare, of_replica)]
+    return Round(*per_s, per_s[0] * cores[0], per_s[1] * cores[1])
+
+
+def report(rounds: list[Round]) -> None:
+    print("round  bare req/s  replica req/s   ratio  ratio per CPU second")
+    ratios = [one.replica / one.bare for one in rounds]
+    cpu_ratios = [one.replica_per_cpu / one.bare_per_cpu for one in rounds]
+    for number, (one, ratio, cpu_ratio) in enumerate(zip(rounds, ratios, cpu_ratios, strict=True), 1):
+        print(f"{number:5}  {one.bare:10.2f}  {one.replica:13.2f}  {ratio:6.4f}  {cpu_ratio:20.4f}")
+    print(f"replica / bare loop, throughput:     {summary(ratios)}")
+    print(f"replica / bare loop, per CPU second: {summary(cpu_ratios)}")
+
+
+def summary(ratios: list[float]) -> str:
+    text = f"median {statistics.median(ratios):.4f}, mean {statistics.mean(ratios):.4f}"
+    freedom = len(ratios) - 1
+    if not freedom:
+        return text
+    t = T_95[freedom - 1] if freedom <= len(T_95) else 1.96
+    half = t * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return f"{text} ± {half:.4f} (95 %), lowest {min(ratios):.4f}, highest {max(ratios):.4f}"
+
+
+def environment_for(options: argparse.Namespace) -> dict[str, str]:
+    own = {
+        "WORKLOAD": options.workload,
+        "DEVICE": options.device,
+        "PRECISION": options.precision,
+        "EXECUTION": options.execution,
+        "BATCH_SIZE": str(options.batch_size),
+        "TORCH_THREADS": str(options.threads or ""),
+        "WORKLOAD_OPTIONS": options.options,
+        "WARMUP_REQUESTS": "20",
+        "HOST": "127.0.0.1",
+        "PORT": "0",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    return {**os.environ, **own}
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--workload", default="resnet50", choices=("resnet50", "distilbert", "whisper"))
+    parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
+    parser.add_argument("--precision", default="fp32", choices=("fp32", "fp16", "bf16"))
+    parser.add_argument("--execution", default="eager", choices=("eager", "compiled", "cuda-graph"))
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--threads", type=int, help="CPU threads of each process (default: torch's own choice)")
+    parser.add_argument("--options", default="{}", help="WORKLOAD_OPTIONS of both")
+    parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each process in each round")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--scrape", type=float, default=0.0, help="seconds between two scrapes of the replica; 0: none")
+    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
