@@ -28,7 +28,7 @@ options:
           type: list, elements: str, default: []}
   modules: {description: Kernel modules., type: list, elements: str, default: []}
   sysctls: {description: Kernel parameters., type: list, elements: str, default: []}
-  paths: {description: Files and folders., type: list, elements: str, default: []}
+  paths: {description: Files and folders; ~user is that user's home., type: list, elements: str, default: []}
   packages: {description: Debian packages., type: list, elements: str, default: []}
   units: {description: systemd units., type: list, elements: str, default: []}
   users: {description: Users whose home folders are read., type: list, elements: str, default: []}
@@ -253,7 +253,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "disks": {path: free_bytes(path) for path in asked["disks"]},
         "modules": {name: Path("/sys/module", name.replace("-", "_")).exists() for name in asked["modules"]},
         "sysctls": {key: sysctl(key) for key in asked["sysctls"]},
-        "paths": {path: path_state(path) for path in asked["paths"]},
+        "paths": {path: path_state(os.path.expanduser(path)) for path in asked["paths"]},  # noqa: PTH111 - a user without a home is left as it is
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
         "homes": {user: home_of(user) for user in asked["users"]},
