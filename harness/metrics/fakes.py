@@ -170,7 +170,7 @@ def fake_sources(
     return Sources(
         replicas=FakeReplicas(replicas, script),
         processes=processes
-        or FakeProcesses(replicas, lambda _, reading: ProcessUsage(cpu_s=float(reading), memory_bytes=1e6)),
+        or FakeProcesses(replicas, lambda _, reading: ProcessUsage(cpu_s=100.0 + reading, memory_bytes=1e6)),
         gpus=gpus or FakeGpus(),
         pressure=pressure or FakePressure(lambda _, reading: 0.1 * reading),
     )

@@ -114,13 +114,13 @@ class NvmlGpus:
         uuids = [(str(self._nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
         chosen: list[Any] = []
         for name in filter(None, (part.strip() for part in wanted.split(","))):
-            found = by_name.get(name) or next((handle for uuid, handle in uuids if uuid.startswith(name)), None)
-            if found is None:
+            found = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
+            if not found:
                 # CUDA itself stops at the first name it does not know, but a MIG name stands for a slice of a device.
                 if name.startswith("MIG-"):
                     return handles
                 break
-            chosen.append(found)
+            chosen.append(found[0])
         return chosen
 
     def _utilization(self, handle: Any) -> float:

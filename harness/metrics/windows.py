@@ -55,7 +55,7 @@ def extrapolated_rate(times_ms: list[int], samples: Vector, start_ms: int, end_m
         to_end_s = mean_interval_s / 2
     # A counter cannot have been negative: never extrapolate it back beyond its zero.
     rising = (increase > 0) & (samples[0] >= 0)
-    to_zero_s = np.divide(sampled_s * samples[0], increase, out=np.full_like(increase, math.inf), where=rising)
+    to_zero_s = np.divide(sampled_s * samples[0], increase, out=np.full(increase.shape, math.inf), where=rising)
     extrapolated_s = sampled_s + np.minimum(to_start_s, to_zero_s) + to_end_s
     window_s = (end_ms - start_ms) / MS_PER_S
     rate: Vector = increase * (extrapolated_s / sampled_s / window_s)

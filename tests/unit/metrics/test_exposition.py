@@ -1,0 +1,88 @@
+import math
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+
+from harness.errors import MetricsError
+from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaParser
+from harness.workloads.metrics import BUCKET_BOUNDS_NS, RequestMetrics
+
+PLAIN = """# HELP inference_latency_seconds x
+# TYPE inference_latency_seconds histogram
+inference_latency_seconds_bucket{le="0.1"} 3
+inference_latency_seconds_bucket{le="0.5"} 5
+inference_latency_seconds_bucket{le="+Inf"} 6
+inference_latency_seconds_sum 1.5
+inference_latency_seconds_count 6
+inference_requests_total 6
+inference_queue_depth 1
+inference_info{workload="a b",precision="fp32"} 1
+"""
+
+
+def test_reads_a_replica():
+    sample = ReplicaParser().parse(PLAIN)
+    assert sample.bounds.tolist() == [0.1, 0.5, math.inf]
+    assert sample.counters[REQUESTS_AT] == 6
+    assert sample.counters[SUM_AT] == 1.5
+    assert sample.counters[COUNT_AT] == 6
+    assert sample.counters[BUCKETS_AT:].tolist() == [3, 5, 6]
+
+
+def test_reads_what_the_replicas_really_write():
+    metrics = RequestMetrics({"workload": 'we"ird\n{le="1"}'})
+    for latency_ns in (2_000_000, 3_000_000, 70_000_000_000):
+        metrics.observe(latency_ns, 1)
+    sample = ReplicaParser().parse(metrics.render().decode())
+    assert len(sample.bounds) == len(BUCKET_BOUNDS_NS) + 1
+    assert sample.counters[REQUESTS_AT] == sample.counters[-1] == 3
+    assert sample.counters[-2] == 2
+    assert sample.counters[SUM_AT] == pytest.approx(70.005)
+
+
+def test_reads_the_general_client_with_labels_and_timestamps():
+    registry = CollectorRegistry()
+    histogram = Histogram("inference_latency_seconds", "x", ["model"], registry=registry, buckets=[0.1, 1])
+    Counter("inference_requests", "x", registry=registry).inc(4)
+    for model, latency_s in (("a", 0.05), ("a", 0.5), ("b", 0.05), ("b", 3)):
+        histogram.labels(model).observe(latency_s)
+    text = generate_latest(registry).decode()
+    stamped = "\n".join(line if line.startswith("#") else f"{line} 1700000000000" for line in text.splitlines())
+    for answer in (text, stamped):
+        sample = ReplicaParser().parse(answer)
+        assert sample.counters.tolist() == pytest.approx([4, 3.6, 4, 2, 3, 4])
+
+
+def test_one_parser_follows_a_replica_that_changes_its_buckets():
+    parser = ReplicaParser()
+    parser.parse(PLAIN)
+    changed = parser.parse(PLAIN.replace('le="0.5"', 'le="0.7"'))
+    assert changed.bounds.tolist() == [0.1, 0.7, math.inf]
+    fewer = parser.parse(PLAIN.replace('inference_latency_seconds_bucket{le="0.5"} 5\n', ""))
+    assert fewer.bounds.tolist() == [0.1, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("", "no inference_requests_total"),
+        ("<html>busy</html>", "no inference_requests_total"),
+        (PLAIN.replace("inference_requests_total 6\n", ""), "no inference_requests_total"),
+        (PLAIN.replace('le="+Inf"', 'le="9"'), '\\{le="\\+Inf"\\}'),
+        (PLAIN.replace("_total 6", "_total NaN"), "not a finite number"),
+        (PLAIN.replace("_total 6", "_total six"), "not a number"),
+        (PLAIN.replace("_total 6", "_total"), "no inference_requests_total|not a number"),
+        (PLAIN.replace('{le="0.1"}', '{ge="0.1"}'), "no `le` label"),
+    ],
+)
+def test_says_what_is_wrong(answer, reason):
+    with pytest.raises(MetricsError, match=reason):
+        ReplicaParser().parse(answer)
+
+
+def test_a_torn_answer_is_no_sample_even_after_a_good_one():
+    parser = ReplicaParser()
+    parser.parse(PLAIN)
+    torn = PLAIN[: PLAIN.index("inference_requests_total")]
+    with pytest.raises(MetricsError, match="no inference_requests_total"):
+        parser.parse(torn)

@@ -1,0 +1,236 @@
+"""The real sources: this machine's processes and pressure files, and NVML behind a stand-in for its module."""
+
+# ruff: noqa: N802 - NVML's own names
+
+import os
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from harness.metrics.catalogue import PRESSURE_SOURCES, Source
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.pressure import KernelPressure
+from harness.metrics.processes import ProcessTrees
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import ProcessUsage
+
+BURN = "import time; end = time.process_time() + {}\nwhile time.process_time() < end: pass\n"
+
+
+@pytest.fixture
+def spawn():
+    started = []
+
+    def run(code):
+        started.append(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_cpu_and_memory_of_a_process(spawn):
+    process = spawn(BURN.format(0.2) + "data = bytearray(50_000_000); print('ready', flush=True); time.sleep(60)")
+    process.stdout.readline()
+    usage = ProcessTrees([process.pid]).read()[0]
+    assert isinstance(usage, ProcessUsage)
+    assert 0.15 <= usage.cpu_s <= 2
+    assert usage.memory_bytes > 50_000_000
+
+
+def test_children_count_while_they_run_and_after(spawn):
+    child = f"import subprocess, sys\n{BURN.format(0.2)}print('ready', flush=True)\nsys.stdin.readline()\n"
+    parent = spawn(
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True); time.sleep(0.5)\n"
+        "child.communicate(b'x'); print('waited', flush=True); time.sleep(60)"
+    )
+    child_pid = int(parent.stdout.readline())
+    trees = ProcessTrees([parent.pid], refresh_s=0)
+    running = trees.read()[0]
+    assert trees.pids(0) == {parent.pid, child_pid}
+    parent.stdout.readline()
+    ended = trees.read()[0]
+    assert isinstance(running, ProcessUsage)
+    assert isinstance(ended, ProcessUsage)
+    assert running.cpu_s > 0.2
+    assert ended.cpu_s >= running.cpu_s - 0.05  # its time has passed on to its parent
+    assert ended.memory_bytes < running.memory_bytes
+    assert trees.pids(0) == {parent.pid}
+
+
+def test_children_are_not_searched_for_at_every_reading(spawn, monkeypatch):
+    process = spawn("import time; time.sleep(60)")
+    trees = ProcessTrees([process.pid], refresh_s=60)
+    searches = []
+    monkeypatch.setattr("harness.metrics.processes._parents", lambda: searches.append(1) or {})
+    for _ in range(3):
+        trees.read()
+    assert searches == [1]
+
+
+def test_a_process_that_ended_is_missing_even_as_a_zombie(spawn):
+    process = spawn("pass")
+    trees = ProcessTrees([process.pid])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert trees.read() == [Missing("the replica's process has ended")]
+    process.wait()
+    assert trees.read() == [Missing("the replica's process has ended")]
+    assert ProcessTrees([process.pid]).read() == [Missing("the replica's process has ended")]
+
+
+def pressure_files(folder, text="some avg10=0.00 avg60=0.00 avg300=0.00 total=2500000\nfull avg10=0 total=1\n"):
+    for name in ("cpu", "memory", "io"):
+        (folder / name).write_text(text)
+    return KernelPressure(folder)
+
+
+def test_pressure_is_read_in_seconds(tmp_path):
+    pressure = pressure_files(tmp_path)
+    for source in PRESSURE_SOURCES:
+        assert pressure.absent(source) == ""
+        assert pressure.read(source) == 2.5
+
+
+def test_no_pressure_no_number(tmp_path):
+    pressure = KernelPressure(tmp_path)
+    assert "boot with psi=1" in pressure.absent(Source.CPU_PRESSURE)
+    assert isinstance(pressure.read(Source.CPU_PRESSURE), Missing)
+    assert "no line `some`" in pressure_files(tmp_path, "\n").absent(Source.IO_PRESSURE)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/pressure/cpu"), reason="this kernel has no PSI")  # noqa: PTH110
+def test_this_kernel_says_how_long_it_stalled():
+    pressure = KernelPressure()
+    before = pressure.read(Source.CPU_PRESSURE)
+    time.sleep(0.01)
+    assert pressure.read(Source.CPU_PRESSURE) >= before >= 0
+
+
+class NVMLError(Exception):
+    pass
+
+
+class FakeNvml:
+    """As much of ``pynvml`` as is used; two devices, unless told otherwise."""
+
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+
+    def __init__(self, *, devices=2, init_error=None, power_error=None, processes=(), mps=None):
+        self.devices, self.init_error, self.power_error = devices, init_error, power_error
+        self.processes, self.shut = processes, 0
+        if mps is not None:
+            self.nvmlDeviceGetMPSComputeRunningProcesses = lambda _handle: mps
+
+    def nvmlInit(self):
+        if self.init_error:
+            raise NVMLError(self.init_error)
+
+    def nvmlShutdown(self):
+        self.shut += 1
+
+    def nvmlDeviceGetCount(self):
+        return self.devices
+
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
+
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}{handle}-aaaa"
+
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=90 + handle)
+
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        return SimpleNamespace(used=1000 + handle)
+
+    def nvmlDeviceGetPowerUsage(self, _handle):
+        if self.power_error:
+            raise NVMLError(self.power_error)
+        return 123_456
+
+    def nvmlDeviceGetTemperature(self, _handle, _sensor):
+        return 55
+
+    def nvmlDeviceGetClockInfo(self, _handle, clock):
+        return {1: 1980, 2: 2619}[clock]
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle):
+        return 4
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _handle):
+        return 5_000
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle):
+        return self.processes
+
+
+def process(pid, used):
+    return SimpleNamespace(pid=pid, usedGpuMemory=used)
+
+
+@pytest.fixture(autouse=True)
+def no_visible_devices(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_every_device_is_read_in_units_of_the_catalogue():
+    gpus = NvmlGpus(FakeNvml(processes=[process(7, 300)], mps=[process(8, 400)]))
+    assert (gpus.absent, gpus.count) == ("", 2)
+    usage = gpus.read()[1]
+    assert (usage.utilization_percent, usage.memory_bytes, usage.power_w, usage.temperature_celsius) == (
+        91,
+        1001,
+        123.456,
+        55,
+    )
+    assert usage.process_memory_bytes == {7: 300, 8: 400}
+    telemetry = gpus.read_telemetry()[0]
+    assert (telemetry.sm_clock_mhz, telemetry.memory_clock_mhz) == (1980, 2619)
+    assert (telemetry.throttle_reasons, telemetry.energy_j) == (4, 5.0)
+
+
+def test_what_one_device_cannot_do_is_missing_and_the_rest_is_not():
+    usage = NvmlGpus(FakeNvml(power_error="Not Supported", processes=[process(7, None)])).read()[0]
+    assert usage.power_w == Missing("NVML: Not Supported")
+    assert usage.process_memory_bytes == Missing("NVML does not give memory per process here")
+    assert usage.utilization_percent == 90
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [
+        (FakeNvml(init_error="NVML Shared Library Not Found"), "no NVIDIA driver: libnvidia-ml.so.1 not found"),
+        (FakeNvml(init_error="Driver Not Loaded"), "no NVIDIA driver: NVML says Driver Not Loaded"),
+        (FakeNvml(devices=0), "no GPU"),
+    ],
+)
+def test_no_device_has_a_reason(library, reason):
+    gpus = NvmlGpus(library)
+    assert reason in gpus.absent
+    assert (gpus.count, gpus.read(), gpus.read_telemetry()) == (0, [], [])
+
+
+@pytest.mark.parametrize(
+    ("visible", "utilizations"),
+    [("1", [91]), ("1,0", [91, 90]), ("GPU-11", [91]), ("0,7,1", [90]), ("", []), ("MIG-abc", [90, 91])],
+)
+def test_only_devices_that_the_replicas_see_are_read(monkeypatch, visible, utilizations):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [usage.utilization_percent for usage in NvmlGpus(FakeNvml()).read()] == utilizations
+
+
+def test_the_driver_is_let_go_once():
+    library = FakeNvml()
+    gpus = NvmlGpus(library)
+    gpus.close()
+    gpus.close()
+    assert library.shut == 1

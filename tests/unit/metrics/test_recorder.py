@@ -1,0 +1,314 @@
+import threading
+
+import numpy as np
+import pytest
+
+from harness.clock import SimulatedClock
+from harness.errors import StorageError, UsageError
+from harness.metrics.catalogue import CATALOGUE, Source, select
+from harness.metrics.exposition import ReplicaSample
+from harness.metrics.fakes import (
+    BOUNDS,
+    FakeGpus,
+    FakePressure,
+    FakeProcesses,
+    RowList,
+    fake_sources,
+    gpu_usage,
+    sample,
+)
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import ProcessUsage
+from harness.metrics.tick import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, TOO_FEW
+
+START_S = 1_800_000_000.0
+WINDOW_SCRAPES = 4
+"""Scrapes up to and including the one of row 0."""
+
+
+class SlowClock(SimulatedClock):
+    """Simulated time that real work does not move, so that every tick is punctual unless a test says otherwise."""
+
+    def __init__(self, start_s=START_S - 10):
+        super().__init__(start_s)
+        self.time_s = start_s
+
+    def now_s(self):
+        return self.time_s
+
+    def wait_until(self, deadline_s, wake=None):
+        if wake is not None and wake.is_set():
+            return True
+        self.time_s = max(self.time_s, deadline_s)
+        return False
+
+
+def served(per_scrape=10, latency_s=0.003):
+    """A replica that has served ``per_scrape`` more requests at each scrape, long enough to be far from zero."""
+    return lambda _replica, scrape: sample([latency_s] * (per_scrape * (scrape + 100)))
+
+
+def record(script, *, replicas=2, rows=6, metrics="all", clock=None, step_s=1.0, **sources):
+    sink = RowList()
+    targets = [ReplicaTarget(i, 1000 + i, "http://127.0.0.1:1/metrics") for i in range(replicas)]
+    recorder = Recorder(
+        targets,
+        metrics=select(metrics),
+        step_s=step_s,
+        window_s=4 * step_s,
+        sink=sink,
+        clock=clock or SlowClock(),
+        sources=fake_sources(replicas, script, **sources),
+    )
+    return recorder.record(START_S, rows), sink
+
+
+def values(sink, metric, series):
+    return [row.value for row in sink.series(metric, series)]
+
+
+def reasons(sink, metric, series):
+    return [row.reason for row in sink.series(metric, series)]
+
+
+def test_every_series_has_every_row_on_the_grid():
+    summary, sink = record(served(), gpus=FakeGpus(1))
+    series = {(row.metric, row.series) for row in sink.rows}
+    grid = [START_S + k for k in range(6)]
+    for metric, name in series:
+        assert [row.timestamp_s for row in sink.series(metric, name)] == grid
+    assert {metric for metric, _ in series} == set(CATALOGUE)
+    assert (summary.rows, summary.start_s, summary.end_s, summary.stopped) == (6, START_S, START_S + 5, False)
+
+
+def test_row_zero_has_its_rates_already():
+    _, sink = record(served())
+    assert values(sink, "throughput", "replica-0") == pytest.approx([10.0] * 6)
+    assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6)
+    assert values(sink, "cpu_usage", "all") == pytest.approx([2.0] * 6)
+    assert values(sink, "latency_avg", "all") == pytest.approx([0.003] * 6)
+
+
+def test_totals_begin_at_zero_and_count_up():
+    _, sink = record(served())
+    assert values(sink, "total_count", "replica-1") == [0, 10, 20, 30, 40, 50]
+    assert values(sink, "total_count", "all") == [0, 20, 40, 60, 80, 100]
+
+
+def test_the_pool_is_of_buckets_not_of_quantiles():
+    # One replica serves 99 quick requests a second, the other one slow one: the mean of the two p95 would be 37 ms.
+    def script(replica, scrape):
+        return sample([0.0015] * 99 * (scrape + 100) if replica == 0 else [0.07] * (scrape + 100))
+
+    _, sink = record(script)
+    assert values(sink, "latency_p95", "replica-1")[0] > 0.05
+    assert values(sink, "latency_p95", "all")[0] < 0.002
+    assert values(sink, "latency_p99", "all")[0] <= 0.002
+
+
+def test_a_replica_that_dies_in_mid_record_is_missing_with_its_reason():
+    gone = "the replica's /metrics: no connection: connection refused"
+
+    def script(replica, scrape):
+        alive = replica == 0 or scrape < WINDOW_SCRAPES + 2
+        return served()(replica, scrape) if alive else Missing(gone)
+
+    def usage(replica, reading):
+        alive = replica == 0 or reading < WINDOW_SCRAPES + 2
+        return ProcessUsage(float(reading), 1e6) if alive else Missing("the replica's process has ended")
+
+    summary, sink = record(script, rows=10, processes=FakeProcesses(2, usage))
+    assert values(sink, "throughput", "replica-1")[:3] == pytest.approx([10.0] * 3)
+    for metric in ("throughput", "latency_p99", "total_count"):
+        assert values(sink, metric, "replica-1")[3:] == [None] * 7
+        assert set(reasons(sink, metric, "replica-1")[3:]) == {gone}
+    assert set(reasons(sink, "memory_usage", "replica-1")[3:]) == {"the replica's process has ended"}
+    # The pool goes on with the one that is left, and keeps what the other had served.
+    assert values(sink, "throughput", "all")[-1] == pytest.approx(10.0)
+    assert values(sink, "memory_usage", "all")[-1] == 1e6
+    assert values(sink, "total_count", "all")[-1] == 9 * 10 + 2 * 10
+    assert summary.metrics["throughput"].missing == 7
+    assert summary.metrics["throughput"].reasons == {gone: 7}
+    assert any("throughput: 7 of 30 values are missing" in warning for warning in summary.warnings)
+
+
+def test_a_pool_without_any_replica_is_missing():
+    _, sink = record(lambda *_: Missing("gone"), processes=FakeProcesses(2, lambda *_: Missing("ended")))
+    for metric in ("throughput", "latency_p50", "total_count", "cpu_usage", "memory_usage"):
+        assert values(sink, metric, "all") == [None] * 6
+        assert set(reasons(sink, metric, "all")) <= {NO_REPLICA, TOO_FEW}
+
+
+def test_one_lost_scrape_is_one_missing_row():
+    lost = WINDOW_SCRAPES - 1 + 2
+
+    def script(replica, scrape):
+        return Missing("no answer in time") if scrape == lost else served()(replica, scrape)
+
+    _, sink = record(script, replicas=1, rows=8)
+    found = values(sink, "throughput", "replica-0")
+    assert [value is None for value in found] == [k == 2 for k in range(8)]
+    assert values(sink, "total_count", "replica-0") == [0, 10, None, 30, 40, 50, 60, 70]
+    assert found[3] == pytest.approx(10.0)
+
+
+def test_a_restarted_replica_goes_on_counting():
+    def script(_replica, scrape):
+        since = scrape - (WINDOW_SCRAPES + 2)
+        return sample([0.003] * (10 * (scrape + 100) if since < 0 else 10 * (since + 1)))
+
+    _, sink = record(script, replicas=1)
+    assert values(sink, "total_count", "replica-0") == [0, 10, 20, 30, 40, 50]
+    assert all(value > 0 for value in values(sink, "throughput", "replica-0"))
+
+
+def test_idle_is_a_throughput_of_zero_and_no_latency():
+    _, sink = record(lambda *_: sample([0.003] * 50), replicas=1)
+    assert values(sink, "throughput", "replica-0") == [0.0] * 6
+    for metric in ("latency_avg", "latency_p50"):
+        assert values(sink, metric, "all") == [None] * 6
+        assert set(reasons(sink, metric, "replica-0")) == {NO_REQUESTS}
+
+
+def test_replicas_with_different_buckets_have_no_pooled_quantile():
+    other = np.array([0.004, 0.04, np.inf])
+
+    def script(replica, scrape):
+        return sample([0.003] * (scrape + 100), BOUNDS if replica == 0 else other)
+
+    _, sink = record(script)
+    assert set(reasons(sink, "latency_p50", "all")) == {MIXED_BUCKETS}
+    assert None not in values(sink, "latency_p50", "replica-1")
+
+
+def test_what_the_machine_has_not_is_absent_with_the_reason():
+    pressure = FakePressure(lambda *_: 0.0, {Source.IO_PRESSURE: "no /proc/pressure/io"})
+    summary, sink = record(served(), pressure=pressure)
+    driver = "no NVIDIA driver: libnvidia-ml.so.1 not found"
+    assert summary.absent == {
+        "gpu_utilization": driver,
+        "gpu_memory": driver,
+        "gpu_power": driver,
+        "gpu_temperature": driver,
+        "io_psi": "no /proc/pressure/io",
+    }
+    assert values(sink, "gpu_power", "gpu") == [None] * 6
+    assert set(reasons(sink, "gpu_power", "gpu")) == {driver}
+    assert set(reasons(sink, "io_psi", "node")) == {"no /proc/pressure/io"}
+    assert "gpu_power" not in summary.metrics
+
+
+def test_pressure_is_a_share_of_time():
+    _, sink = record(served(), pressure=FakePressure(lambda _, reading: 50.0 + 0.25 * reading))
+    assert values(sink, "cpu_psi", "node") == pytest.approx([25.0] * 6)
+
+
+def test_gpu_memory_is_split_among_replicas_where_the_driver_tells():
+    usage = gpu_usage({1000: 100, 1001: 200, 4: 700})
+    _, sink = record(served(), gpus=FakeGpus(2, lambda *_: usage))
+    assert values(sink, "gpu_memory", "gpu-1") == [2.0**30] * 6
+    assert values(sink, "gpu_memory", "replica-0") == [200.0] * 6  # 100 on each of the two devices
+    _, sink = record(served(), gpus=FakeGpus(1))
+    assert set(reasons(sink, "gpu_memory", "replica-0")) == {"NVML does not give memory per process here"}
+    _, sink = record(served(), gpus=FakeGpus(1, lambda *_: gpu_usage({4: 700})))
+    assert "another PID namespace" in reasons(sink, "gpu_memory", "replica-0")[0]
+
+
+def test_a_missed_tick_has_rows_with_the_reason_and_the_grid_does_not_move():
+    class Stall(SlowClock):
+        def wait_until(self, deadline_s, wake=None):
+            super().wait_until(deadline_s, wake)
+            if deadline_s == START_S + 2:
+                self.time_s += 2.5  # suspended: rows 2 and 3 are lost, row 4 is half a step late
+            return False
+
+    summary, sink = record(served(), clock=Stall())
+    found = values(sink, "memory_usage", "all")
+    assert [value is None for value in found] == [False, False, True, True, False, False]
+    assert reasons(sink, "throughput", "replica-0")[2:4] == [LATE_TICK] * 2
+    assert [row.timestamp_s for row in sink.series("throughput", "all")] == [START_S + k for k in range(6)]
+    assert summary.lateness.missed == 2
+    assert summary.lateness.max_s == pytest.approx(0.5)
+    assert "2 of 6 ticks were missed" in summary.warnings[0]
+
+
+def test_waking_ends_the_recording_and_keeps_its_rows():
+    wake, sink, seen = threading.Event(), RowList(), []
+
+    def on_tick(done, total):
+        seen.append((done, total))
+        if done == 3:
+            wake.set()
+
+    recorder = Recorder(
+        [ReplicaTarget(0, 1000, "http://127.0.0.1:1/metrics")],
+        metrics=select(["throughput"]),
+        step_s=1,
+        window_s=4,
+        sink=sink,
+        clock=SlowClock(),
+        sources=fake_sources(1, served()),
+        wake=wake,
+        on_tick=on_tick,
+    )
+    summary = recorder.record(START_S, 10)
+    assert (summary.stopped, summary.rows, summary.end_s) == (True, 3, START_S + 2)
+    assert len(sink.series("throughput", "all")) == 3
+    assert seen == [(1, 10), (2, 10), (3, 10)]
+
+
+def test_only_what_is_asked_for_is_read():
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError(name)
+
+    sources = fake_sources(1, served())
+    sources = type(sources)(sources.replicas, sources.processes, FakeGpus(), Untouchable())
+    sink = RowList()
+    recorder = Recorder(
+        [ReplicaTarget(0, 1, "http://127.0.0.1:1/metrics")],
+        metrics=select(["latency_p50"]),
+        step_s=0.1,
+        window_s=0.4,
+        sink=sink,
+        clock=SlowClock(),
+        sources=sources,
+    )
+    recorder.record(START_S, 3)
+    assert [row.timestamp_s for row in sink.series("latency_p50", "all")] == [START_S, START_S + 0.1, START_S + 0.2]
+
+
+def test_a_sink_that_cannot_write_ends_it():
+    class Full:
+        def write(self, rows):
+            raise StorageError(f"disk full after {len(list(rows))} rows")
+
+    recorder = Recorder(
+        [],
+        metrics=select(["cpu_psi"]),
+        step_s=1,
+        window_s=4,
+        sink=Full(),
+        clock=SlowClock(),
+        sources=fake_sources(0, served()),
+    )
+    with pytest.raises(StorageError, match="disk full after 1 rows"):
+        recorder.record(START_S, 3)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "window_s", "match"), [(START_S + 0.5, 4, "whole multiple"), (START_S, 1, "two scrapes")]
+)
+def test_a_grid_that_cannot_be_is_refused(start_s, window_s, match):
+    with pytest.raises(UsageError, match=match):
+        Recorder([], metrics=select("all"), step_s=1, window_s=window_s, sink=RowList(), clock=SlowClock()).record(
+            start_s, 1
+        )
+
+
+def test_a_sample_is_what_a_replica_would_say():
+    found = sample([0.0005, 0.003, 0.2])
+    assert isinstance(found, ReplicaSample)
+    assert found.counters[:3].tolist() == pytest.approx([3, 0.2035, 3])
+    assert found.counters[3:].tolist() == [1, 1, 2, 2, 2, 2, 2, 3]

@@ -1,0 +1,111 @@
+import csv
+import os
+import resource
+import time
+from datetime import datetime
+
+import pytest
+
+from harness.clock import SystemClock
+from harness.errors import StorageError
+from harness.metrics.fakes import FakeGpus
+from harness.metrics.nvml import GpuTelemetry
+from harness.metrics.scrape import Missing
+from harness.metrics.telemetry import HostCpu, Telemetry, columns
+
+
+def run(path, source, seconds=0.35, interval_s=0.05):
+    telemetry = Telemetry(path, interval_s=interval_s, clock=SystemClock(), source=source)
+    telemetry.start()
+    time.sleep(seconds)
+    return telemetry.finish()
+
+
+def read(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_a_row_every_interval_with_every_column(tmp_path):
+    path, source = tmp_path / "telemetry.csv", FakeGpus(2)
+    summary = run(path, source)
+    rows = read(path)
+    assert list(rows[0]) == columns(2)
+    assert len(rows) == summary.rows == pytest.approx(7, abs=2)
+    elapsed_s = [float(row["elapsed_s"]) for row in rows]
+    assert all(abs(value / 0.05 - round(value / 0.05)) < 0.6 for value in elapsed_s)
+    assert rows[0]["gpu1_power_w"] == "100.0"
+    energy_j = [float(row["gpu0_energy_j"]) for row in rows]
+    assert energy_j == sorted(energy_j)
+    assert abs(datetime.fromisoformat(rows[0]["timestamp"]).timestamp() - time.time()) < 30
+    assert all(row["host_cpu_percent"] == "" or 0 <= float(row["host_cpu_percent"]) <= 100 for row in rows)
+    assert (summary.gpus, summary.gpu_absent, summary.missing) == (2, "", {})
+    assert source.closed
+
+
+def test_without_a_gpu_only_the_host_and_the_reason(tmp_path):
+    summary = run(tmp_path / "t.csv", FakeGpus(), seconds=0.12)
+    assert list(read(tmp_path / "t.csv")[0]) == ["timestamp", "elapsed_s", "host_cpu_percent"]
+    assert summary.gpu_absent == "no NVIDIA driver: libnvidia-ml.so.1 not found"
+
+
+def test_what_the_driver_does_not_give_is_empty_with_its_reason(tmp_path):
+    class NoEnergy(FakeGpus):
+        def read_telemetry(self):
+            reason = Missing("NVML: Not Supported")
+            return [GpuTelemetry(50.0, 1.0, 100.0, 40.0, reason, reason, 0.0, reason)]
+
+    summary = run(tmp_path / "t.csv", NoEnergy(1), seconds=0.12)
+    assert read(tmp_path / "t.csv")[0]["gpu0_energy_j"] == ""
+    assert summary.missing["gpu0_energy_j"] == "NVML: Not Supported"
+
+
+def test_a_slow_driver_skips_readings_instead_of_piling_up(tmp_path):
+    class Slow(FakeGpus):
+        def read_telemetry(self):
+            time.sleep(0.12)
+            return super().read_telemetry()
+
+    summary = run(tmp_path / "t.csv", Slow(1), seconds=0.5)
+    assert summary.skipped >= summary.rows - 1
+    assert len(read(tmp_path / "t.csv")) == summary.rows
+
+
+def test_nothing_is_overwritten(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("precious")
+    with pytest.raises(StorageError, match=r"t\.csv cannot be written: File exists"):
+        Telemetry(path, interval_s=0.1, clock=SystemClock(), source=FakeGpus())
+    assert path.read_text() == "precious"
+
+
+def test_a_full_disk_is_told_at_the_end_and_keeps_what_was_written(tmp_path):
+    import signal
+
+    path = tmp_path / "t.csv"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    telemetry = Telemetry(path, interval_s=0.001, clock=SystemClock(), source=FakeGpus(1))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        telemetry.start()
+        telemetry.join(10)
+        with pytest.raises(StorageError, match="cannot be written: File too large"):
+            telemetry.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert path.stat().st_size == 10_000
+
+
+def test_finishing_before_the_start_leaves_no_thread(tmp_path):
+    telemetry = Telemetry(tmp_path / "t.csv", interval_s=0.1, clock=SystemClock(), source=FakeGpus())
+    assert telemetry.finish().rows == 0
+
+
+def test_a_busy_cpu_shows():
+    cpu = HostCpu()
+    end_s = time.monotonic() + 0.3
+    while time.monotonic() < end_s:
+        pass
+    assert cpu.percent() > 50 / os.cpu_count()
