@@ -26,7 +26,11 @@ class RequestAbandoned(BaseException):
 
 
 class Drainable(Protocol):
-    """What is drained; both methods run in the watching thread."""
+    """What is drained; all methods but the first run in the watching thread."""
+
+    def in_request(self) -> bool:
+        """Whether a request is in flight, and may be abandoned; asked in the main thread."""
+        ...
 
     def begin_drain(self) -> None:
         """Stop taking requests; ends the process here and now when no request was ever taken."""
@@ -46,7 +50,7 @@ class SignalWatcher:
 
     def __init__(self) -> None:
         self.drained = threading.Event()
-        self.request_may_be_abandoned = False
+        self._replica: Drainable | None = None
         self._main_thread = threading.get_ident()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
@@ -57,6 +61,7 @@ class SignalWatcher:
 
     def watch(self, replica: Drainable) -> None:
         """Start watching; a signal that came before is seen now."""
+        self._replica = replica
         threading.Thread(target=self._watch, args=(replica,), name="signal-watcher", daemon=True).start()
 
     def _watch(self, replica: Drainable) -> None:
@@ -70,7 +75,7 @@ class SignalWatcher:
             replica.give_up()
 
     def _abandon(self, _number: int, _frame: FrameType | None) -> None:
-        if self.request_may_be_abandoned:
+        if self._replica and self._replica.in_request():
             raise RequestAbandoned
 
 

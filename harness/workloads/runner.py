@@ -79,6 +79,10 @@ class Replica:
                 self._log.close()
         self._close(workload)
 
+    def in_request(self) -> bool:
+        """Whether a request is in flight."""
+        return self._metrics.in_flight > 0
+
     def begin_drain(self) -> None:
         """Stop after the request in flight; before the first one, end the process."""
         with self._phase_change:
@@ -131,19 +135,17 @@ class Replica:
 
     def _serve(self, workload: Workload) -> None:
         """Serve request after request: the loop that is measured, so nothing here that need not be."""
-        infer, metrics, log, watcher = workload.infer, self._metrics, self._log, self._watcher
+        infer, metrics, log = workload.infer, self._metrics, self._log
         stopping, pause_s, now_ns = self._stopping, self._settings.inference_sleep_s, time.perf_counter_ns
         # Anchored once: a step of the wall clock in mid-run must not reorder requests.
         epoch_ns = time.time_ns() - now_ns()
         while not stopping.is_set():
             metrics.in_flight = 1
-            watcher.request_may_be_abandoned = True
             start_ns = now_ns()
             inputs = infer()
             latency_ns = now_ns() - start_ns
-            watcher.request_may_be_abandoned = False
             metrics.in_flight = 0
-            metrics.observe(latency_ns, _checked(inputs, workload))
+            metrics.observe(latency_ns, inputs if type(inputs) is int else _checked(inputs, workload))
             if log is not None:
                 log.append(epoch_ns + start_ns, latency_ns)
             if pause_s:
