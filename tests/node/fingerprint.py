@@ -52,7 +52,7 @@ echo '## packages'
 dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n'
 apt-mark showhold | sed 's/^/held /'
 echo '## units'
-systemctl list-unit-files --no-legend --plain | LC_ALL=C sort
+systemctl list-unit-files --no-legend --plain | grep -v -w transient | LC_ALL=C sort
 systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain \\
   | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
 echo '## kernel'

@@ -108,7 +108,12 @@ class Playbooks:
         command = [*inside, str(program), "-i", str(self.inventory), str(ROOT / playbook), *arguments, *extra]
         with (self.folder / "output.log").open("wb") as output:
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=self._environment()
+                command,
+                cwd=ROOT,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                env=self.environment(TASK_JOURNAL=str(self.journal)),
             )
         return process, time.monotonic()
 
@@ -117,18 +122,20 @@ class Playbooks:
         """Where the callback writes."""
         return self.folder / "journal.jsonl"
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self, **more: str) -> dict[str, str]:
+        """Environment for whatever runs Ansible against this machine; a journal is kept where TASK_JOURNAL is given."""
+        journal = {"ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).parent / "callback")}
+        journal |= {"ANSIBLE_CALLBACKS_ENABLED": "task_journal"}
         return os.environ | {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.folder / "home"),
             "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.machine.folder / "cp"),
             # Every machine of these tests is new and nobody has seen its key.
             "ANSIBLE_HOST_KEY_CHECKING": "false",
-            "ANSIBLE_CALLBACK_PLUGINS": str(Path(__file__).parent / "callback"),
-            "ANSIBLE_CALLBACKS_ENABLED": "task_journal",
             "ANSIBLE_NOCOLOR": "true",
             "ANSIBLE_FORCE_COLOR": "false",
-            "TASK_JOURNAL": str(self.journal),
+            **(journal if "TASK_JOURNAL" in more else {}),
+            **more,
         }
 
     def _finish(

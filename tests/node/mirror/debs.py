@@ -4,6 +4,7 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 from tests.node.machine.errors import MachineError
 
@@ -20,15 +21,16 @@ class File:
 class Package:
     """What goes into one package.
 
-    files: absolute path -> file; what lies below /etc is a conffile, as in Debian. links: path -> target.
-    version: full Debian version with its revision.
+    files: absolute path -> file; what lies below /etc is a conffile, as in Debian.
+    version: full Debian version with its revision. ballast_bytes: incompressible bytes that make it as large to fetch
+    and to unpack as the package it stands in for.
     """
 
     name: str
     version: str
     files: dict[str, File] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=dict)
     depends: str = ""
+    ballast_bytes: int = 0
     description: str = "stands in for the real package in a test"
 
     @property
@@ -46,7 +48,7 @@ def build(package: Package, folder: Path) -> Path:
         _write_control(package, tree / "DEBIAN")
         target = folder / package.file_name
         done = subprocess.run(
-            ["dpkg-deb", "--root-owner-group", "-Zgzip", "-z1", "--build", tree, target],
+            ["dpkg-deb", "--root-owner-group", "-Znone", "--build", tree, target],
             capture_output=True,
             text=True,
             check=False,
@@ -62,10 +64,10 @@ def _write_tree(package: Package, tree: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)
         path.chmod(file.mode)
-    for name, target in package.links.items():
-        link = tree / name.lstrip("/")
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(target)
+    if package.ballast_bytes:
+        ballast = tree / f"usr/lib/recorders/{package.name}/ballast"
+        ballast.parent.mkdir(parents=True, exist_ok=True)
+        ballast.write_bytes(Random(package.name).randbytes(package.ballast_bytes))
 
 
 def _write_control(package: Package, folder: Path) -> None:
