@@ -13,6 +13,7 @@ from harness.spec.workload import BUILTIN_WORKLOADS
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05
+_OF_SEVERAL = {"fairness", "jain"}
 CLOSED_LOOP = (
     "Every replica sends its next request when the last is answered (closed loop): latency is service time beside "
     "the other replicas, with no queue in front."
@@ -149,9 +150,29 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
     by_reason: dict[str, dict[str, None]] = {}
     for cell in analysis.cells:
         for name, reason in cell.absent.items():
-            if name in MEASURES and not (name in {"fairness", "jain"} and cell.replicas == 1):
+            if cell.used and name in MEASURES and not (name in _OF_SEVERAL and cell.replicas == 1):
                 by_reason.setdefault(reason, {})[MEASURES[name].title] = None
     return [f"Not measured: {', '.join(titles)} ({reason})." for reason, titles in by_reason.items()]
+
+
+def absent_of(experiment: Experiment) -> dict[str, list[str]]:
+    """Titles of the figures that one experiment does not give, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in experiment.measured.absent.items():
+        by_reason.setdefault(reason, []).append(MEASURES[name].title)
+    return by_reason
+
+
+def remarks(experiment: Experiment) -> list[str]:
+    """What the quality check and the figures add, without what the verdict or an absent metric has said."""
+    manifest = experiment.data.manifest
+    findings = [
+        str(finding.get("message"))
+        for finding in manifest.findings
+        if finding.get("metric") not in manifest.absent_metrics
+        and finding.get("message") not in manifest.verdict.reasons
+    ]
+    return findings + experiment.measured.notes
 
 
 def _mixed(analysis: CampaignAnalysis) -> list[str]:
@@ -181,6 +202,9 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
     }
     random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
     found = [CLOSED_LOOP]
+    devices = {str(replica.get("device")) for e in analysis.experiments for replica in e.data.manifest.replicas}
+    if "cpu" in devices and any(e.data.manifest.provenance.gpus for e in analysis.experiments):
+        found.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
     if random:
         found.append(
             f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.analysis.measures import Measured, measure
+from harness.analysis.measures import MEASURES, Measured, measure
 from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.errors import ResultsPathError
@@ -28,8 +28,6 @@ class Experiment:
         data: its files.
         measured: its figures; empty when it is damaged.
         damage: what verification found; empty when it is whole.
-        status: the verdict of its manifest.
-        steady: what the quality check says about steady state; None when it says nothing.
     """
 
     data: ExperimentData
@@ -228,13 +226,13 @@ def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list
 
 
 def _average(cell: Cell) -> None:
-    names = {name for experiment in cell.used for name in (*experiment.measured.figures, *experiment.measured.absent)}
-    for name in names:
+    for name in MEASURES:
         figures = cell.figures(name)
         if figures:
             cell.estimates[name] = t_interval(figures)
-        else:
-            cell.absent[name] = next(e.measured.absent[name] for e in cell.used if name in e.measured.absent)
+            continue
+        reasons = [experiment.measured.absent.get(name) for experiment in cell.used]
+        cell.absent[name] = next((reason for reason in reasons if reason), "no run can be used")
 
 
 def _relate_to_one_replica(cells: Sequence[Cell]) -> None:

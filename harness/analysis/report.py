@@ -12,7 +12,7 @@ import jinja2
 
 import harness
 from harness.analysis import summary
-from harness.analysis.answer import answers, caveats
+from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.display import duration, interval_parts, number, quantity, with_interval
 from harness.analysis.measures import MEASURES
@@ -187,6 +187,8 @@ def _environment() -> jinja2.Environment:
         "interval": with_interval,
         "data_uri": _data_uri,
         "settings": _settings,
+        "absent": absent_of,
+        "remarks": remarks,
         "gib": lambda size: "unknown" if size is None else quantity(float(size), "bytes"),
         "cell_text": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     }
@@ -213,15 +215,15 @@ def _data_uri(picture: Picture) -> str:
 
 def _settings(experiment: Experiment) -> str:
     """How the workload ran, in a few words."""
-    spec = experiment.data.manifest.experiment
-    workload = spec.workload
+    workload = experiment.data.manifest.experiment.workload
+    devices = {str(replica["device"]) for replica in experiment.data.manifest.replicas if replica.get("device")}
     words = [
         workload.target,
         f"batch {workload.batch_size}",
         workload.precision.value,
         workload.execution.value,
-        f"device {workload.device.value}",
-        f"{workload.threads} CPU threads each" if workload.threads else "",
+        f"ran on {', '.join(sorted(devices)) or workload.device.value}",
+        f"CPU threads each: {workload.threads}" if workload.threads else "",
         f"{workload.inference_sleep_s:g} s between requests" if workload.inference_sleep_s else "",
         f"checkpoint {workload.checkpoint}" if workload.checkpoint else f"random weights, seed {workload.seed}",
         ", ".join(f"{name} {value}" for name, value in workload.options.items()),

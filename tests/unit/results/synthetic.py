@@ -134,7 +134,7 @@ def manifest_for(spec: ExperimentSpec, shape: Shape, start_s: float) -> Manifest
             software=SOFTWARE,
         ),
         replicas=[
-            {"pid": 100 + index, "device_name": "Synthetic GPU", "phase": "serving", "parameters": 25557032}
+            {"pid": 100 + index, "device": "cuda" if shape.gpu else "cpu", "phase": "serving", "parameters": 25557032}
             for index in range(spec.replicas)
         ],
         steps=steps,

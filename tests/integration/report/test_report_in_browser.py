@@ -1,0 +1,107 @@
+"""The report as its reader sees it, in a real browser without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.report import write_report
+from harness.results import Status
+from harness.results.layout import metric_files
+from tests.integration.report.browser import Page, browser, chromium
+from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
+
+pytestmark = pytest.mark.integration
+
+PLOTS = """(async () => {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  const images = [...document.images];
+  await Promise.all(images.map(image => image.decode()));
+  return images.map(image => {
+    const box = image.getBoundingClientRect();
+    return {alt: image.alt, natural: [image.naturalWidth, image.naturalHeight], shown: [box.width, box.height]};
+  });
+})()"""
+SIDEWAYS = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
+TEXT = "document.body.innerText"
+
+
+def finished(folder: Path) -> Path:
+    return write_campaign(
+        folder, workloads=["resnet50", "whisper"], replicas=[1, 3, 8], repeats=3, shape=Shape(record_s=30)
+    )
+
+
+def without_gpu_and_half_done(folder: Path) -> Path:
+    return write_campaign(folder, replicas=[1, 3], repeats=2, shape=Shape(record_s=20, gpu=False), finished=3)
+
+
+def invalid_and_damaged(folder: Path) -> Path:
+    write_campaign(folder, replicas=[1, 3], repeats=3, shape=Shape(record_s=20), finished=2)
+    write_experiment(folder, "resnet50", 1, 3, Shape(record_s=20, status=Status.INVALID))
+    write_experiment(folder, "resnet50", 3, 1, Shape(record_s=20, status=Status.DEGRADED))
+    damaged = write_experiment(folder, "resnet50", 3, 2, Shape(record_s=20))
+    path = metric_files(damaged)["io_psi"].path
+    path.write_text(path.read_text().replace(",0.4,", ",0.5,", 1))
+    return folder
+
+
+def not_begun(folder: Path) -> Path:
+    return write_campaign(folder, replicas=[1], repeats=1, finished=0)
+
+
+CASES: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
+    "finished": (finished, 1 + 2 + 18, ["18 of 18", "2.59", "random weights"]),
+    "half": (without_gpu_and_half_done, 1 + 3, ["3 of 4", "not begun yet", "no NVIDIA driver", "One run only"]),
+    "damaged": (invalid_and_damaged, 1 + 4, ["INVALID and left out", "DEGRADED and counts", "DAMAGED", "io_psi"]),
+    "empty": (not_begun, 0, ["0 of 1", "no answer", "None is finished yet"]),
+}
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    program = chromium()
+    if program is None:
+        pytest.skip("no Chromium here (Debian: apt-get install chromium): the report is not looked at in a browser")
+    with browser(program) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, tmp_path: Path) -> None:
+    make, plots, words = CASES[case]
+    report = write_report(make(tmp_path / "synthetic"))
+    page.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+    page.open(report.as_uri())
+    found = page.evaluate(PLOTS)
+    assert len(found) == plots
+    for plot in found:
+        assert min(plot["natural"]) > 300, plot
+        assert min(plot["shown"]) > 200, plot
+        assert plot["alt"]
+    text = page.evaluate(TEXT)
+    for word in words:
+        assert word in text
+    assert page.evaluate(SIDEWAYS) <= 0
+    assert page.errors == []
+    assert page.requests == [report.as_uri()]
+
+
+def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, tmp_path: Path) -> None:
+    report = write_report(without_gpu_and_half_done(tmp_path / "synthetic"))
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
+    page.open(report.as_uri())
+    page.evaluate(PLOTS)
+    assert page.evaluate(SIDEWAYS) <= 0
+
+
+def test_the_browser_would_notice(page: Page, tmp_path: Path) -> None:
+    """The checks above can fail: a page with an error, a request and a broken plot is caught."""
+    bad = tmp_path / "bad.html"
+    bad.write_text('<img src="absent.png"><script>console.error("wrong"); undefinedFunction()</script>')
+    page.open(bad.as_uri())
+    assert len(page.errors) >= 2
+    assert any(request.endswith("absent.png") for request in page.requests)
+    assert page.evaluate("document.images[0].naturalWidth") == 0
