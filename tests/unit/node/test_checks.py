@@ -36,8 +36,8 @@ def state(path: str, **changes: Any) -> Break:
     return lambda paper: paper.states.update({path: replace(paper.states[path], **changes)})
 
 
-def units(name: str, *arguments: str, **options: bool) -> Break:
-    return lambda paper: paper.units.update({name: unit(*arguments, **options)})
+def units(name: str, *arguments: str, reload: bool = False) -> Break:
+    return lambda paper: paper.units.update({name: unit(*arguments, reload=reload)})
 
 
 def package(name: str, **changes: Any) -> Break:
