@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.workloads.errors import CannotBeMetError
-from harness.workloads.execution import DTYPES, fill_randomly
+from harness.workloads.execution import DTYPES
+from harness.workloads.layers import fill_randomly
 from harness.workloads.settings import Settings
 
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -22,19 +23,18 @@ _NAMED_AT_MOST = 4
 M = TypeVar("M", bound=nn.Module)
 
 
+@torch.no_grad()
 def build(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
     """Return the model on ``device`` in the settings' precision, ready for inference.
 
-    ``make_model`` is called without memory for its parameters, so that none is initialised twice. Buffers that
-    are no part of a checkpoint must be made in ``forward`` or be reset by ``fill_randomly``.
-    Raises CannotBeMetError when the checkpoint is not one of this model.
+    ``make_model`` makes it of the layers of ``harness.workloads.layers``. Raises CannotBeMetError when the
+    checkpoint is not one of this model.
     """
-    with torch.device("meta"):
-        model = make_model()
-    model.to_empty(device="cpu")
-    fill_randomly(model, settings.seed)
+    model = make_model()
     if settings.checkpoint:
         _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
+    else:
+        fill_randomly(model, settings.seed)
     return model.eval().to(device=device, dtype=DTYPES[settings.precision])
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from harness.workloads import checkpoint, execution
 from harness.workloads.errors import SettingError
+from harness.workloads.layers import Embedding, Linear
 from harness.workloads.settings import Settings
 
 _EPSILON = 1e-12
@@ -45,8 +46,8 @@ class Embeddings(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(shape.vocabulary, shape.width)
-        self.position_embeddings = nn.Embedding(shape.positions, shape.width)
+        self.word_embeddings = Embedding(shape.vocabulary, shape.width)
+        self.position_embeddings = Embedding(shape.positions, shape.width)
         self.LayerNorm = nn.LayerNorm(shape.width, eps=_EPSILON)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -62,10 +63,10 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.q_lin = nn.Linear(shape.width, shape.width)
-        self.k_lin = nn.Linear(shape.width, shape.width)
-        self.v_lin = nn.Linear(shape.width, shape.width)
-        self.out_lin = nn.Linear(shape.width, shape.width)
+        self.q_lin = Linear(shape.width, shape.width)
+        self.k_lin = Linear(shape.width, shape.width)
+        self.v_lin = Linear(shape.width, shape.width)
+        self.out_lin = Linear(shape.width, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
@@ -83,8 +84,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.lin1 = nn.Linear(shape.width, shape.hidden)
-        self.lin2 = nn.Linear(shape.hidden, shape.width)
+        self.lin1 = Linear(shape.width, shape.hidden)
+        self.lin2 = Linear(shape.hidden, shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] -> [B, T, width]."""
@@ -119,8 +120,8 @@ class DistilBert(nn.Module):
         self.distilbert.add_module("embeddings", Embeddings(shape))
         self.distilbert.add_module("transformer", nn.Sequential())
         self.distilbert.get_submodule("transformer").add_module("layer", layers)
-        self.pre_classifier = nn.Linear(shape.width, shape.width)
-        self.classifier = nn.Linear(shape.width, shape.classes)
+        self.pre_classifier = Linear(shape.width, shape.width)
+        self.classifier = Linear(shape.width, shape.classes)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """[B, T] -> logits [B, classes], from the first token's state."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Callable
 
@@ -42,7 +41,7 @@ def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
-        "device_uuid": str(torch.cuda.get_device_properties(device).uuid) if on_gpu else "",
+        "device_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else "",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if on_gpu else None,
@@ -111,26 +110,3 @@ def _capture(forward: Step, examples: tuple[Tensor, ...], device: torch.device) 
         return output
 
     return step
-
-
-def fill_randomly(model: nn.Module, seed: int) -> None:
-    """Fill an empty model with seeded random weights under which activations keep their size.
-
-    Matrices and convolutions: normal, variance gain / fan-in (gain 2 before a ReLU's halving, for convolutions).
-    Tables: normal, 0.02. Norms: identity. The same seed gives the same weights on every device, as the numbers
-    are drawn on the host.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if name == "bias":
-                parameter.zero_()
-            elif isinstance(module, nn.Embedding):
-                parameter.normal_(0.0, 0.02, generator=generator)
-            elif parameter.dim() == 1:
-                parameter.fill_(1.0)
-            else:
-                gain = 2.0 if isinstance(module, nn.Conv2d) else 1.0
-                parameter.normal_(0.0, math.sqrt(gain / parameter[0].numel()), generator=generator)
-        if isinstance(module, nn.BatchNorm2d):
-            module.reset_running_stats()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.workloads import checkpoint, execution
+from harness.workloads.layers import Conv2d, Linear
 from harness.workloads.settings import Settings
 
 
@@ -40,7 +41,7 @@ class ConvNorm(nn.Module):
 
     def __init__(self, channels_in: int, channels_out: int, kernel: int, stride: int = 1) -> None:
         super().__init__()
-        self.convolution = nn.Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
+        self.convolution = Conv2d(channels_in, channels_out, kernel, stride, padding=kernel // 2, bias=False)
         self.normalization = nn.BatchNorm2d(channels_out)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ class ResNet(nn.Module):
             encoder=_named(stages=nn.Sequential(*stages)),
             pooler=nn.AdaptiveAvgPool2d(1),
         )
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(shape.widths[-1], shape.classes))
+        self.classifier = nn.Sequential(nn.Flatten(), Linear(shape.widths[-1], shape.classes))
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] -> logits [B, classes]."""

@@ -20,6 +20,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from harness.workloads import checkpoint, execution
 from harness.workloads.errors import SettingError
+from harness.workloads.layers import Conv1d, Embedding, Linear
 from harness.workloads.log_mel import CLIP_FRAMES, SAMPLE_RATE_HZ, LogMel
 from harness.workloads.settings import Settings
 
@@ -57,10 +58,10 @@ class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.heads = shape.heads
-        self.k_proj = nn.Linear(shape.width, shape.width, bias=False)
-        self.v_proj = nn.Linear(shape.width, shape.width)
-        self.q_proj = nn.Linear(shape.width, shape.width)
-        self.out_proj = nn.Linear(shape.width, shape.width)
+        self.k_proj = Linear(shape.width, shape.width, bias=False)
+        self.v_proj = Linear(shape.width, shape.width)
+        self.q_proj = Linear(shape.width, shape.width)
+        self.out_proj = Linear(shape.width, shape.width)
 
     def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, width] -> keys and values, each [B, heads, T, width / heads]."""
@@ -83,8 +84,8 @@ class EncoderLayer(nn.Module):
         super().__init__()
         self.self_attn = Attention(shape)
         self.self_attn_layer_norm = nn.LayerNorm(shape.width)
-        self.fc1 = nn.Linear(shape.width, shape.hidden)
-        self.fc2 = nn.Linear(shape.hidden, shape.width)
+        self.fc1 = Linear(shape.width, shape.hidden)
+        self.fc2 = Linear(shape.hidden, shape.width)
         self.final_layer_norm = nn.LayerNorm(shape.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,9 +101,9 @@ class Encoder(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.conv1 = nn.Conv1d(shape.bands, shape.width, kernel_size=3, padding=1)
-        self.conv2 = nn.Conv1d(shape.width, shape.width, kernel_size=3, stride=2, padding=1)
-        self.embed_positions = nn.Embedding(CLIP_FRAMES // 2, shape.width)
+        self.conv1 = Conv1d(shape.bands, shape.width, kernel_size=3, padding=1)
+        self.conv2 = Conv1d(shape.width, shape.width, kernel_size=3, stride=2, padding=1)
+        self.embed_positions = Embedding(CLIP_FRAMES // 2, shape.width)
         self.layers = nn.Sequential(*(EncoderLayer(shape) for _ in range(shape.layers)))
         self.layer_norm = nn.LayerNorm(shape.width)
 
@@ -133,8 +134,8 @@ class DecoderLayer(nn.Module):
         self.self_attn_layer_norm = nn.LayerNorm(shape.width)
         self.encoder_attn = Attention(shape)
         self.encoder_attn_layer_norm = nn.LayerNorm(shape.width)
-        self.fc1 = nn.Linear(shape.width, shape.hidden)
-        self.fc2 = nn.Linear(shape.hidden, shape.width)
+        self.fc1 = Linear(shape.width, shape.hidden)
+        self.fc2 = Linear(shape.hidden, shape.width)
         self.final_layer_norm = nn.LayerNorm(shape.width)
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor, text: Tensor, clip: Tensor) -> Tensor:
@@ -153,8 +154,8 @@ class Decoder(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(shape.vocabulary, shape.width)
-        self.embed_positions = nn.Embedding(shape.positions, shape.width)
+        self.embed_tokens = Embedding(shape.vocabulary, shape.width)
+        self.embed_positions = Embedding(shape.positions, shape.width)
         self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
         self.layer_norm = nn.LayerNorm(shape.width)
 

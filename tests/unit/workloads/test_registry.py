@@ -85,6 +85,14 @@ def test_every_way_of_running_out_of_memory_is_one_sentence_and_one_exit_code(er
     assert "Use fewer replicas" in str(translated)
 
 
+def test_torch_running_out_of_host_memory_is_recognised():
+    import torch
+
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50)
+    assert isinstance(errors.translated(caught.value), errors.OutOfMemoryError)
+
+
 def test_other_errors_stay_what_they_are():
     error = RuntimeError("shapes do not match")
     assert errors.translated(error) is error
