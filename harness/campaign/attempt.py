@@ -239,7 +239,7 @@ class Attempt:
             campaign=self.shared.folder.path.name,
             attempt=self.number,
             experiment=self.experiment,
-            command=sys.argv,
+            command=["harness", *sys.argv[1:]],
             provenance=collect(),
             replicas=self.statuses,
             steps=self.steps,

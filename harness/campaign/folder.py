@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness import __version__
+from harness.campaign.source import SHIPPED_PREFIX
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
 from harness.results.files import atomic_write, storage_errors, sync_folder
@@ -38,7 +39,7 @@ class CampaignFolder:
         path: ``results/<name>-<UTC stamp>``.
         campaign_id: random, marks every process of the campaign.
         spec: as it was when the campaign began.
-        source: the file it was read from, or ``shipped:<name>``.
+        source: the file it was read from, relative to the folder above ``path``; or ``shipped:<name>``.
         source_sha256: hash of that file's text when the campaign began.
     """
 
@@ -110,7 +111,7 @@ def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> Camp
                 "campaign_id": uuid.uuid4().hex,
                 "harness": __version__,
                 "created_at": layout.iso(time.time()),
-                "source": source,
+                "source": source if source.startswith(SHIPPED_PREFIX) else os.path.relpath(source, results),
                 "source_sha256": _sha256(text),
                 "spec": spec.model_dump(mode="json"),
             }
@@ -176,8 +177,8 @@ def open_folder(path: Path) -> CampaignFolder:
 
 def check_source(folder: CampaignFolder) -> None:
     """Compare with the file the campaign was started from, where that still exists. Raises ConflictError."""
-    source = Path(folder.source)
-    if folder.source.startswith("shipped:") or not source.is_file():
+    source = folder.path.parent / folder.source
+    if folder.source.startswith(SHIPPED_PREFIX) or not source.is_file():
         return
     with storage_errors(source, "read"):
         text = source.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report):
+    for command in (verify, report, export):
         app.command()(command)
 
 
@@ -79,3 +79,61 @@ def report(
         output.document({"report": str(written)})
     else:
         output.result(f"report: {written}")
+
+
+def export(
+    out: Annotated[Path, typer.Argument(help="Folder to write into; must not exist.")],
+    *,
+    prometheus: Annotated[str, typer.Option("--prometheus", help="The server, e.g. http://127.0.0.1:9090.")],
+    start: Annotated[
+        str,
+        typer.Option("--start", help="First row, ISO-8601 with zone, e.g. 2026-01-31T12:00:00Z; floored to the step."),
+    ],
+    duration_s: Annotated[float, typer.Option("--duration-s", help="Seconds from the first row to the last.")] = 3600.0,
+    step_s: Annotated[float, typer.Option("--step-s", help="Seconds between rows.")] = 5.0,
+    window_s: Annotated[
+        float | None, typer.Option("--window-s", help="Window of rates and quantiles; default 4 steps.")
+    ] = None,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="The pods' namespace, in a cluster.")] = None,
+    pods: Annotated[str, typer.Option("--pods", help="Regular expression of the pods' names, in a cluster.")] = ".+",
+    job: Annotated[str | None, typer.Option("--job", help="The scrape job, without a cluster.")] = None,
+    by: Annotated[str, typer.Option("--by", help="Label that tells replicas apart, without a cluster.")] = "instance",
+    workload: Annotated[str, typer.Option("--workload", help="First part of the file names.")] = "workload",
+    metric: Annotated[
+        list[str] | None, typer.Option("--metric", help="A metric of the catalogue; may be repeated. Default: all.")
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Of one query.")] = 30.0,
+    json: Json = False,
+) -> None:
+    """Export a recording from a Prometheus server into the metric CSVs that a campaign writes."""
+    from harness.results.from_prometheus import ExportRequest, export_folder
+
+    if json:
+        output.use_json()
+    summary = export_folder(
+        ExportRequest(
+            url=prometheus,
+            out=out,
+            workload=workload,
+            start=start,
+            duration_s=duration_s,
+            step_s=step_s,
+            window_s=window_s or 4 * step_s,
+            namespace=namespace,
+            pods=pods,
+            job=job,
+            by=by,
+            metrics=metric,
+            timeout_s=timeout_s,
+        )
+    )
+    if json:
+        output.document(summary)
+        return
+    for name, reason in summary["absent"].items():
+        output.note(f"{name} is absent: {reason}")
+    for remark in summary["notes"]:
+        output.note(f"note: {remark}")
+    output.result(
+        f"{out}: {len(summary['metrics'])} metrics of {len(summary['replicas'])} replicas, {summary['rows']} rows each."
+    )

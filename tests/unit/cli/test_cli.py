@@ -1,0 +1,148 @@
+"""The command line as a user meets it: a process, its output and its exit code."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from harness.campaign.folder import create
+from tests.support.experiments import campaign
+
+
+def harness(*words, cwd=None, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "harness", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **environment},
+        check=False,
+    )
+
+
+COMMANDS = ["init", "validate", "plan", "doctor", "run", "resume", "status", "export", "verify", "report", "schema"]
+
+
+def test_help_names_every_command_and_every_exit_code():
+    said = " ".join(harness("--help").stdout.split())
+
+    assert all(f" {command} " in said for command in COMMANDS)
+    assert all(f" {code} " in said for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 130))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command):
+    done = harness(command, "--help")
+
+    assert done.returncode == 0
+    assert "Usage:" in done.stdout
+
+
+def test_help_is_instant():
+    def seconds():
+        begun_s = time.perf_counter()
+        harness("--help")
+        return time.perf_counter() - begun_s
+
+    assert min(seconds() for _ in range(5)) < 0.3
+
+
+def test_help_loads_nothing_heavy():
+    script = "import sys, harness.cli; print(sorted({m.split('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+
+    for heavy in ("pydantic", "numpy", "pandas", "torch", "yaml", "psutil", "rich", "kubernetes", "ansible_runner"):
+        assert f"'{heavy}'" not in loaded
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run"], "Missing argument"),
+        (["run", "quikstart"], "Did you mean quickstart?"),
+        (["plan", "quickstart", "--resluts", "x"], "--results"),
+        (["resume", "/nowhere"], "is no campaign folder"),
+        (["verify", "/nowhere"], "is not a folder"),
+    ],
+)
+def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
+    done = harness(*words)
+
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_are_json_where_a_machine_reads():
+    done = harness("plan", "quikstart", "--json")
+
+    assert done.stdout == ""
+    error = json.loads(done.stderr)
+    assert (error["error"], error["exit_code"]) == ("CampaignFileError", 2)
+
+
+def test_init_validate_plan(tmp_path):
+    file = tmp_path / "mine.yaml"
+
+    assert harness("init", file).returncode == 0
+    again = harness("init", file)
+    assert (again.returncode, "never overwritten" in again.stderr) == (6, True)
+    assert "valid campaign of 9 experiments" in harness("validate", file).stdout
+    plan = json.loads(harness("plan", file, "--json", "--results", tmp_path).stdout)
+    assert len(plan["experiments"]) == 9
+    assert plan["csv_files"] == 135
+    assert not (tmp_path / "results").exists()
+
+
+def test_plan_of_the_published_matrix():
+    said = harness("plan", "replica-scaling").stdout
+
+    assert "9 experiments, 135 metric CSVs, 10 h 03 min" in said
+    assert "721" in said
+
+
+def test_doctor_and_schema_speak_json():
+    checks = {check["name"] for check in json.loads(harness("doctor", "--json").stdout)["checks"]}
+
+    assert {"python", "packages", "gpu", "psi", "memory"} <= checks
+    assert json.loads(harness("schema").stdout)["additionalProperties"] is False
+
+
+def test_status_of_a_campaign_that_has_not_begun(tmp_path):
+    folder = create(tmp_path, campaign(), text="x", source="shipped:x")
+
+    status = json.loads(harness("status", folder.path, "--json").stdout)
+
+    assert (status["done"], status["running"]) == (0, False)
+    assert [each["status"] for each in status["experiments"]] == ["pending", "pending"]
+
+
+def test_verifying_nothing_is_no_success(tmp_path):
+    folder = create(tmp_path, campaign(), text="x", source="shipped:x")
+
+    done = harness("verify", folder.path)
+
+    assert done.returncode == 5
+    assert "nothing was verified" in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_crash():
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness", "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.read(10)
+        process.stdout.close()
+        said = process.stderr.read()
+
+    assert "Traceback" not in said
+
+
+def test_the_shell_completes_commands():
+    done = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness re", COMP_CWORD="1")
+
+    assert {"report", "resume"} <= set(done.stdout.split())
