@@ -1,4 +1,4 @@
-"""Judge a node: run every check that applies, once or until all pass."""
+"""Judge a node: run every check that applies, once or until all pass, and every role's own verification."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.node.checks import Check, Node, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError
+from harness.node.errors import NodeUnreachableError
 from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
 from harness.node.machine import Machine, connect
+from harness.node.runner import NodeRunner, RunRequest
 from harness.node.variables import resolve
 from harness.node.verdict import CheckResult, NotApplicableCheck, Verdict
 
+ROLES_AREA = "roles"
+VERIFY_PLAYBOOK = Path("playbooks/verify.yml")
 _JOURNAL_LINES = 20
 _RETRY_S = 5.0
 
@@ -49,18 +53,33 @@ def verify(project: Path, request: VerifyRequest) -> list[Verdict]:
     for host, values in variables.items():
         expected = Expected.from_variables(values)
         verdicts.append(_judge_until(project, host, expected, checks, request))
+    if not request.areas or ROLES_AREA in request.areas:
+        _ask_roles(project, request, verdicts)
     return verdicts
 
 
 def selected(areas: Sequence[str]) -> list[Check]:
     """The checks of these areas, or all."""
-    known = {check.area for check in registered()}
+    known = {check.area for check in registered()} | {ROLES_AREA}
     unknown = sorted(set(areas) - known)
     if unknown:
         raise UsageError(
             f"There are no checks in {', '.join(unknown)}.", advice=f"Choose from {', '.join(sorted(known))}."
         )
     return [check for check in registered() if not areas or check.area in areas]
+
+
+def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[Verdict]) -> None:
+    """Add to each verdict whether the roles find their own work done; reads only."""
+    play = RunRequest(VERIFY_PLAYBOOK, inventory=request.inventory, limit=request.limit)
+    summary = NodeRunner(project).run(play)
+    for verdict in verdicts:
+        failures = [record for record in summary.failures if record.host in ("", verdict.host)]
+        found = "; ".join(f"{record.role} {record.task}: {record.error}" for record in failures)
+        advice = "Run `harness provision`; the task's own words say what is missing." if failures else ""
+        ok = not failures
+        expected = "every role's own verification passes"
+        verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", ok, expected, found or "all passed", advice))
 
 
 def judge(host: str, node: Node, checks: Sequence[Check]) -> Verdict:
@@ -104,14 +123,23 @@ def _judge_until(
         with connect(project, host, request.inventory) as machine:
             return judge(host, Node(machine, expected), checks)
 
-    return until_ok(once, wait_s=request.wait_s)
+    return until_ok(once, wait_s=request.wait_s if checks else 0.0)
 
 
 def until_ok(once: Callable[[], Verdict], *, wait_s: float, retry_s: float = _RETRY_S) -> Verdict:
-    """The first verdict without a failure, or the last one in ``wait_s`` seconds."""
+    """The first verdict without a failure, or the last one in ``wait_s`` seconds.
+
+    A machine that does not answer is asked again too; raises NodeUnreachableError where it is silent at the end.
+    """
     deadline_s = time.monotonic() + wait_s
-    verdict = once()
-    while not verdict.ok and time.monotonic() + retry_s < deadline_s:
+    while True:
+        last = time.monotonic() + retry_s >= deadline_s
+        try:
+            verdict = once()
+        except NodeUnreachableError:
+            if last:
+                raise
+        else:
+            if verdict.ok or last:
+                return verdict
         time.sleep(retry_s)
-        verdict = once()
-    return verdict

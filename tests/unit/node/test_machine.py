@@ -1,0 +1,82 @@
+"""What the machine says, parsed; and a real machine, this one, asked through testinfra."""
+
+import os
+from pathlib import Path
+
+import pytest
+import testinfra
+
+from harness.node.errors import NodeUnreachableError
+from harness.node.machine import TestinfraMachine, package_states, unit_state
+
+UNIT = """LoadState=loaded
+ActiveState=active
+SubState=running
+UnitFileState=enabled
+Result=success
+NeedDaemonReload=no
+ExecMainStartTimestamp=@1767323045
+"""
+
+
+def test_a_running_unit() -> None:
+    state = unit_state(UNIT)
+    assert (state.load, state.active, state.sub, state.enabled) == ("loaded", "active", "running", "enabled")
+    assert state.started_at_s == 1767323045.0
+    assert not state.needs_reload
+
+
+def test_a_unit_that_does_not_exist_or_has_not_started() -> None:
+    assert unit_state("").load == "not-found"
+    assert unit_state("").active == "unknown"
+    assert unit_state("ExecMainStartTimestamp=\nNeedDaemonReload=yes\n").started_at_s is None
+    assert unit_state("NeedDaemonReload=yes\n").needs_reload
+
+
+def test_packages_held_half_installed_and_removed() -> None:
+    states = package_states(
+        "kubelet|1.35.8-1.1|hold ok installed\ncri-o|1.35.6|install ok half-configured\nx|1|deinstall ok config-files\n"
+    )
+    assert (states["kubelet"].held, states["kubelet"].installed) == (True, True)
+    assert (states["cri-o"].held, states["cri-o"].installed) == (False, False)
+    assert not states["x"].installed
+
+
+@pytest.fixture(scope="module")
+def here() -> TestinfraMachine:
+    return TestinfraMachine(testinfra.get_host("local://"))
+
+
+def test_files_of_this_machine(here: TestinfraMachine, tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("text; $HOME %s\n")
+    file.chmod(0o640)
+    (tmp_path / "link").symlink_to(file)
+    assert here.read(str(file)) == "text; $HOME %s\n"
+    assert here.read(str(tmp_path / "none")) is None
+    state = here.stat(str(tmp_path / "link"))
+    assert state is not None
+    assert (state.kind, state.mode) == ("regular file", 0o640)
+    assert state.changed_at_s == pytest.approx(file.stat().st_ctime, abs=1.0)
+    assert here.stat(str(tmp_path / "none")) is None
+    assert here.listing(str(tmp_path)) == ["a file", "link"]
+    assert here.listing(str(tmp_path / "none")) == []
+
+
+def test_commands_of_this_machine(here: TestinfraMachine) -> None:
+    output = here.command("sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (output.exit_code, output.stdout, output.stderr) == (3, "out\n", "err\n")
+    assert here.command("no-such-command-here").exit_code == 127
+
+
+def test_packages_of_this_machine(here: TestinfraMachine) -> None:
+    if not Path("/usr/bin/dpkg-query").exists():
+        pytest.skip("this machine has no Debian packages")
+    assert here.packages()["dpkg"].installed
+
+
+def test_a_machine_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
+    options = f"-o UserKnownHostsFile={tmp_path}/known -o BatchMode=yes"
+    host = testinfra.get_host(f"ssh://{os.environ.get('USER', 'root')}@127.0.0.1:9", ssh_extra_args=options)
+    with pytest.raises(NodeUnreachableError, match="did not answer"):
+        TestinfraMachine(host).read("/etc/hostname")
