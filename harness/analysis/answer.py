@@ -56,8 +56,10 @@ def _saturation(cells: Sequence[Cell]) -> str:
         return ""
     before, last = cells[-2], cells[-1]
     found = difference(before.figures("throughput"), last.figures("throughput"))
-    step = f" From {before.replicas} to {last.replicas} replicas, throughput:"
-    return f"{step} {found.sentence}."
+    outcome = found.sentence
+    if found.significant is None and found.change is not None:
+        outcome = f"{100 * found.change:+.1f} % (too few runs to call it significant)"
+    return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
 
 
 def _times(estimate: Estimate) -> str:

@@ -157,7 +157,7 @@ _SIMPLE: tuple[tuple[Measure, Callable[[ExperimentData], float]], ...] = (
         lambda data: float(_devices(data, "gpu_power").mean().sum()),
     ),
     (
-        Measure("gpu_temperature", "GPU temperature", "degrees C", "Highest row of any GPU."),
+        Measure("gpu_temperature", "GPU temperature", "°C", "Highest row of any GPU."),
         lambda data: float(_devices(data, "gpu_temperature").max().max()),
     ),
     (

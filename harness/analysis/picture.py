@@ -43,7 +43,6 @@ _STYLE = {
     "ytick.labelsize": 8.5,
     "legend.frameon": False,
     "legend.fontsize": 8,
-    "lines.linewidth": 1.4,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
     "svg.fonttype": "path",
@@ -71,9 +70,9 @@ class Picture:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style(line_width: float = 1.4) -> Iterator[None]:
     """Draw in the house style, leaving matplotlib's settings as they were."""
-    with mpl.rc_context(_STYLE):  # type: ignore[arg-type]  # its key type is a list of 300 literals
+    with mpl.rc_context(_STYLE | {"lines.linewidth": line_width}):  # type: ignore[arg-type]  # its key type is a list of 300 literals
         yield
 
 

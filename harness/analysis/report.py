@@ -123,7 +123,7 @@ def _column_title(name: str) -> str:
         "latency_p95": "p95",
         "latency_p99": "p99",
         "fairness": "Fairness",
-        "energy": "Energy per request",
+        "energy": "Energy / request",
         "cpu_psi": "CPU pressure",
         "gpu_utilization": "GPU use",
     }

@@ -13,6 +13,7 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 
 _GIB = 2.0**30
 _POOLED = "all"
+_MANY_ROWS, _FINE, _PLAIN = 200, 0.8, 1.4
 _QUANTILES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
 
 Panel = tuple[str, Callable[[Axes, ExperimentData], None]]
@@ -22,7 +23,7 @@ def timeline(experiment: Experiment) -> Picture:
     """The plot of one experiment; a panel without data says why."""
     data = experiment.data
     panels = [*_COMMON, *(_ON_GPU if _has_gpu(data) else _ON_CPU)]
-    with style():
+    with style(line_width=_FINE if data.manifest.rows > _MANY_ROWS else _PLAIN):
         figure = new_figure(10, 6.2)
         grid = figure.subplots(3, 2, sharex=True).ravel()
         for axes, (title, draw) in zip(grid, panels, strict=True):
@@ -62,7 +63,7 @@ def _latency(axes: Axes, data: ExperimentData) -> None:
         if _POOLED in series:
             axes.plot(series.index, series[_POOLED] * 1e3, color=PALETTE[index], label=label)
     from_zero(axes)
-    axes.legend(loc="lower left", ncols=3)
+    _legend(axes)
 
 
 def _cpu(axes: Axes, data: ExperimentData) -> None:
@@ -78,7 +79,7 @@ def _pressure(metrics: Sequence[tuple[str, str]]) -> Callable[[Axes, ExperimentD
         for index, (metric, label) in enumerate(metrics):
             series = data.series(metric, "node")
             axes.plot(series.index, series, color=PALETTE[index], label=label)
-        axes.legend(loc="upper left", ncols=len(metrics))
+        _legend(axes)
         axes.set_ylim(0, min(105, max(axes.dataLim.y1 * 1.3, 10)))
 
     return draw
@@ -88,6 +89,11 @@ def _host_cpu(axes: Axes, data: ExperimentData) -> None:
     telemetry = data.telemetry()
     axes.plot(telemetry.index, telemetry["host_cpu_percent"], color=PALETTE[0], linewidth=0.9)
     axes.set_ylim(0, 105)
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the title, where it hides no data."""
+    axes.legend(loc="lower right", bbox_to_anchor=(1.01, 0.97), ncols=6, handlelength=1.4, columnspacing=1.2)
 
 
 def _device(
@@ -102,7 +108,7 @@ def _device(
         for index, name in enumerate(column for column in table.columns if column.startswith("gpu-")):
             axes.plot(table.index, table[name] * scale, color=PALETTE[index % len(PALETTE)], label=name)
         if len(table.columns) > 1:
-            axes.legend(loc="lower left", ncols=4)
+            _legend(axes)
         from_zero(axes)
         if top is not None:
             axes.set_ylim(0, top)
@@ -127,7 +133,7 @@ def _replicas_and_pooled(axes: Axes, table: pd.DataFrame, scale: float) -> None:
     from_zero(axes)
     if len(replicas) > 1:
         axes.plot([], [], color=PALETTE[4], linewidth=0.8, label="each replica")
-        axes.legend(loc="lower left", ncols=2)
+        _legend(axes)
 
 
 _COMMON: tuple[Panel, ...] = (("Throughput (requests/s)", _throughput), ("Latency, pooled (ms)", _latency))

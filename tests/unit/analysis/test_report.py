@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import harness
+from harness.analysis import report, summary
+from harness.analysis.answer import answers, caveats
+from harness.analysis.campaign import analyse
+from harness.analysis.measures import MEASURES
+from harness.analysis.report import write_report
+from harness.errors import HarnessError, ResultsPathError
+from harness.results import Status
+from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
+
+SHAPE = Shape(record_s=20, noise=0.005)
+MAX_BYTES_PER_EXPERIMENT = 5_000_000 // 27
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_campaign(
+        tmp_path_factory.mktemp("results") / "synthetic", replicas=[1, 3, 8], repeats=2, shape=SHAPE, finished=5
+    )
+    (folder / "campaign.yaml").write_text("name: synthetic # <b>not bold</b>\n")
+    write_report(folder)
+    return folder
+
+
+def test_everything_lies_beside_the_page(folder: Path) -> None:
+    names = {path.name for path in folder.iterdir() if path.is_file()}
+    assert {"report.html", "report.md", "summary.csv", "summary.json"} <= names
+    plots = {path.name for path in (folder / "plots").iterdir()}
+    assert plots == {"scaling-resnet50.png"} | {
+        f"timeline-resnet50_r{r}_time-slicing_rep{k}.png" for r, k in [(1, 1), (1, 2), (3, 1), (3, 2), (8, 1)]
+    }
+    assert not list(folder.glob(".*"))
+
+
+def test_the_page_needs_nothing_else_and_stays_small(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
+    assert "<script" not in page
+    assert len(page.encode()) < 5 * MAX_BYTES_PER_EXPERIMENT
+    assert "{{" not in page
+
+
+def test_text_of_others_is_text(folder: Path) -> None:
+    page = (folder / "report.html").read_text()
+    assert "&lt;b&gt;not bold&lt;/b&gt;" in page
+    assert "<b>not bold" not in page
+
+
+def test_markdown_links_every_plot_and_keeps_its_tables_whole(folder: Path) -> None:
+    text = (folder / "report.md").read_text()
+    for link in re.findall(r"\]\((plots/[^)]+)\)", text):
+        assert (folder / link).is_file(), link
+    assert text.count("](plots/") == 6
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    table = rows[:5]
+    assert len({line.count("|") for line in table}) == 1, table
+    assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "3", "8"]
+    assert "1 of 2" in table[4]
+    assert "resnet50_r8_time-slicing_rep2" in text
+
+
+def test_the_report_can_be_written_again(folder: Path) -> None:
+    before = (folder / "summary.json").read_bytes()
+    assert write_report(folder) == folder / "report.html"
+    assert (folder / "summary.json").read_bytes() == before
+
+
+def test_answers_name_the_gain_its_interval_and_the_last_step(folder: Path) -> None:
+    (answer,) = answers(analyse(folder))
+    assert answer.startswith("resnet50: 8 replicas serve ")
+    assert "what one does" in answer
+    assert "p99 latency goes from 6.39 ms to 20.7 ms" in answer
+    assert re.search(r"From 3 to 8 replicas, throughput: \+2\d\.\d % \(too few runs", answer)  # one run of eight
+
+
+def test_caveats_come_gravest_first(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=4, shape=SHAPE, finished=1)
+    write_experiment(tmp_path, "resnet50", 1, 2, replace(SHAPE, status=Status.INVALID))
+    write_experiment(tmp_path, "resnet50", 1, 3, replace(SHAPE, status=Status.DEGRADED, scale=0.7))
+    found = caveats(analyse(tmp_path))
+    places = [
+        next(index for index, sentence in enumerate(found) if word in sentence)
+        for word in (
+            "rep2 is INVALID and left out",
+            "not finished",
+            "rep3 is DEGRADED",
+            "Two runs only",
+            "varies by more",
+        )
+    ]
+    assert places == sorted(places)
+    assert "replica-0 served nothing." in found[places[0]]
+    assert "closed loop" in " ".join(found)
+
+
+def test_summary_csv_has_a_line_for_every_measure_of_every_cell(folder: Path) -> None:
+    with (folder / "summary.csv").open(newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    assert len(lines) == 3 * (len(MEASURES) + 2)
+    by_name = {(line["replicas"], line["measure"]): line for line in lines}
+    throughput = by_name["3", "throughput"]
+    assert float(throughput["ci95_low"]) < float(throughput["mean"]) < float(throughput["ci95_high"])
+    assert throughput["runs"] == "2"
+    alone = by_name["8", "throughput"]
+    assert (alone["ci95_low"], alone["cv"]) == ("", "")
+    assert "no interval" in alone["reason"]
+    fairness = by_name["1", "fairness"]
+    assert fairness["mean"] == ""
+    assert "nobody to share with" in fairness["reason"]
+
+
+def test_summary_json_is_strict_json_and_names_what_is_left_out(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 1, 1, SHAPE)
+    write_experiment(tmp_path, "resnet50", 1, 2, replace(SHAPE, status=Status.INVALID))
+    document = json.loads(summary.to_json(analyse(tmp_path)))
+    (cell,) = document["cells"]
+    assert cell["runs"] == ["resnet50_r1_time-slicing_rep1"]
+    assert cell["left_out"] == ["resnet50_r1_time-slicing_rep2"]
+    assert cell["measures"]["throughput"]["n"] == 1
+    assert [item["used"] for item in document["experiments"]] == [True, False]
+
+
+def test_a_folder_that_is_no_campaign_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ResultsPathError):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_templates_are_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness" / "__init__.py"))
+    with pytest.raises(HarnessError, match=r"templates are neither in .* nor in"):
+        report._environment()
