@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Template
 
 from harness.metrics.catalogue import Metric
-from harness.metrics.windows import to_ms
+from harness.metrics.windows import range_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def render(
         "node": dialect.node,
         "cpu_seconds": dialect.cpu_seconds,
         "memory_bytes": dialect.memory_bytes,
-        "window": window_text(window_s),
+        "window": f"{range_ms(window_s)}ms",
         "buckets": f",le=~{quote(alternatives)}" if bounds else "",
         "merge": f"sum by ({dialect.by}, le) " if merge else "",
     }
@@ -102,15 +102,6 @@ def render(
         pooled=Template(metric.promql_pooled).substitute(values),
         raw=Template(metric.promql_raw).substitute(values),
     )
-
-
-def window_text(window_s: float) -> str:
-    """The window as PromQL, one millisecond short.
-
-    Up to version 2 a range includes its start, from version 3 it does not: one millisecond less holds
-    ``window / step`` scrapes in both, even when scrapes and grid coincide.
-    """
-    return f"{to_ms(window_s) - 1}ms"
 
 
 def quote(text: str) -> str:

@@ -24,7 +24,7 @@ from harness.metrics.rows import Row, RowSink
 from harness.metrics.sources import Reading, ReplicaTarget, Sources, real_sources
 from harness.metrics.summary import LatenessHistogram, MetricSummary, RecordingSummary, RowStatistics
 from harness.metrics.tick import LATE_TICK, TickComputer
-from harness.metrics.windows import MS_PER_S, to_ms
+from harness.metrics.windows import MS_PER_S, range_ms, to_ms
 
 SCRAPE_TIMEOUT_STEPS = 0.8
 MAX_SCRAPE_TIMEOUT_S = 2.0
@@ -66,6 +66,7 @@ class Recorder:
         self._step_s = step_s
         self._step_ms = to_ms(step_s)
         self._window_ms = to_ms(window_s)
+        self._range_ms = range_ms(window_s)
         if self._step_ms <= 0 or self._window_ms < 2 * self._step_ms:
             raise UsageError(
                 f"A window of {window_s:g} s with a step of {step_s:g} s holds fewer than two scrapes.",
@@ -97,7 +98,7 @@ class Recorder:
             )
         sources = self._sources or real_sources(self._targets)
         try:
-            recording = _Recording(sources, self._targets, self._metrics, self._window_ms)
+            recording = _Recording(sources, self._targets, self._metrics, self._range_ms)
             stopped = self._run(recording, start_ms, rows)
         finally:
             if self._sources is None:
@@ -126,14 +127,14 @@ class _Recording:
     """The state of one recording: windows, counts, punctuality."""
 
     def __init__(
-        self, sources: Sources, targets: Sequence[ReplicaTarget], metrics: Sequence[Metric], window_ms: int
+        self, sources: Sources, targets: Sequence[ReplicaTarget], metrics: Sequence[Metric], range_ms: int
     ) -> None:
         self._sources = sources
         self._metrics = metrics
         self._absent = absent_metrics(metrics, sources)
         present = [metric for metric in metrics if metric.name not in self._absent]
         self._wanted = {metric.source for metric in present}
-        self._computer = TickComputer(targets, present, sources.gpus.count, window_ms, sources.processes.pids)
+        self._computer = TickComputer(targets, present, sources.gpus.count, range_ms, sources.processes.pids)
         self._statistics = RowStatistics()
         self._rows = 0
         self._missed = 0

@@ -26,6 +26,15 @@ def to_ms(time_s: float) -> int:
     return round(time_s * MS_PER_S)
 
 
+def range_ms(window_s: float) -> int:
+    """Milliseconds that rates look back: one less than the window.
+
+    Up to version 2 of Prometheus a range includes its start, from version 3 it does not: one millisecond
+    less holds ``window / step`` scrapes in both, even when scrapes and grid coincide.
+    """
+    return to_ms(window_s) - 1
+
+
 def extrapolated_rate(times_ms: list[int], samples: Vector, start_ms: int, end_ms: int) -> Vector | None:
     """Per-second rate of counters over one window, extrapolated to its edges as PromQL's ``rate()`` does.
 

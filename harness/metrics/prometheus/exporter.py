@@ -19,7 +19,7 @@ from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import Kind, Level, Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, PrometheusServer, Series
 from harness.metrics.prometheus.buckets import used_bounds
-from harness.metrics.prometheus.grid import NO_SAMPLE, Column, Grid, cells, column
+from harness.metrics.prometheus.grid import NO_SAMPLE, Column, Grid, cells, column, summed
 from harness.metrics.prometheus.presence import CountedTotal, by_label, has_reset, measured
 from harness.metrics.promql import Dialect, Queries, render
 from harness.metrics.rows import Row, RowSink
@@ -171,13 +171,15 @@ class _Export:
         light = [metric for metric in self._present if metric.quantile is None and metric.promql]
         heavy = [metric for metric in self._present if metric.quantile is not None]
         raw_pending = {raw: self._pool.submit(self._raw, raw, chunk) for raw in self._raw_selectors()}
-        pending = {metric.name: self._fetch(chunk, self._queries[metric.name]) for metric in light}
+        pending = {metric.name: self._fetch(metric, chunk, self._queries[metric.name]) for metric in light}
         raw = {selector: future.result() for selector, future in raw_pending.items()}
         if heavy:
             requests = raw[self._queries[heavy[0].name].raw]
             bounds = self._bounds(chunk, requests)
             merge = any(len(series) > 1 for series in by_label(requests, self._dialect.by).values())
-            pending |= {metric.name: self._fetch(chunk, self._render(metric, bounds, merge=merge)) for metric in heavy}
+            pending |= {
+                metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
+            }
         for metric in self._present:
             samples = raw[self._queries[metric.name].raw]
             if metric.kind is Kind.COUNTER:
@@ -199,6 +201,7 @@ class _Export:
         label = self._label(metric)
         raw = by_label(samples, label)
         answers = by_label(each.result(), label)
+        every: list[Column] = []
         for key, name in self._keys[metric.name].items():
             found = answers.get(key, [])
             if len(found) > 1:
@@ -206,8 +209,11 @@ class _Export:
                     f"{metric.name}: the selector matches {len(found)} series for one {metric.level.value}.",
                     advice="Narrow the selector to one node.",
                 )
-            yield column(metric, name, chunk, found, measured(raw.get(key, ()), grid_ms, chunk.step_ms))
-        if pooled is not None:
+            every.append(column(metric, name, chunk, found, measured(raw.get(key, ()), grid_ms, chunk.step_ms)))
+        yield from every
+        if metric.pooled and metric.kind is Kind.GAUGE:
+            yield summed(metric, every)  # the server's own sum looks back to replicas that are gone
+        elif pooled is not None:
             present = measured(samples, grid_ms, chunk.step_ms)
             yield column(metric, "all", chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
@@ -229,9 +235,12 @@ class _Export:
         anywhere = measured(samples, grid_ms, chunk.step_ms)
         yield cells(metric, "all", np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
 
-    def _fetch(self, chunk: Grid, queries: Queries) -> tuple[Future[list[Series]], Future[list[Series]] | None]:
+    def _fetch(
+        self, metric: Metric, chunk: Grid, queries: Queries
+    ) -> tuple[Future[list[Series]], Future[list[Series]] | None]:
         each = self._pool.submit(self._range, queries.each, chunk)
-        return each, self._pool.submit(self._range, queries.pooled, chunk) if queries.pooled else None
+        pooled = queries.pooled and metric.kind is not Kind.GAUGE
+        return each, self._pool.submit(self._range, queries.pooled, chunk) if pooled else None
 
     def _range(self, promql: str, chunk: Grid) -> list[Series]:
         try:

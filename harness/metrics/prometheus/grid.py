@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from harness.errors import PrometheusError
 from harness.metrics.catalogue import Metric, Source
 from harness.metrics.prometheus.adapter import MAX_POINTS, Series
-from harness.metrics.tick import NO_REQUESTS, TOO_FEW
+from harness.metrics.tick import NO_REPLICA, NO_REQUESTS, TOO_FEW
 
 NO_SAMPLE = "Prometheus holds no sample of this step: a gap, or it scrapes more rarely than the step"
 NOT_A_NUMBER = "Prometheus answered NaN"
@@ -74,6 +74,14 @@ def column(
         values[places] = answer.values
         answered[places] = True
     return cells(metric, name, values, present, unmeasured, answered)
+
+
+def summed(metric: Metric, columns: Sequence[Column]) -> Column:
+    """The series ``all`` of a gauge: the sum of the replicas that were measured at each grid time."""
+    values = np.array([column.values for column in columns])
+    present = np.array([[not reason for reason in column.reasons] for column in columns])
+    anywhere = np.asarray(present.any(axis=0))
+    return cells(metric, "all", np.where(present, values, 0.0).sum(axis=0), anywhere, NO_REPLICA)
 
 
 def cells(

@@ -1,0 +1,308 @@
+"""Known samples in a real Prometheus: what the recorder made of them, and what the exporter reads back."""
+
+import time
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+from prometheus_api_client import PrometheusConnect
+
+from harness.clock import SimulatedClock
+from harness.errors import NoDataError, UsageError
+from harness.metrics.catalogue import CATALOGUE, select
+from harness.metrics.exposition import BUCKETS_AT, ReplicaSample
+from harness.metrics.fakes import FakeProcesses, RowList, fake_sources
+from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
+from harness.metrics.prometheus.exporter import export
+from harness.metrics.prometheus.grid import NO_SAMPLE
+from harness.metrics.promql import cluster, local, render
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import ProcessUsage
+from harness.workloads.metrics import BUCKET_BOUNDS_NS
+from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+STEP_S, WINDOW_S, ROWS, PRE_ROWS = 5.0, 20.0, 90, 3
+REPLICAS = 3
+BOUNDS = np.array([*(bound_ns / 1e9 for bound_ns in BUCKET_BOUNDS_NS), np.inf])
+RECORDED = ["cpu_usage", "memory_usage", "latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput"]
+RECORDED.append("total_count")
+LONG_ROWS = MAX_POINTS + 1500
+SPARSE_SCRAPES = 40
+
+RESET_AT, GAP, IDLE, DEATH_AT = 30, range(50, 53), range(60, 72), 40
+
+
+def start_of_data():
+    """A grid time hours ago, so that every series lies in the past."""
+    return float(int(time.time() - 9 * 3600) // 60 * 60)
+
+
+class Script:
+    """Three replicas: one is restarted, one has a gap and an idle stretch, one dies."""
+
+    def __init__(self):
+        generator = np.random.default_rng(7)
+        self.samples, self.cpu = [], []
+        for replica in range(REPLICAS):
+            counters = np.zeros(BUCKETS_AT + len(BOUNDS))
+            counters[:3] = 1e-9
+            for scrape in range(-200, 0):
+                self._serve(counters, generator, replica, scrape)
+            rows, used = [], 100.0
+            for scrape in range(PRE_ROWS + ROWS):
+                if replica == 0 and scrape == RESET_AT:
+                    counters[:] = 0
+                    used = 0.5
+                if not (replica == 1 and scrape in IDLE):
+                    self._serve(counters, generator, replica, scrape)
+                used += float(generator.uniform(1, 5))
+                rows.append(ReplicaSample(BOUNDS, counters.copy()))
+                self.cpu.append(used)
+            self.samples.append(rows)
+        self.cpu = np.array(self.cpu).reshape(REPLICAS, -1)
+
+    def _serve(self, counters, generator, replica, scrape):
+        count = 20 + (7 * scrape + replica) % 23
+        latencies = generator.lognormal(-5 + 0.1 * replica, 0.4, count).round(9)
+        counters[0] += count
+        counters[1] = round(counters[1] + latencies.sum(), 9)
+        counters[2] += count
+        counters[BUCKETS_AT:] += (latencies[:, None] <= BOUNDS).sum(axis=0)
+        counters[[0, 2]] = np.rint(counters[[0, 2]])
+
+    def lost(self, replica, scrape):
+        return (replica == 1 and scrape in GAP) or (replica == 2 and scrape >= DEATH_AT)
+
+    def sample(self, replica, scrape):
+        return Missing("lost") if self.lost(replica, scrape) else self.samples[replica][scrape]
+
+    def usage(self, replica, scrape):
+        return Missing("lost") if self.lost(replica, scrape) else ProcessUsage(self.cpu[replica][scrape], 1e9 + scrape)
+
+    def lines(self, start_s):
+        """Everything that was not lost, as a Prometheus scraping at the grid times would have stored it."""
+        for replica in range(REPLICAS):
+            labels = f'job="known",replica="{replica}"'
+            kept = [scrape for scrape in range(PRE_ROWS + ROWS) if not self.lost(replica, scrape)]
+            times = {scrape: start_s + (scrape - PRE_ROWS) * STEP_S for scrape in kept}
+            names = [
+                f"inference_requests_total{{{labels}}}",
+                f"inference_latency_seconds_sum{{{labels}}}",
+                f"inference_latency_seconds_count{{{labels}}}",
+                *(
+                    f'inference_latency_seconds_bucket{{{labels},le="{"+Inf" if bound == np.inf else repr(float(bound))}"}}'
+                    for bound in BOUNDS
+                ),
+            ]
+            for place, name in enumerate(names):
+                for scrape in kept:
+                    yield f"{name} {float(self.samples[replica][scrape].counters[place])!r} {times[scrape]:.3f}"
+            for scrape in kept:
+                yield f"process_cpu_seconds_total{{{labels}}} {float(self.cpu[replica][scrape])!r} {times[scrape]:.3f}"
+                yield f"process_resident_memory_bytes{{{labels}}} {1e9 + scrape!r} {times[scrape]:.3f}"
+
+
+@pytest.fixture(scope="module")
+def script():
+    return Script()
+
+
+@pytest.fixture(scope="module")
+def start_s():
+    return start_of_data()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, script, start_s):
+    lines = list(script.lines(start_s))
+    lines += [
+        f'inference_requests_total{{job="long",replica="0"}} {100 + 3 * k} {start_s + k}' for k in range(-5, LONG_ROWS)
+    ]
+    lines += [
+        f'inference_requests_total{{job="sparse",replica="0"}} {100 + 3 * k} {start_s + 15 * k}'
+        for k in range(SPARSE_SCRAPES)
+    ]
+    for container in ('container="work"', 'container=""', 'container="POD"'):
+        lines += [
+            f'container_cpu_usage_seconds_total{{namespace="inference",pod="resnet50-a",{container}}} {100 + 2 * k} {start_s + 5 * k}'
+            for k in range(-5, 20)
+        ]
+    folder = tmp_path_factory.mktemp("prometheus")
+    with prometheus(folder, database=backfill(folder, lines)) as url, PrometheusServer(url) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recorded(script, start_s):
+    sink = RowList()
+    targets = [ReplicaTarget(replica, 1, "http://127.0.0.1:1/metrics") for replica in range(REPLICAS)]
+    clock = SimulatedClock(start_s - 60)
+    sources = fake_sources(REPLICAS, script.sample, processes=FakeProcesses(REPLICAS, script.usage))
+    Recorder(
+        targets,
+        metrics=select(RECORDED),
+        step_s=STEP_S,
+        window_s=WINDOW_S,
+        sink=sink,
+        clock=clock,
+        sources=sources,
+    ).record(start_s, ROWS)
+    return sink
+
+
+def exported_rows(server, start_s, job="known", rows=ROWS, step_s=STEP_S, metrics=RECORDED, **options):
+    sink = RowList()
+    summary = export(
+        server,
+        metrics=select(metrics),
+        dialect=local(job),
+        start_s=start_s,
+        rows=rows,
+        step_s=step_s,
+        window_s=4 * step_s,
+        sink=sink,
+        **options,
+    )
+    return summary, sink
+
+
+@pytest.fixture(scope="module")
+def exported(server, start_s):
+    return exported_rows(server, start_s)[1]
+
+
+@pytest.mark.parametrize("metric", RECORDED)
+@pytest.mark.parametrize("series", ["replica-0", "replica-1", "replica-2", "all"])
+def test_the_recorder_computes_what_prometheus_computes(recorded, exported, metric, series):
+    ours, theirs = recorded.series(metric, series), exported.series(metric, series)
+    assert len(ours) == ROWS
+    assert [row.timestamp_s for row in ours] == [row.timestamp_s for row in theirs]
+    assert [row.value is None for row in ours] == [row.value is None for row in theirs]
+    present = np.array([[a.value, b.value] for a, b in zip(ours, theirs, strict=True) if a.value is not None])
+    np.testing.assert_allclose(present[:, 0], present[:, 1], rtol=1e-9, atol=0)
+
+
+def test_the_script_shows_every_case(recorded):
+    """The comparison above is worth something only if the hard cases are in the data."""
+
+    def missing(metric, series):
+        return {k for k, row in enumerate(recorded.series(metric, series)) if row.value is None}
+
+    gap = {scrape - PRE_ROWS for scrape in GAP}
+    assert missing("throughput", "replica-1") >= gap
+    assert missing("latency_p50", "replica-1") > gap  # and the idle stretch
+    assert missing("throughput", "replica-2") == set(range(DEATH_AT - PRE_ROWS, ROWS))
+    assert missing("throughput", "all") == set()
+    assert min(row.value for row in recorded.series("throughput", "replica-1") if row.value is not None) == 0
+    counts = [row.value for row in recorded.series("total_count", "replica-0")]
+    assert counts == sorted(counts)
+
+
+def test_chunks_join_without_gap_or_duplicate(server, start_s, exported):
+    """In pieces of 7 rows, over restarts and gaps, exactly what one piece gives."""
+    _, sink = exported_rows(server, start_s, chunk_rows=7)
+    order = [(row.metric, row.series) for row in sink.rows]
+    assert order == [(row.metric, row.series) for row in exported.rows]
+    assert sink.rows == exported.rows
+
+
+def test_more_points_than_the_server_answers(server, start_s):
+    with pytest.raises(UsageError, match="11001 points"):
+        server.query_range("up", 0, MAX_POINTS * 1000, 1000)
+    summary, sink = exported_rows(
+        server, start_s, job="long", rows=LONG_ROWS, step_s=1.0, metrics=["throughput", "total_count"]
+    )
+    assert summary.rows == LONG_ROWS
+    rows = sink.series("total_count", "replica-0")
+    assert [row.timestamp_s for row in rows] == [start_s + k for k in range(LONG_ROWS)]
+    assert [row.value for row in rows] == [3.0 * k for k in range(LONG_ROWS)]
+    rates = [row.value for row in sink.series("throughput", "all")]
+    np.testing.assert_allclose(rates, 3.0, rtol=1e-12)
+
+
+def test_look_back_cannot_invent_rows(server, start_s):
+    rows = 3 * SPARSE_SCRAPES + 60
+    start_ms, end_ms = int(start_s * 1000), int(start_s * 1000) + 5000 * (rows - 1)
+    plain = server.query_range('inference_requests_total{job="sparse"}', start_ms, end_ms, 5000)
+    assert len(plain.series[0].values) > 2.5 * SPARSE_SCRAPES  # what the server says: samples that nobody took
+    summary, sink = exported_rows(server, start_s, job="sparse", rows=rows, metrics=["throughput", "total_count"])
+    found = sink.series("total_count", "replica-0")
+    assert len(found) == rows
+    real = {k for k, row in enumerate(found) if row.value is not None}
+    assert real == {3 * k for k in range(SPARSE_SCRAPES)}
+    assert {row.reason for row in found} == {"", NO_SAMPLE}
+    assert {k for k, row in enumerate(sink.series("throughput", "replica-0")) if row.value is not None} <= real
+    assert summary.metrics["total_count"].reasons[NO_SAMPLE] == rows - SPARSE_SCRAPES
+
+
+def test_nothing_after_the_end(server, start_s):
+    after_s = start_s + ROWS * STEP_S
+    summary, sink = exported_rows(server, after_s, rows=12, metrics=["throughput"])
+    assert [row.value for row in sink.rows] == [None] * len(sink.rows)
+    assert len(sink.series("throughput", "all")) == summary.rows == 12
+
+
+def test_what_the_server_has_not_is_absent_with_the_reason(server, start_s):
+    summary, sink = exported_rows(server, start_s, metrics="all")
+    assert set(summary.absent) == set(CATALOGUE) - set(RECORDED)
+    assert "DCGM_FI_DEV_GPU_UTIL" in summary.absent["gpu_utilization"]
+    assert [row.value for row in sink.series("gpu_utilization", "gpu")] == [None] * ROWS
+    assert [row.value for row in sink.series("io_psi", "node")] == [None] * ROWS
+
+
+def test_containers_are_counted_once(server, start_s):
+    """Without the filter the pod's own cgroup and the pause container would make it three times as much."""
+    sink = RowList()
+    export(
+        server,
+        metrics=select(["cpu_usage"]),
+        dialect=cluster("inference", "resnet50-.*"),
+        start_s=start_s,
+        rows=10,
+        step_s=5,
+        window_s=20,
+        sink=sink,
+    )
+    values = [row.value for row in sink.series("cpu_usage", "replica-0")]
+    np.testing.assert_allclose(values, 0.4, rtol=1e-9)
+
+
+def test_replicas_have_the_numbers_they_were_given(server, start_s):
+    summary, sink = exported_rows(server, start_s, metrics=["throughput"], replicas=["2", "0"])
+    assert summary.replicas == ["2", "0"]
+    assert sink.series("throughput", "replica-0")[-1].value is None  # replica 2 died
+    assert sink.series("throughput", "replica-1")[-1].value is not None
+
+
+def test_times_keep_their_milliseconds(server, start_s):
+    """The client rounds to whole seconds, which would move a grid of 100 ms."""
+    start_ms = int(start_s * 1000) + 300
+    answer = server.query_range('inference_requests_total{job="long"}', start_ms, start_ms + 400, 100)
+    assert answer.series[0].times_ms.tolist() == [start_ms + 100 * k for k in range(5)]
+
+
+def test_raw_samples_have_their_own_times(server, start_s):
+    start_ms = int(start_s * 1000)
+    answer = server.raw('inference_requests_total{job="sparse"}', start_ms, start_ms + 60_000)
+    assert answer.series[0].times_ms.tolist() == [start_ms + 15_000 * k for k in range(1, 5)]
+    with pytest.raises(NoDataError, match="no_such_metric"):
+        server.raw("no_such_metric", start_ms, start_ms + 60_000)
+
+
+def test_the_clients_own_answer_is_the_same(server, start_s, exported):
+    """The adapter changes nothing in what the client's own call gives."""
+    metric = CATALOGUE["latency_p99"]
+    result = PrometheusConnect(server.url).custom_query_range(
+        render(metric, local("known"), WINDOW_S).pooled,
+        datetime.fromtimestamp(start_s, UTC),
+        datetime.fromtimestamp(start_s + (ROWS - 1) * STEP_S, UTC),
+        "5",
+    )
+    values = [float(value) for _, value in result[0]["values"]]
+    np.testing.assert_allclose(values, [row.value for row in exported.series("latency_p99", "all")], rtol=1e-12)

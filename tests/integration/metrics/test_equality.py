@@ -1,0 +1,175 @@
+"""The embedded recorder against a real Prometheus server: two scrapers, one set of replicas, the same rows."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.clock import SystemClock
+from harness.errors import NoDataError
+from harness.metrics.catalogue import CATALOGUE, Kind, select
+from harness.metrics.fakes import RowList
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.exporter import export
+from harness.metrics.promql import local, render
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from tests.integration.metrics.bursts import PHASE_S
+from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+REPOSITORY = Path(__file__).parents[3]
+REPLICAS = 2
+JOBS = 24
+ROWS = 20
+STEP_S, WINDOW_S = 1.0, 4.0
+METRICS = ["latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput", "total_count"]
+QUIET_S = (PHASE_S + 0.3, 0.95)
+"""Part of each second in which a scrape sees what the next full second's scrape will see."""
+
+
+def start_replica(index, folder):
+    folder.mkdir()
+    environment = os.environ | {
+        "WORKLOAD": "tests.integration.metrics.bursts:make",
+        "HOST": "127.0.0.1",
+        "PORT": "0",
+        "REPLICA": str(index),
+        "REPLICA_DIR": str(folder),
+        "WARMUP_REQUESTS": "0",
+        "PYTHONPATH": str(REPOSITORY),
+    }
+    return subprocess.Popen([sys.executable, "-m", "harness.workloads"], cwd=REPOSITORY, env=environment)
+
+
+def port_of(folder):
+    deadline_s = time.monotonic() + 30
+    while time.monotonic() < deadline_s:
+        try:
+            status = json.loads((folder / "replica.json").read_text())
+        except (OSError, ValueError):
+            status = {}
+        if status.get("phase") == "serving":
+            return status["port"]
+        time.sleep(0.05)
+    raise AssertionError(f"no replica serves in {folder}")
+
+
+@pytest.fixture(scope="module")
+def replicas(tmp_path_factory):
+    root = tmp_path_factory.mktemp("replicas")
+    processes = [start_replica(index, root / str(index)) for index in range(REPLICAS)]
+    try:
+        yield [
+            ReplicaTarget(index, process.pid, f"http://127.0.0.1:{port_of(root / str(index))}/metrics")
+            for index, process in enumerate(processes)
+        ]
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def server(replicas, tmp_path_factory):
+    """One job after another scrapes the same replicas; the label makes each one's phase another."""
+    jobs = [
+        {
+            "job_name": f"phase-{job}",
+            "static_configs": [
+                {"targets": [target.metrics_url.split("/")[2]], "labels": {"replica": str(target.replica)}}
+                for target in replicas
+            ],
+        }
+        for job in range(JOBS)
+    ]
+    config = json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "900ms"}, "scrape_configs": jobs})
+    with prometheus(tmp_path_factory.mktemp("prometheus"), config) as url, PrometheusServer(url) as server:
+        yield server
+
+
+def quiet_job(server):
+    """A job whose scrapes of every replica lie in the part of the second in which nothing changes."""
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        now_ms = int(time.time() * 1000)
+        try:
+            answer = server.raw("inference_requests_total", now_ms - 3000, now_ms)
+        except NoDataError:
+            time.sleep(0.3)
+            continue
+        phases_s = {}
+        for series in answer.series:
+            phases_s.setdefault(series.labels["job"], []).append(series.times_ms % 1000 / 1000)
+        for job, phases in phases_s.items():
+            every = np.concatenate(phases)
+            quiet = QUIET_S[0] <= every.min() and every.max() <= QUIET_S[1]
+            if quiet and len(phases) == REPLICAS and len(every) >= 2 * REPLICAS:
+                return job
+        time.sleep(0.3)
+    raise AssertionError("no job of Prometheus scrapes between the bursts")
+
+
+@pytest.fixture(scope="module")
+def both(replicas, server):
+    """The same recording twice: by the embedded recorder, and exported from Prometheus."""
+    job = quiet_job(server)
+    clock, recorded, exported = SystemClock(), RowList(), RowList()
+    start_s = float(int(clock.now_s()) + 6)
+    recorder = Recorder(replicas, metrics=select(METRICS), step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock)
+    recorder.record(start_s, ROWS)
+    summary = export(
+        server,
+        metrics=select(METRICS),
+        dialect=local(job),
+        start_s=start_s,
+        rows=ROWS,
+        step_s=STEP_S,
+        window_s=WINDOW_S,
+        sink=exported,
+        replicas=[str(index) for index in range(REPLICAS)],
+        clock=clock,
+    )
+    assert summary.absent == {}
+    return recorded, exported, job, start_s
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("series", ["replica-0", "replica-1", "all"])
+def test_every_row_is_the_same(both, metric, series):
+    recorded, exported, _, _ = both
+    ours, theirs = recorded.series(metric, series), exported.series(metric, series)
+    assert len(ours) == ROWS
+    assert [row.timestamp_s for row in ours] == [row.timestamp_s for row in theirs]
+    assert None not in [row.value for row in [*ours, *theirs]]
+    found = np.array([[row.value for row in ours], [row.value for row in theirs]])
+    if CATALOGUE[metric].kind is Kind.COUNTER:
+        assert found[0].tolist() == found[1].tolist()
+        assert found[0][0] == 0
+        assert found[0][-1] > 4 * (ROWS - 1)
+    else:
+        assert np.abs(found[0] / found[1] - 1).max() < 0.01
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_rows_shifted_by_a_step_would_be_noticed(both, metric):
+    values = np.array([row.value for row in both[0].series(metric, "all")])
+    assert np.abs(values[1:] / values[:-1].clip(1e-9) - 1).max() > 0.03
+
+
+def test_the_exporters_narrowed_queries_give_what_the_full_ones_give(both, server):
+    _, exported, job, start_s = both
+    metric = CATALOGUE["latency_p95"]
+    full = render(metric, local(job), WINDOW_S)
+    start_ms = int(start_s * 1000)
+    answer = server.query_range(full.pooled, start_ms, start_ms + 1000 * (ROWS - 1), 1000)
+    assert answer.series[0].values.tolist() == [row.value for row in exported.series("latency_p95", "all")]
