@@ -1,0 +1,71 @@
+"""docs/workloads.md says what the code does: its tables and its example cannot drift."""
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from harness.workloads import settings as settings_module
+from harness.workloads import whisper
+from harness.workloads.errors import ExitCode
+from harness.workloads.metrics import RequestMetrics
+from harness.workloads.registry import BUILTIN
+from harness.workloads.settings import Settings, from_environment
+
+REPOSITORY = Path(__file__).parents[3]
+TEXT = (REPOSITORY / "docs" / "workloads.md").read_text()
+EXAMPLE = (REPOSITORY / "examples" / "own_workload" / "word_count.py").read_text()
+
+
+def rows(section: str) -> dict[str, list[str]]:
+    """The table of a section: what is in back quotes in the first column, to the other columns."""
+    text = TEXT.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    table = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        names = re.findall(r"`([^`]+)`", cells[0]) or [cells[0]]
+        if line.startswith("|") and not line.startswith("|---"):
+            table |= dict.fromkeys((name.strip("| ") for name in names), cells[1:])
+    return table
+
+
+def test_every_variable_that_is_read_is_documented_and_no_other():
+    read = set(re.findall(r'given(?:, |\.get\()"([A-Z_]+)"', inspect.getsource(from_environment)))
+    read |= set(re.findall(r'given\.get\("([A-Z_]+)"', inspect.getsource(settings_module)))
+    assert set(rows("Settings")) - {"Variable"} == read
+    assert len(read) == len(dataclasses.fields(Settings))
+
+
+@pytest.mark.parametrize(
+    ("variable", "field"),
+    [("WORKLOAD", "workload"), ("BATCH_SIZE", "batch_size"), ("PRECISION", "precision"), ("EXECUTION", "execution"),
+     ("DEVICE", "device"), ("SEED", "seed"), ("WARMUP_REQUESTS", "warmup_requests"), ("REPLICA", "replica")],
+)  # fmt: skip
+def test_defaults_are_the_documented_ones(variable, field):
+    assert rows("Settings")[variable][0].strip("`") == str(getattr(Settings(), field))
+
+
+def test_every_metric_is_documented_with_its_kind():
+    documented = {name: cells[0] for name, cells in rows("What a replica publishes").items() if name != "Metric"}
+    published = {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in text_string_to_metric_families(RequestMetrics().render().decode())
+    }
+    assert documented == published
+
+
+def test_every_exit_code_is_documented():
+    documented = {int(code) for code in rows("How it ends") if code.isdigit()}
+    assert documented == set(ExitCode)
+
+
+def test_every_built_in_workload_is_documented():
+    assert set(rows("The built-in workloads")) - {"Workload"} == set(BUILTIN)
+    assert f"{', '.join(map(str, whisper.CLIPS_S[:-1]))} and {whisper.CLIPS_S[-1]} s" in TEXT
+
+
+def test_the_example_is_the_file_that_is_tested():
+    assert f"```python\n{EXAMPLE.rstrip()}\n```" in TEXT
