@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,8 +18,10 @@ from harness.campaign.journal import Journal
 from harness.clock import Clock
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
 from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.nvml import NvmlGpus
 from harness.metrics.recorder import Recorder
-from harness.metrics.sources import ReplicaTarget, Sources
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.telemetry import Telemetry, TelemetrySummary
 from harness.results import layout
@@ -30,6 +32,7 @@ from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
 from harness.spec import ExperimentSpec, OnReplicaDeath
 
+COOLDOWN_POLL_S = 1.0
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
 
@@ -39,6 +42,7 @@ class Surroundings:
 
     Attributes:
         sources: how the recorder's sources are made; None: the real ones, with the telemetry beside them.
+        gpus: whose temperature ends a cool-down.
     """
 
     folder: CampaignFolder
@@ -47,6 +51,7 @@ class Surroundings:
     journal: Journal
     listener: Listener
     sources: Callable[[Sequence[ReplicaTarget]], Sources] | None = None
+    gpus: Callable[[], GpuSource] = NvmlGpus
 
 
 @dataclass(slots=True)
@@ -265,5 +270,18 @@ class Attempt:
             raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
 
     def _cool_down(self) -> None:
-        timing = self.experiment.timing
-        self.shared.clock.wait_until(self.ended_s + timing.cooldown_s, self.abort)
+        timing, clock = self.experiment.timing, self.shared.clock
+        deadline_s = self.ended_s + timing.cooldown_s
+        if timing.cooldown_gpu_celsius is None:
+            clock.wait_until(deadline_s, self.abort)
+            return
+        with closing(self.shared.gpus()) as gpus:
+            while clock.now_s() < deadline_s and _hottest(gpus) > timing.cooldown_gpu_celsius:
+                if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), self.abort):
+                    return
+
+
+def _hottest(gpus: GpuSource) -> float:
+    """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
+    readings = [usage.temperature_celsius for usage in gpus.read()]
+    return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)

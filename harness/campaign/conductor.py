@@ -17,7 +17,8 @@ from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError
-from harness.metrics.sources import ReplicaTarget, Sources
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
 from harness.results.experiment import verify_experiment
 from harness.results.manifest import Status, read_manifest
 from harness.spec import ExperimentSpec, OnReplicaDeath
@@ -48,6 +49,7 @@ class Conductor:
         clock: real, or simulated together with a fake backend.
         listener: told of every step; called from this thread and from the backend's.
         sources: how the recorder's sources are made; None: the real ones.
+        gpus: whose temperature ends a cool-down.
     """
 
     def __init__(
@@ -58,12 +60,14 @@ class Conductor:
         clock: Clock | None = None,
         listener: events.Listener = lambda _event: None,
         sources: Callable[[Sequence[ReplicaTarget]], Sources] | None = None,
+        gpus: Callable[[], GpuSource] = NvmlGpus,
     ) -> None:
         self._folder = folder
         self._backend = backend
         self._clock = clock or SystemClock()
         self._listener = listener
         self._sources = sources
+        self._gpus = gpus
         self._interrupted = threading.Event()
         self._attempt: Attempt | None = None
 
@@ -104,7 +108,9 @@ class Conductor:
                 self._folder.path.name, len(experiments), len(experiments) - len(pending), estimate(pending).duration_s
             )
         )
-        surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._sources)
+        surroundings = Surroundings(
+            self._folder, self._backend, self._clock, journal, self._listener, self._sources, self._gpus
+        )
         for position, experiment in enumerate(experiments, start=1):
             if statuses[experiment.experiment_id] is not None:
                 continue

@@ -1,5 +1,6 @@
 """The conductor on a fake backend, simulated time and scripted metrics."""
 
+import dataclasses
 import json
 import threading
 
@@ -14,7 +15,7 @@ from harness.campaign.journal import read_events
 from harness.campaign.progress import campaign_status
 from harness.clock import SimulatedClock
 from harness.errors import BackendError, CampaignInterruptedError, ConflictError, ReplicaDiedError, StorageError
-from harness.metrics.fakes import fake_sources, sample
+from harness.metrics.fakes import FakeGpus, fake_sources, gpu_usage, sample
 from harness.results.experiment import verify_campaign
 from harness.results.manifest import Status, read_manifest
 from harness.spec import Limits, OnReplicaDeath, Timing
@@ -37,12 +38,14 @@ class Stage:
         self.events = []
         self.react = lambda _event: None
 
-    def conductor(self, clock=None, sources=sources):
+    def conductor(self, clock=None, gpus=FakeGpus):
         def listen(event):
             self.events.append(event)
             self.react(event)
 
-        return Conductor(self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, sources=sources)
+        return Conductor(
+            self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, sources=sources, gpus=gpus
+        )
 
     def steps(self, experiment_id):
         return [e.step for e in self.events if isinstance(e, events.StepBegins) and e.experiment_id == experiment_id]
@@ -245,6 +248,20 @@ def test_a_full_disk_ends_the_campaign_with_the_replicas_stopped_and_everything_
 
     on.react = lambda _event: None
     assert on.conductor().run().invalid == []
+
+
+@pytest.mark.parametrize(("celsius", "rest_s"), [(20, 30), (50, 5)])
+def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, celsius, rest_s):
+    timing = TIMING.model_copy(update={"cooldown_gpu_celsius": celsius})
+    on = stage(replicas=[1], timing=timing)
+
+    def cooling(_device, reading):
+        return dataclasses.replace(gpu_usage(), temperature_celsius=55.0 - reading)
+
+    on.conductor(gpus=lambda: FakeGpus(1, cooling)).run()
+
+    cool_down = next(e for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down")
+    assert cool_down.seconds == pytest.approx(rest_s, abs=1.5)
 
 
 def test_two_harnesses_on_one_campaign(stage):
