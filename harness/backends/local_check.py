@@ -15,8 +15,8 @@ from harness.backends.base import Finding, Severity
 from harness.spec import Device, Execution, ExperimentSpec, WorkloadSpec
 
 # Peak resident host memory and GPU memory of one replica, GB, rounded up from measured ones (fp32, batch 1).
-HOST_GB = {"resnet50": 1.0, "distilbert": 1.2, "whisper": 1.3}
-GPU_GB = {"resnet50": 1.0, "distilbert": 1.2, "whisper": 1.5}
+HOST_GB = {"resnet50": 1.2, "distilbert": 1.2, "whisper": 1.6}
+GPU_GB = {"resnet50": 1.6, "distilbert": 1.7, "whisper": 1.9}
 TINY_GB = 0.6
 OWN_GB = 0.2
 BUSY_SHARE = 0.5

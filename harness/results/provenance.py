@@ -92,8 +92,9 @@ def _software() -> Software:
         except importlib.metadata.PackageNotFoundError:
             packages[name] = "not installed"
     root = Path(harness.__file__).resolve().parent.parent
-    commit = _git(root, "rev-parse", "HEAD")
-    dirty = None if commit is None else bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    # An image or a copy without .git can say what it was built from.
+    commit = _git(root, "rev-parse", "HEAD") or os.environ.get("HARNESS_GIT_COMMIT")
+    dirty = None if not (root / ".git").exists() else bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
     return Software(
         harness=harness.__version__,
         git_commit=commit,
