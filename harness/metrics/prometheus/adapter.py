@@ -9,6 +9,7 @@ an answer that is no answer are errors of ours.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ MAX_POINTS = 11_000
 """Points of one series that Prometheus answers in one range query."""
 
 _NOTES = ("warnings", "infos")
+_NOTES_BYTES = 65_536
+_NOTED = re.compile(rb'"(?:warnings|infos)"\s*:\s*\[')
+_NO_RETRY = Retry(total=0, read=False)
+"""``read=False`` too: otherwise the client calls a server that is slow one that cannot be reached."""
+
 _CLIP = 300
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -177,7 +183,7 @@ class PrometheusServer:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
             session.hooks["response"].append(self._keep_notes)
             client = PrometheusConnect(
-                self.url, headers=self._headers or None, retry=Retry(total=0), session=session, timeout=self._timeout_s
+                self.url, headers=self._headers or None, retry=_NO_RETRY, session=session, timeout=self._timeout_s
             )
             self._local.client = client
             with self._lock:
@@ -186,7 +192,7 @@ class PrometheusServer:
 
     def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:
         """Keep what the client throws away: the server's remarks, which follow the data in its answer."""
-        if not any(f'"{kind}":['.encode() in response.content[-65536:] for kind in _NOTES):
+        if not _NOTED.search(response.content[-_NOTES_BYTES:]):
             return
         try:
             answer = json.loads(response.content)

@@ -1,0 +1,130 @@
+"""The adapter against a server that misbehaves, over a real socket."""
+
+import contextlib
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from harness.errors import NoDataError, PrometheusError
+from harness.metrics.prometheus.adapter import PrometheusServer
+
+MATRIX = [{"metric": {"pod": "a"}, "values": [[1800000000.1, "1.5"], [1800000000.2, "NaN"]]}]
+
+
+def answer(result, **more):
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}, **more})
+
+
+@contextlib.contextmanager
+def serving(body, status=200, delay_s=0.0):
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((urlsplit(self.path).path, parse_qs(urlsplit(self.path).query), dict(self.headers)))
+            time.sleep(delay_s)
+            with contextlib.suppress(OSError):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", seen
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def ask(url, timeout_s=2.0, **options):
+    with PrometheusServer(url, timeout_s=timeout_s, **options) as server:
+        return server.query_range("up", 1_800_000_000_100, 1_800_000_000_200, 100)
+
+
+def test_times_are_sent_in_utc_milliseconds_and_every_call_has_its_timeout():
+    with serving(answer(MATRIX)) as (url, seen):
+        found = ask(url)
+    path, query, _ = seen[0]
+    assert path == "/api/v1/query_range"
+    assert query["start"] == ["1800000000.100"]
+    assert query["end"] == ["1800000000.200"]
+    assert query["step"] == ["0.100"]
+    assert query["timeout"] == ["2s"]
+    assert found.series[0].times_ms.tolist() == [1_800_000_000_100, 1_800_000_000_200]
+    assert found.series[0].values[0] == 1.5
+    assert found.notes == ()
+
+
+def test_what_the_server_remarks_is_kept_and_not_carried_over():
+    remarks = {"warnings": ["store A did not answer"], "infos": ["not a counter"]}
+    with serving(answer(MATRIX, **remarks)) as (url, _), PrometheusServer(url) as server:
+        assert server.query("up", 1.0).notes == ("store A did not answer", "not a counter")
+    with serving(answer(MATRIX)) as (url, _):
+        assert ask(url).notes == ()
+
+
+def test_a_server_that_does_not_answer_costs_one_timeout_and_no_retry():
+    with serving(answer(MATRIX), delay_s=1.0) as (url, seen):
+        begun_s = time.monotonic()
+        with pytest.raises(PrometheusError, match=r"did not answer within 0\.2 s"):
+            ask(url, timeout_s=0.2)
+        assert time.monotonic() - begun_s < 0.6
+        assert len(seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "match"),
+    [
+        (answer([]), 200, "nothing that matches up"),
+        ("<html>please log in</html>", 200, "no Prometheus answer"),
+        (json.dumps({"status": "success"}), 200, "no Prometheus answer"),
+        (json.dumps({"data": {"result": [1800000000, "3"]}}), 200, "no vector and no matrix"),
+        (answer([{"metric": {}, "values": [[1, "x"]]}]), 200, "no vector and no matrix"),
+        (
+            json.dumps({"status": "error", "error": "parse error: bad"}),
+            400,
+            r"refused up: HTTP Status Code 400.*parse error",
+        ),
+        ("x" * 5000, 503, r"503.*\.\.\.$"),
+    ],
+)
+def test_bad_answers_are_errors_that_say_so(body, status, match):
+    with serving(body, status) as (url, seen):
+        expected = NoDataError if "nothing" in match else PrometheusError
+        with pytest.raises(expected, match=match) as caught:
+            ask(url)
+        assert len(seen) == 1
+    assert len(str(caught.value)) < 700
+
+
+def test_no_server():
+    with pytest.raises(PrometheusError, match="cannot be reached") as caught:
+        ask("http://127.0.0.1:9")
+    assert caught.value.__cause__ is not None
+
+
+def test_headers_are_sent_and_never_shown():
+    with serving(answer(MATRIX)) as (url, seen):
+        ask(url, headers={"Authorization": "Bearer secret"})
+        assert seen[0][2]["Authorization"] == "Bearer secret"
+        assert "secret" not in repr(PrometheusServer(url, headers={"Authorization": "Bearer secret"}))
+
+
+def test_threads_do_not_share_a_connection():
+    with serving(answer(MATRIX), delay_s=0.1) as (url, _), PrometheusServer(url) as server:
+        begun_s = time.monotonic()
+        threads = [threading.Thread(target=server.query, args=("up", 1.0)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert time.monotonic() - begun_s < 0.35
