@@ -116,8 +116,9 @@ def _energy_j(data: ExperimentData) -> tuple[float, str]:
     else:
         why = "no GPU in the telemetry"
     if telemetry is not None:
-        counters = telemetry.filter(regex=r"^gpu\d+_energy_j$").dropna(axis="columns")
-        if len(counters.columns) and len(counters) > 1 and not (counters.diff() < 0).to_numpy().any():
+        counters = telemetry.filter(regex=r"^gpu\d+_energy_j$").dropna(axis="columns", how="all").dropna()
+        grew = len(counters.columns) > 0 and len(counters) > 1 and not (counters.diff() < 0).to_numpy().any()
+        if grew:
             span_s = float(counters.index[-1] - counters.index[0])
             counted_j = float((counters.iloc[-1] - counters.iloc[0]).sum())
             return counted_j * data.duration_s / span_s, "the GPU's energy counter"

@@ -103,11 +103,12 @@ def _device(
 
     def draw(axes: Axes, data: ExperimentData) -> None:
         table = data.table(metric)
-        for name, values in _telemetry(data, column).items():
-            axes.plot(values.index, values * scale, color=FAINT, linewidth=0.7, label=f"{name}, fast")
-        for index, name in enumerate(column for column in table.columns if column.startswith("gpu-")):
+        devices = [name for name in table.columns if name.startswith("gpu-")]
+        for values in _telemetry(data, column):
+            axes.plot(values.index, values * scale, color=FAINT, linewidth=0.7)
+        for index, name in enumerate(devices):
             axes.plot(table.index, table[name] * scale, color=PALETTE[index % len(PALETTE)], label=name)
-        if len(table.columns) > 1:
+        if len(devices) > 1:
             _legend(axes)
         from_zero(axes)
         if top is not None:
@@ -116,12 +117,12 @@ def _device(
     return draw
 
 
-def _telemetry(data: ExperimentData, column: str) -> dict[str, pd.Series[float]]:
+def _telemetry(data: ExperimentData, column: str) -> list[pd.Series[float]]:
     try:
         frame = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
     except NotMeasuredError:
-        return {}
-    return {str(name): frame[name] for name in frame.columns}
+        return []
+    return [frame[name] for name in frame.columns]
 
 
 def _replicas_and_pooled(axes: Axes, table: pd.DataFrame, scale: float) -> None:

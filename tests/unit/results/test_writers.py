@@ -5,17 +5,17 @@ import resource
 import subprocess
 import tracemalloc
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from harness.errors import ConflictError, StorageError
 from harness.metrics.rows import Row
-from harness.results import ExperimentWriter, atomic_write
+from harness.results import ExperimentWriter, Manifest, atomic_write, finalise, verify_experiment
 from harness.results.layout import from_iso, iso, metric_files
 from harness.results.tables import read_rows
-from tests.unit.results.synthetic import METRICS, START_S, row_of_everything
+from tests.unit.results.synthetic import METRICS, START_S, Shape, experiment_spec, row_of_everything, write_attempt
 
 
 def writer_in(folder: Path) -> ExperimentWriter:
@@ -39,7 +39,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", path], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", path], capture_output=True, text=True, check=False
     )
     if mounted.returncode:
         pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
@@ -150,3 +150,41 @@ def test_memory_does_not_grow_with_the_recording(tmp_path: Path) -> None:
     written_bytes = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert after - before < 20_000
     assert peak - before < 200_000 < written_bytes / 5
+
+
+def test_a_disk_that_fills_up_while_finalising_keeps_the_attempt(small_disk: Path) -> None:
+    check_full_while_finalising(small_disk, "No space left on device")
+
+
+def test_a_file_size_limit_while_finalising_keeps_the_attempt(tmp_path: Path) -> None:
+    attempt, manifest = new_attempt(tmp_path)
+    with file_size_limit(1_000), pytest.raises(StorageError, match="File too large"):
+        finalise(attempt, tmp_path / manifest.experiment_id, manifest)
+    finalise(attempt, tmp_path / manifest.experiment_id, manifest)
+    assert verify_experiment(tmp_path / manifest.experiment_id).ok
+
+
+def new_attempt(folder: Path) -> tuple[Path, Manifest]:
+    shape = Shape(record_s=10)
+    spec = experiment_spec("whisper", 1, 1, shape)
+    return folder / "attempt", write_attempt(folder / "attempt", spec, shape, START_S)
+
+
+def check_full_while_finalising(disk: Path, message: str) -> None:
+    attempt, manifest = new_attempt(disk)
+    ballast = disk / "ballast"
+    with ballast.open("wb", buffering=0) as stream, suppress(OSError):
+        while stream.write(b"x" * 4096):
+            pass
+    before = {path: path.read_bytes() for path in metric_files_of(attempt)}
+    with pytest.raises(StorageError, match=message):
+        finalise(attempt, disk / manifest.experiment_id, manifest)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not (disk / manifest.experiment_id).exists()
+    ballast.unlink()
+    finalise(attempt, disk / manifest.experiment_id, manifest)
+    assert verify_experiment(disk / manifest.experiment_id).ok
+
+
+def metric_files_of(folder: Path) -> list[Path]:
+    return [file.path for file in metric_files(folder).values()]
