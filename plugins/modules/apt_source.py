@@ -88,7 +88,7 @@ def fingerprint(key: bytes) -> str:
     except IndexError:
         raise ValueError("it is empty or cut short") from None
     body = key[start : start + length]
-    if tag != PUBLIC_KEY_TAG or len(body) != length or body[0] != 4:  # noqa: PLR2004 - the only version in use
+    if tag != PUBLIC_KEY_TAG or len(body) != length or body[0] != 4:
         raise ValueError("it does not begin with an OpenPGP version 4 public key")
     framed = b"\x99" + len(body).to_bytes(2, "big") + body
     return hashlib.sha1(framed).hexdigest().upper()  # noqa: S324 - the fingerprint is defined as SHA-1
@@ -135,7 +135,7 @@ class Source:
 
         url = urljoin(self.uri, self.options["key"])
         response, info = fetch_url(self.module, url, timeout=self.options["timeout_s"])
-        if info["status"] != 200:  # noqa: PLR2004 - HTTP OK
+        if info["status"] != 200:
             self.fail(
                 f"the repository key could not be fetched from {url} ({info['msg']})",
                 "Check that the machine reaches this address, or name a mirror in inventory/group_vars/all/mirrors.yml.",

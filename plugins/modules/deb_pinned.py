@@ -68,7 +68,7 @@ def offered(madison: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for line in madison.splitlines():
         columns = [column.strip() for column in line.split("|")]
-        if len(columns) == 3 and "Packages" in columns[2]:  # noqa: PLR2004 - name, version, source
+        if len(columns) == 3 and "Packages" in columns[2]:
             versions = found.setdefault(columns[0], [])
             if columns[1] not in versions:
                 versions.append(columns[1])

@@ -77,7 +77,7 @@ def memory_bytes(meminfo: str) -> int | None:
 def swaps(text: str) -> list[dict[str, Any]]:
     """The active swap areas of /proc/swaps: path, type (partition, file) and size in bytes."""
     rows = [line.split() for line in text.splitlines()[1:]]
-    return [{"path": row[0], "type": row[1], "size_bytes": int(row[2]) * 1024} for row in rows if len(row) >= 3]  # noqa: PLR2004 - three columns are read
+    return [{"path": row[0], "type": row[1], "size_bytes": int(row[2]) * 1024} for row in rows if len(row) >= 3]
 
 
 def cgroup_version() -> str:
@@ -146,6 +146,7 @@ def path_state(path: str) -> dict[str, Any]:
         "exists": Path(path).exists(),
         "link": str(Path(path).readlink()) if linked else None,
         "directory": Path(path).is_dir(),
+        "mounted": any(line.split()[1] == path for line in (read("/proc/self/mounts") or "").splitlines()),
         "executable": os.access(path, os.X_OK),
         "mode": format(stat.S_IMODE(info.st_mode), "04o"),
         "owner": owner,

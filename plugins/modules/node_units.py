@@ -1,0 +1,208 @@
+#!/usr/bin/python3
+"""The systemd units of one role in one call: running with their present files, enabled, masked or off."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: node_units
+short_description: Units that run with their present binary and configuration
+description:
+  - Compares the moment a service started with the moment its files last changed, and restarts it when it is older.
+  - A handler is lost when a run is killed between the change and the restart; this looks at the machine instead,
+    so the next run finishes what the killed one began.
+  - Reloads systemd only where it says that it needs to.
+options:
+  units:
+    description: The units, in their order.
+    type: list
+    elements: dict
+    required: true
+    suboptions:
+      name: {description: The unit., type: str, required: true}
+      state:
+        description:
+          - V(running) is enabled, active, and started after its files last changed.
+          - V(current) is the same for a unit that runs already, and leaves one that does not run alone.
+          - V(enabled) starts at the next boot. V(masked) never starts. V(off) is stopped and disabled.
+        type: str
+        choices: [running, current, enabled, masked, "off"]
+        default: running
+      paths: {description: Files and folders it reads at its start; a folder counts with everything directly in it.,
+              type: list, elements: str, default: []}
+      optional: {description: A unit that does not exist is no error., type: bool, default: false}
+  settle_s: {description: Seconds a service has to stay up after a start., type: float, default: 2.0}
+  journal_lines: {description: Lines of its journal shown when it does not come up., type: int, default: 30}
+author: [the project]
+"""
+
+EXAMPLES = r"""
+- name: Run CRI-O as configured
+  node_units:
+    units: [{name: crio.service, paths: [/usr/bin/crio, /etc/crio/crio.conf.d]}]
+"""
+
+RETURN = r"""
+actions: {description: What was done., type: list, elements: str, returned: always}
+missing: {description: Optional units that do not exist., type: list, elements: str, returned: always}
+"""
+
+FIELDS = (
+    "Id",
+    "LoadState",
+    "ActiveState",
+    "UnitFileState",
+    "NeedDaemonReload",
+    "ActiveEnterTimestampMonotonic",
+    "Type",
+)
+ALIVE = ("active", "activating", "reloading")
+AT_BOOT = ("enabled", "static", "generated", "indirect")
+MICROSECONDS = 1_000_000
+
+
+def changed_at(paths: list[str]) -> float:
+    """When one of the paths last changed on this machine, in seconds since the epoch; 0.0 for none of them there.
+
+    The change time counts, not the modification time: a package brings files older than itself.
+    """
+    latest = 0.0
+    for path in map(Path, paths):
+        places = [path, *path.iterdir()] if path.is_dir() else [path]
+        for place in places:
+            if place.exists():
+                latest = max(latest, place.stat().st_ctime)
+    return latest
+
+
+def started_at(values: dict[str, str]) -> float:
+    """When a unit became active, in seconds since the epoch."""
+    since_boot_s = int(values.get("ActiveEnterTimestampMonotonic") or 0) / MICROSECONDS
+    return time.time() - time.monotonic() + since_boot_s
+
+
+class Units:
+    """The wanted units against what systemd says of them."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+        self.actions: list[str] = []
+        self.missing: list[str] = []
+
+    def show(self, name: str) -> dict[str, str]:
+        """The properties of a unit."""
+        command = ["systemctl", "show", "--property", ",".join(FIELDS), "--", name]
+        code, out, err = self.module.run_command(command)
+        if code != 0:
+            self.module.fail_json(
+                msg=f"systemd does not answer about {name}: {err.strip()}. Is the machine booted with it?"
+            )
+        return dict(line.split("=", 1) for line in out.splitlines() if "=" in line)
+
+    def do(self, verb: str, name: str = "") -> None:
+        """One systemctl verb, noted; ends the module with the journal when it fails."""
+        command = ["systemctl", verb, *filter(None, [name])]
+        self.actions.append(" ".join(command[1:]))
+        if self.module.check_mode:
+            return
+        code, out, err = self.module.run_command(command)
+        if code != 0:
+            self.fail(name, f"{' '.join(command)} failed: {(err or out).strip()}")
+
+    def fail(self, name: str, what: str) -> None:
+        """Ends the module with the unit's own words."""
+        lines = str(self.module.params["journal_lines"])
+        command = ["journalctl", *(["--unit", name] if name else []), "--no-pager", "--lines", lines, "--output", "cat"]
+        _, journal, _ = self.module.run_command(command)
+        self.module.fail_json(
+            msg=f"{what}\nThe journal ends with:\n{journal.strip()}\n"
+            f"Mend what it complains of (systemctl status {name}) and run again.",
+            actions=self.actions,
+        )
+
+    def apply(self, unit: dict[str, Any]) -> None:
+        """Brings one unit to its state."""
+        name, state = unit["name"], unit["state"]
+        values = self.show(name)
+        if values.get("LoadState") == "not-found" and state not in ("masked", "off"):
+            self.absent(unit)
+            return
+        if state == "masked":
+            if values.get("LoadState") != "masked":
+                self.do("mask", name)
+        elif state == "off":
+            self.off(name, values)
+        else:
+            self.on(unit, values)
+
+    def absent(self, unit: dict[str, Any]) -> None:
+        """A unit that does not exist: no error where it is optional or will be there after a real run."""
+        if unit["optional"]:
+            self.missing.append(unit["name"])
+        elif self.module.check_mode:
+            self.actions.append(f"{unit['state']} {unit['name']}")
+        else:
+            self.module.fail_json(msg=f"there is no unit {unit['name']}. Its package brings it: is it installed whole?")
+
+    def off(self, name: str, values: dict[str, str]) -> None:
+        """Stopped and not started at boot."""
+        if values.get("ActiveState") in (*ALIVE, "failed"):
+            self.do("stop" if values["ActiveState"] != "failed" else "reset-failed", name)
+        if values.get("UnitFileState") == "enabled":
+            self.do("disable", name)
+        if values.get("LoadState") == "masked":
+            self.do("unmask", name)
+
+    def on(self, unit: dict[str, Any], values: dict[str, str]) -> None:
+        """Reload, enable, start or restart, each only where needed."""
+        name, state = unit["name"], unit["state"]
+        reloaded = values.get("NeedDaemonReload") == "yes"
+        if reloaded:
+            self.do("daemon-reload")
+        if values.get("UnitFileState") not in AT_BOOT:
+            self.do("enable", name)
+        active = values.get("ActiveState") in ALIVE
+        old = active and (reloaded or changed_at(unit["paths"]) > started_at(values))
+        if (state == "running" and not active) or (state in ("running", "current") and old):
+            self.do("restart" if active else "start", name)
+            if not self.module.check_mode and values.get("Type") != "oneshot":
+                self.settle(name)
+
+    def settle(self, name: str) -> None:
+        """Ends the module unless the unit stays up."""
+        time.sleep(self.module.params["settle_s"])
+        state = self.show(name).get("ActiveState")
+        if state not in ("active", "reloading"):
+            self.fail(name, f"{name} does not stay up (state {state})")
+
+
+def main() -> None:
+    """Runs the module."""
+    unit = {
+        "name": {"type": "str", "required": True},
+        "state": {"type": "str", "choices": ["running", "current", "enabled", "masked", "off"], "default": "running"},
+        "paths": {"type": "list", "elements": "str", "default": []},
+        "optional": {"type": "bool", "default": False},
+    }
+    module = AnsibleModule(
+        argument_spec={
+            "units": {"type": "list", "elements": "dict", "required": True, "options": unit},
+            "settle_s": {"type": "float", "default": 2.0},
+            "journal_lines": {"type": "int", "default": 30},
+        },
+        supports_check_mode=True,
+    )
+    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    units = Units(module)
+    for one in module.params["units"]:
+        units.apply(one)
+    module.exit_json(changed=bool(units.actions), actions=units.actions, missing=units.missing)
+
+
+if __name__ == "__main__":
+    main()
