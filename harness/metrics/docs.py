@@ -1,0 +1,137 @@
+"""Writes ``docs/metrics.md`` from the catalogue: ``python -m harness.metrics.docs``.
+
+A test fails when the file and the catalogue differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.metrics import quality, steady
+from harness.metrics.catalogue import CATALOGUE, Kind, Level, Metric
+from harness.metrics.promql import cluster, render
+from harness.metrics.telemetry import GPU_COLUMNS
+
+DEFAULT_PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
+_WINDOW_S = 20.0
+
+_HEAD = """# Metrics
+
+<!-- Written by `python -m harness.metrics.docs` from the catalogue; edit `harness/metrics/` instead. -->
+
+Every experiment has the same {count} metrics, one CSV each, whether the embedded recorder reads them from this machine
+or the exporter from a Prometheus server. Both read one catalogue (`harness/metrics/catalogue.py`).
+
+| metric | unit | kind | series | what it is |
+|---|---|---|---|---|
+"""
+
+_GRID = """
+## Rows
+
+- Row `k` belongs to `start + k * step` and to nothing else; the start is a whole multiple of the step, so that all metrics
+  and all experiments share their timestamps. A series has `record_s / step_s + 1` rows, always.
+- A value is missing with a reason, never 0. A metric that the machine cannot give (no GPU, no PSI) has a row at every
+  grid time, in the series named like its level (`gpu`, `node`), without a value and with the reason.
+- A reading that begins late keeps its grid time, and the lateness is in the recording's summary. A reading that is late by a
+  whole step or more is missed: its rows say so.
+- Rates and quantiles look back over a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`, which holds
+  4 scrapes. The recorder scrapes for one window before row 0, so that row 0 is as good as any other.
+- `rate()`, with its extrapolation and its handling of resets, and `histogram_quantile()` are computed as Prometheus computes
+  them, in the same order. Tests compare the two: on live replicas, and to 1e-9 on samples with restarts, gaps and a death.
+- `all` is the pool of the replicas: quantiles of the summed buckets (never an average of quantiles), mean latency weighted
+  by requests, everything else a sum. A replica that died is left out, except that `total_count` keeps what it had served.
+- Quantiles are interpolated inside buckets about 8 % wide. A percentile to quote comes from the raw latencies, not from here.
+
+## What the recorder reads
+
+| metric | source |
+|---|---|
+"""
+
+_PROMQL = """
+Replicas are scraped all at once over connections that stay open, with a deadline below the step. Processes are read with their
+children; the search for children is made every 5 seconds. NVML reads the devices that `CUDA_VISIBLE_DEVICES` lets through.
+
+Beside the metrics, `telemetry.csv` holds a fast series (`telemetry_interval_s`, at most 0.25 s): host CPU in percent, and for
+each device {columns}. Throttle reasons are NVML's bit mask; energy counts since the driver was loaded.
+
+## From Prometheus
+
+The exporter asks for one series per replica or device and one for the pool, in chunks below 11,000 points, several queries at
+once. A row has a value only if one of the metric's own raw samples lies in its step: Prometheus itself would repeat a sample for five
+minutes, over gaps and past the end. Quantiles read only the buckets that the range uses, which gives the same values
+for a fraction of the server's work. The window is one millisecond short, so that it holds as many scrapes up to version 2 of
+Prometheus (ranges closed on the left) as from version 3 on (open). In a cluster, for a window of {window:g} s:
+
+"""
+
+_QUALITY = """
+## What is judged
+
+Every experiment is judged from its files, and again by `harness verify`:
+
+| finding | severity |
+|---|---|
+| no row at all; no latency, throughput or count; no replica served a request; rows off the grid | invalid |
+| a series with fewer rows than the grid | degraded |
+| more than {missing:.0%} of a series' values missing | degraded |
+| a value beyond its metric's bounds (rates may overshoot by {slack:.0%}) | degraded |
+| 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 | degraded |
+| one replica served nothing, or nothing in the last {stall:.0%} of the recording | degraded |
+| a quantile in the highest bucket ({top:g} s): cut off, not measured | degraded |
+| counter and raw latency log differ by more than {count:.0%} | degraded |
+| throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
+| a metric that this machine cannot give; single missing values; a late settling | info |
+"""
+
+
+def document() -> str:
+    """The whole page."""
+    parts = [_HEAD.format(count=len(CATALOGUE))]
+    parts += [f"{_row(metric)}\n" for metric in CATALOGUE.values()]
+    parts.append(_GRID)
+    parts += [f"| `{metric.name}` | {metric.source.value} |\n" for metric in CATALOGUE.values()]
+    parts.append(_PROMQL.format(columns=", ".join(f"`{column}`" for column in GPU_COLUMNS), window=_WINDOW_S))
+    parts += ["```promql\n", "\n".join(_queries()), "\n```\n"]
+    parts.append(
+        _QUALITY.format(
+            missing=quality.MISSING_SHARE,
+            slack=quality.BOUND_SLACK,
+            zero=quality.ZERO_SHARE,
+            stall=quality.STALL_SHARE,
+            top=quality.TOP_BOUND_S,
+            count=quality.COUNT_SLACK,
+            windows=steady.WINDOWS,
+            last=steady.CONSECUTIVE,
+            tolerance=steady.TOLERANCE,
+        )
+    )
+    return "".join(parts)
+
+
+def _row(metric: Metric) -> str:
+    series = {Level.REPLICA: "`replica-N`", Level.DEVICE: "`gpu-N`", Level.NODE: "`node`"}[metric.level]
+    if metric.pooled:
+        series += ", `all`"
+    return f"| `{metric.name}` | {metric.unit} | {metric.kind.value} | {series} | {metric.description} |"
+
+
+def _queries() -> Iterator[str]:
+    dialect = cluster("inference", "resnet50-.*")
+    for metric in CATALOGUE.values():
+        queries = render(metric, dialect, _WINDOW_S)
+        yield f"# {metric.name}" + (" (counted on raw samples)" if metric.kind is Kind.COUNTER else "")
+        yield from filter(None, (queries.each or queries.raw, queries.pooled))
+
+
+def main() -> None:
+    """Write the page to the path given, or to its place in the repository."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_PATH
+    path.write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
