@@ -52,7 +52,7 @@ def verdict(playbooks: Playbooks) -> Verdict:
 
 def testinfra(playbooks: Playbooks) -> Verdict:
     """Run the testinfra suite in a pytest of its own."""
-    hosts = [f"--hosts=ansible://{HOST}", f"--ansible-inventory={playbooks.inventory}"]
+    hosts = ["--sudo", f"--hosts=ansible://{HOST}", f"--ansible-inventory={playbooks.inventory}"]
     quiet = ["-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
     done = _run(playbooks, [sys.executable, "-m", "pytest", "tests/testinfra", *hosts, *quiet])
     names = {

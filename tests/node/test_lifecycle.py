@@ -1,16 +1,22 @@
 """A dirty machine, from check mode to reset and back: one machine, one story, in this order."""
 
+import re
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from tests.node import fingerprint
+from tests.node import fingerprint, judge
 from tests.node.conftest import Boot, MakePlaybooks
+from tests.node.judge import Verdict
 from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.play import Playbooks, Run
 
 SITE = "site.yml"
+MANY_CHECKS = 30
+# What a reset must leave nothing of: packages, holds, configuration, units, volumes.
+REMAINS = r"cri-o|crio|kube|nvidia|cri-tools|calico|etcd|local-path"
 NODE_STAGE = "playbooks/node.yml"
 
 
@@ -66,6 +72,59 @@ def again(playbooks: Playbooks, converged: Step) -> Step:
     return step(playbooks, SITE)
 
 
+@dataclass(frozen=True)
+class Reboot:
+    """What `harness reboot-test` reported, and what was seen of the machine without it."""
+
+    status: int
+    report: dict[str, Any]
+    said: str
+    boots: tuple[str, str]
+    before: list[str]
+    after: list[str]
+
+
+@pytest.fixture(scope="module")
+def verdicts(playbooks: Playbooks, again: Step) -> dict[str, Verdict]:
+    assert again.run.status == 0, again.run.explain()
+    return {"verify-node": judge.verdict(playbooks), "testinfra": judge.testinfra(playbooks)}
+
+
+@pytest.fixture(scope="module")
+def rebooted(playbooks: Playbooks, verdicts: dict[str, Verdict]) -> Reboot:  # noqa: ARG001 - it comes after
+    machine = playbooks.machine
+    before, boot_before = fingerprint.take(machine), machine.boot_id()
+    done = judge.harness(playbooks, "reboot-test", "--json", "--wait", "60")
+    boots = (boot_before, machine.boot_id())
+    return Reboot(done.returncode, judge.document(done), done.stderr, boots, before, fingerprint.take(machine))
+
+
+@pytest.fixture(scope="module")
+def verdicts_after(playbooks: Playbooks, rebooted: Reboot) -> dict[str, Verdict]:  # noqa: ARG001 - it comes after
+    return {"verify-node": judge.verdict(playbooks), "testinfra": judge.testinfra(playbooks)}
+
+
+@pytest.fixture(scope="module")
+def after_reboot(playbooks: Playbooks, verdicts_after: dict[str, Verdict]) -> Step:  # noqa: ARG001 - it comes after
+    return step(playbooks, SITE)
+
+
+@pytest.fixture(scope="module")
+def reset(playbooks: Playbooks, after_reboot: Step) -> Run:  # noqa: ARG001 - it comes after
+    return playbooks.run("playbooks/reset.yml", reset_confirmed=True)
+
+
+@pytest.fixture(scope="module")
+def after_reset(machine: Machine, reset: Run) -> list[str]:  # noqa: ARG001 - it comes after
+    return fingerprint.take(machine)
+
+
+@pytest.fixture(scope="module")
+def converged_again(playbooks: Playbooks, reset: Run, after_reset: list[str]) -> Step:  # noqa: ARG001 - it comes after
+    assert reset.status == 0, reset.explain()
+    return step(playbooks, SITE)
+
+
 def test_check_mode_runs_on_the_virgin_machine_and_touches_nothing(checked: Step) -> None:
     assert checked.run.status == 0, checked.run.explain()
     assert checked.run.changed, "check mode foresees no change on a machine that has nothing yet"
@@ -88,3 +147,52 @@ def test_a_second_run_changes_nothing(again: Step) -> None:
     assert again.run.status == 0, again.run.explain()
     assert again.run.counts["changed"] == 0, again.run.explain()
     assert fingerprint.difference(again.before, again.after) == ""
+
+
+@pytest.mark.parametrize("judge_name", ["verify-node", "testinfra"])
+def test_every_check_passes(verdicts: dict[str, Verdict], judge_name: str) -> None:
+    found = verdicts[judge_name]
+    assert (found.status, set(found.failed)) == (0, set()), found.output
+    assert len(found.passed) > MANY_CHECKS
+
+
+def test_the_machine_really_rebooted(rebooted: Reboot) -> None:
+    assert rebooted.boots[0] != rebooted.boots[1]
+
+
+def test_the_reboot_test_is_content(rebooted: Reboot) -> None:
+    assert rebooted.status == 0, f"{rebooted.report}\n{rebooted.said}"
+
+
+def test_a_reboot_changes_nothing(rebooted: Reboot) -> None:
+    assert fingerprint.difference(rebooted.before, rebooted.after) == ""
+
+
+@pytest.mark.parametrize("judge_name", ["verify-node", "testinfra"])
+def test_the_verdict_after_the_reboot_is_the_same(
+    verdicts: dict[str, Verdict], verdicts_after: dict[str, Verdict], judge_name: str
+) -> None:
+    before, after = verdicts[judge_name], verdicts_after[judge_name]
+    assert (after.status, after.passed, after.failed) == (before.status, before.passed, before.failed), after.output
+
+
+def test_a_run_after_the_reboot_changes_nothing(after_reboot: Step) -> None:
+    assert after_reboot.run.status == 0, after_reboot.run.explain()
+    assert after_reboot.run.counts["changed"] == 0, after_reboot.run.explain()
+
+
+def test_reset_takes_everything_off(reset: Run, after_reset: list[str]) -> None:
+    assert reset.status == 0, reset.explain()
+    left = [line for line in after_reset if re.search(REMAINS, line)]
+    assert left == []
+
+
+def test_converging_after_a_reset_gives_the_same_machine(after_reboot: Step, converged_again: Step) -> None:
+    assert converged_again.run.status == 0, converged_again.run.explain()
+    assert fingerprint.difference(after_reboot.after, converged_again.after) == ""
+
+
+def test_every_check_passes_after_reset_and_converge(playbooks: Playbooks, converged_again: Step) -> None:
+    assert converged_again.run.status == 0, converged_again.run.explain()
+    found = judge.verdict(playbooks)
+    assert (found.status, set(found.failed)) == (0, set()), found.output

@@ -68,6 +68,7 @@ NetworkPolicy networkpolicies networking.k8s.io namespaced netpol
 PriorityClass priorityclasses scheduling.k8s.io cluster pc
 PodDisruptionBudget poddisruptionbudgets policy namespaced pdb
 CustomResourceDefinition customresourcedefinitions apiextensions.k8s.io cluster crd,crds
+NodeMetrics nodes metrics.k8s.io cluster -
 APIService apiservices apiregistration.k8s.io cluster -
 CertificateSigningRequest certificatesigningrequests certificates.k8s.io cluster csr
 ValidatingAdmissionPolicy validatingadmissionpolicies admissionregistration.k8s.io cluster -
@@ -124,7 +125,7 @@ def read(kind: Kind, namespace: str, name: str) -> Object | None:
 def listing(kind: Kind, namespace: str | None) -> list[Object]:
     """All objects of a kind, of one namespace or of all (None), by namespace and name."""
     found = []
-    for item in _stored(kind.name):
+    for item in _node_metrics() if kind.name == "NodeMetrics" else _stored(kind.name):
         place = item["metadata"].get("namespace", "")
         if not kind.namespaced or namespace is None or place == namespace:
             found.append(with_status(item))
@@ -177,7 +178,7 @@ def with_status(item: Object) -> Object:
         up = network and answers(("127.0.0.1", KUBELET_HEALTH_PORT))
         message = "" if network else "container runtime network not ready: NetworkReady=false"
         ready = {"type": "Ready", "status": str(up), "reason": "Kubelet", "message": message}
-        item.setdefault("status", {})["conditions"] = [ready]
+        item["status"] = {"conditions": [ready], "nodeInfo": running_versions()}
     elif kind in {"Deployment", "DaemonSet", "StatefulSet"}:
         item["status"] = _workload_status(item)
     elif kind in {"TigeraStatus", "APIService", "CustomResourceDefinition"}:
@@ -188,6 +189,25 @@ def with_status(item: Object) -> Object:
     elif kind == "Namespace":
         item["status"] = {"phase": "Active"}
     return item
+
+
+def running_versions() -> dict[str, str]:
+    """Versions of the daemons as they were when they started, which need not be what is installed now."""
+    kubelet, crio = STATE / "kubelet-running", STATE / "crio-running"
+    return {
+        "kubeletVersion": f"v{kubelet.read_text()}" if kubelet.exists() else "",
+        "containerRuntimeVersion": f"cri-o://{crio.read_text()}" if crio.exists() else "",
+    }
+
+
+def _node_metrics() -> Iterator[Object]:
+    """Figures of every node, once metrics-server and its entry in the API are there."""
+    served = any(item["metadata"]["name"].endswith("metrics.k8s.io") for item in _stored("APIService"))
+    if served and any(item["metadata"]["name"] == "metrics-server" for item in _stored("Deployment")):
+        for item in _stored("Node"):
+            name = {"name": item["metadata"]["name"]}
+            usage = {"cpu": "100m", "memory": "500Mi"}
+            yield {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics", "metadata": name, "usage": usage}
 
 
 def _workload_status(item: Object) -> Object:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def first_objects(registration: dict[str, Any], wanted: dict[str, Any]) -> None:
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {"name": name, "labels": labels},
-        "spec": {"taints": registration.get("taints", [taint])},
+        "spec": {"taints": registration.get("taints", [taint]), "podCIDR": first_subnet(wanted)},
     }
     cluster.write(node)
     settings = yaml.safe_dump(wanted.get("ClusterConfiguration", {}))
@@ -165,6 +166,12 @@ def first_objects(registration: dict[str, Any], wanted: dict[str, Any]) -> None:
     for kind, addon in (("DaemonSet", "kube-proxy"), ("Deployment", "coredns")):
         place = {"name": addon, "namespace": "kube-system"}
         cluster.write({"apiVersion": "apps/v1", "kind": kind, "metadata": place, "spec": {}})
+
+
+def first_subnet(wanted: dict[str, Any]) -> str:
+    """The part of the pod network that the first node hands out."""
+    network = wanted.get("ClusterConfiguration", {}).get("networking", {}).get("podSubnet", "10.0.0.0/8")
+    return str(next(ip_network(network).subnets(new_prefix=24)))
 
 
 def set_version(version: str) -> None:

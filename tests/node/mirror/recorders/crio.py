@@ -30,6 +30,7 @@ def serve() -> None:
     loaded = load()
     STATE.mkdir(parents=True, exist_ok=True)
     LOADED.write_text(json.dumps(loaded, sort_keys=True))
+    (STATE / "crio-running").write_text(version_of("cri-o"))
     CRIO_SOCKET.parent.mkdir(parents=True, exist_ok=True)
     CRIO_SOCKET.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -278,10 +278,11 @@ def cordon(words: list[str], arguments: list[str]) -> None:
 
 def top(words: list[str], _: list[str]) -> None:
     if words[:1] in (["nodes"], ["node"]):
-        if cluster.read(cluster.kind_of("deployment"), "kube-system", "metrics-server") is None:
+        found = cluster.listing(cluster.kind_of("nodes.metrics.k8s.io"), None)
+        if not found:
             fail("error: Metrics API not available")
-        for item in cluster.listing(cluster.kind_of("node"), None):
-            print(f"{item['metadata']['name']}   100m   5%   500Mi   25%")
+        for item in found:
+            print(f"{item['metadata']['name']}   {item['usage']['cpu']}   5%   {item['usage']['memory']}   25%")
 
 
 def version(arguments: list[str]) -> None:

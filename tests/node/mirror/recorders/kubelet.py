@@ -13,7 +13,7 @@ from pathlib import Path
 
 import yaml
 from cluster import API_MANIFEST, OBJECTS
-from recorded import API_PORT, CRIO_SOCKET, KUBELET_HEALTH_PORT, answers, fail, option, record, version_of
+from recorded import API_PORT, CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
 
 KUBELET_PORT = 10250
 PKI = Path("/etc/kubernetes/pki")
@@ -45,6 +45,8 @@ def main() -> None:
         fail("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
     if not answers(str(CRIO_SOCKET)):
         fail(f"failed to run Kubelet: validate service connection: dial unix {CRIO_SOCKET}: connection refused")
+    STATE.mkdir(parents=True, exist_ok=True)
+    (STATE / "kubelet-running").write_text(version_of("kubelet"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     serve()
 

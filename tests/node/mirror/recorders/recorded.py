@@ -23,9 +23,15 @@ API_PORT = 6443
 
 def record(program: str, arguments: list[str]) -> None:
     """Append one call to the program's log (any user may)."""
-    LOG.mkdir(mode=0o1777, parents=True, exist_ok=True)
+    if not LOG.exists():
+        LOG.mkdir(parents=True)
+        LOG.chmod(0o777)
+    path = LOG / f"{program}.jsonl"
+    if not path.exists():
+        path.touch()
+        path.chmod(0o666)
     entry = {"at": time.time(), "pid": os.getpid(), "uid": os.getuid(), "arguments": arguments}
-    with (LOG / f"{program}.jsonl").open("a") as log:
+    with path.open("a") as log:
         log.write(json.dumps(entry) + "\n")
 
 
