@@ -1,0 +1,250 @@
+"""The judge, on files as the writer of results leaves them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from harness.metrics.catalogue import CATALOGUE, Level
+from harness.metrics.quality import TOP_BOUND_S, Severity, judge
+from harness.metrics.rows import Row
+from harness.metrics.tick import NO_REQUESTS
+from harness.results.writers import ExperimentWriter
+
+START_S, STEP_S, ROWS, REPLICAS = 1_800_000_000.0, 5.0, 60, 2
+DRIVER = "no NVIDIA driver: libnvidia-ml.so.1 not found"
+GOOD = {
+    "cpu_usage": 1.0,
+    "memory_usage": 2e9,
+    "cpu_psi": 0.0,
+    "memory_psi": 0.0,
+    "io_psi": 0.0,
+    "latency_avg": 0.005,
+    "latency_p50": 0.005,
+    "latency_p95": 0.007,
+    "latency_p99": 0.009,
+    "throughput": 100.0,
+}
+
+
+def series_of(name):
+    metric = CATALOGUE[name]
+    if metric.level is Level.REPLICA:
+        return [*(f"replica-{index}" for index in range(REPLICAS)), "all"]
+    return ["gpu"] if metric.level is Level.DEVICE else ["node"]
+
+
+def good_columns():
+    """Values by metric and series; None with a reason is a tuple."""
+    columns = {}
+    for name in CATALOGUE:
+        for series in series_of(name):
+            if name == "total_count":
+                columns[name, series] = [500.0 * k * (REPLICAS if series == "all" else 1) for k in range(ROWS)]
+            elif name in GOOD:
+                columns[name, series] = [GOOD[name]] * ROWS
+            else:
+                columns[name, series] = [(None, DRIVER)] * ROWS
+    return columns
+
+
+@pytest.fixture
+def judged(tmp_path):
+    numbers = itertools.count()
+
+    def run(change=None, **options):
+        columns = good_columns()
+        if change is not None:
+            change(columns)
+        folder = tmp_path / str(next(numbers))
+        with ExperimentWriter(
+            folder, workload="resnet50", replicas=REPLICAS, metrics=list(CATALOGUE), start_s=START_S, step_s=STEP_S
+        ) as writer:
+            for k in range(ROWS):
+                writer.write(
+                    Row(
+                        name,
+                        series,
+                        START_S + k * STEP_S,
+                        *(values[k] if isinstance(values[k], tuple) else (values[k],)),
+                    )
+                    for (name, series), values in columns.items()
+                    if k < len(values)
+                )
+        return judge(folder, **options)
+
+    return run
+
+
+def of(findings, severity):
+    return [finding for finding in findings if finding.severity is severity]
+
+
+def bad(findings):
+    return [finding for finding in findings if finding.severity is not Severity.INFO]
+
+
+def test_good_data_have_no_fault_and_absent_metrics_their_reason(judged):
+    findings = judged()
+    assert bad(findings) == []
+    assert {finding.metric for finding in findings} == {"gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature"}
+    assert all(DRIVER in finding.message for finding in findings)
+
+
+def only(findings, severity, metric, match):
+    found = [f for f in bad(findings) if f.metric == metric]
+    assert [f.severity for f in found] == [severity], bad(findings)
+    assert match in found[0].message
+    assert found[0].advice
+
+
+def test_no_requests_at_all_is_invalid(judged):
+    def change(columns):
+        for series in series_of("total_count"):
+            columns["total_count", series] = [0.0] * ROWS
+            columns["throughput", series] = [0.0] * ROWS
+            columns["latency_p99", series] = [(None, NO_REQUESTS)] * ROWS
+
+    findings = judged(change)
+    assert any("No replica served a single request" in f.message for f in of(findings, Severity.INVALID))
+    assert any(f.metric == "latency_p99" and NO_REQUESTS in f.message for f in of(findings, Severity.INVALID))
+
+
+def test_one_idle_replica_degrades(judged):
+    def change(columns):
+        columns["total_count", "replica-1"] = [0.0] * ROWS
+
+    findings = judged(change)
+    assert any("replica-1 served no request" in f.message for f in of(findings, Severity.DEGRADED))
+    assert of(findings, Severity.INVALID) == []
+
+
+@pytest.mark.parametrize("last", [200.0, (None, "gone")])
+def test_a_replica_that_stopped_before_the_end_degrades(judged, last):
+    def change(columns):
+        columns["total_count", "replica-0"][40:] = [last] * 20
+
+    assert any("replica-0 served nothing in the last 10%" in f.message for f in of(judged(change), Severity.DEGRADED))
+
+
+def test_a_single_missing_value_is_a_remark_and_many_degrade(judged):
+    def lose(count):
+        def change(columns):
+            columns["cpu_psi", "node"][:count] = [(None, "gone")] * count
+
+        return change
+
+    # 1 of 60 is more than 1 %
+    only(judged(lose(1)), Severity.DEGRADED, "cpu_psi", "1 of 60 values are missing: gone")
+    only(judged(lose(30)), Severity.DEGRADED, "cpu_psi", "30 of 60")
+
+
+def test_impossible_values_degrade(judged):
+    def change(columns):
+        columns["cpu_psi", "node"][3] = 180.0
+
+    only(judged(change), Severity.DEGRADED, "cpu_psi", "180 percent of time, which cannot be")
+
+    def negative(columns):
+        columns["memory_usage", "all"][3] = -1.0
+
+    only(judged(negative), Severity.DEGRADED, "memory_usage", "-1 bytes")
+
+    def jitter(columns):
+        columns["cpu_psi", "node"][3] = 101.0
+
+    assert bad(judged(jitter)) == []
+
+
+def test_a_gpu_that_never_worked_is_noticed_but_an_idle_second_one_is_fine(judged):
+    def gpus(*shares):
+        def change(columns):
+            del columns["gpu_utilization", "gpu"]
+            for index, share in enumerate(shares):
+                columns["gpu_utilization", f"gpu-{index}"] = [share] * ROWS
+
+        return change
+
+    only(judged(gpus(0.0)), Severity.DEGRADED, "gpu_utilization", "0 in 100% of the rows")
+    assert bad(judged(gpus(97.0, 0.0))) == []
+
+
+def test_per_process_gpu_memory_that_the_driver_hides_is_a_remark(judged):
+    def change(columns):
+        del columns["gpu_memory", "gpu"]
+        columns["gpu_memory", "gpu-0"] = [3e9] * ROWS
+        columns["gpu_memory", "replica-0"] = [(None, "NVML does not give memory per process here")] * ROWS
+
+    findings = judged(change)
+    assert bad(findings) == []
+    assert any("gpu_memory replica-0: NVML does not" in finding.message for finding in findings)
+
+
+def test_quantiles_in_the_last_bucket_are_no_measurement(judged):
+    def change(columns):
+        columns["latency_p99", "all"] = [TOP_BOUND_S] * ROWS
+
+    only(judged(change), Severity.DEGRADED, "latency_p99", "cut off")
+
+
+def test_rows_are_counted_against_the_plan(judged):
+    findings = judged(rows=ROWS + 10)
+    assert any("do not have 70 rows" in f.message for f in of(findings, Severity.INVALID))
+
+    def short(columns):
+        columns["io_psi", "node"] = columns["io_psi", "node"][:50]
+
+    assert any(
+        "1 of 31 series do not have 60 rows, e.g. io_psi node" in f.message
+        for f in of(judged(short), Severity.DEGRADED)
+    )
+
+
+def test_rows_off_the_grid_are_invalid(judged, tmp_path):
+    judged()
+    path = next((tmp_path / "0").glob("*_throughput_*.csv"))
+    lines = path.read_text().splitlines()
+    del lines[30]
+    path.write_text("\n".join([*lines, lines[-1], ""]))
+    findings = judge(tmp_path / "0")
+    assert any(f.metric == "throughput" and "instead of" in f.message for f in of(findings, Severity.INVALID))
+
+
+def test_counter_and_log_are_compared(judged):
+    counted = 500 * (ROWS - 1)
+    assert bad(judged(requests={"replica-0": counted + 2, "replica-9": 3})) == []
+    findings = judged(requests={"replica-0": counted // 2})
+    only(
+        findings, Severity.DEGRADED, "total_count", f"replica-0 counted {counted:g} requests and logged {counted // 2}"
+    )
+
+
+def test_unsteady_throughput_degrades_and_a_late_settling_is_told(judged):
+    def series(values):
+        def change(columns):
+            columns["throughput", "all"] = list(values)
+
+        return change
+
+    only(judged(series(np.linspace(50, 150, ROWS))), Severity.DEGRADED, "throughput", "not steady")
+    findings = judged(series([50.0] * 12 + [100.0] * 48))
+    assert bad(findings) == []
+    assert any("steady only from 60 s after" in finding.message for finding in findings)
+
+
+def test_a_folder_without_data_or_with_a_broken_file_is_invalid(judged, tmp_path):
+    assert [f.severity for f in judge(tmp_path)] == [Severity.INVALID]
+    judged()
+    path = next((tmp_path / "0").glob("*_throughput_*.csv"))
+    path.write_text("timestamp,elapsed_s,series,value,reason\nx,y,all,z,\n")
+    findings = judge(tmp_path / "0")
+    assert [f.severity for f in findings] == [Severity.INVALID]
+    assert "_throughput_" in findings[0].message
+
+
+def test_a_recording_without_a_row_is_invalid(tmp_path):
+    ExperimentWriter(
+        tmp_path / "x", workload="resnet50", replicas=1, metrics=["throughput"], start_s=START_S, step_s=1
+    ).close()
+    findings = judge(tmp_path / "x")
+    assert any("Nothing was recorded" in f.message for f in of(findings, Severity.INVALID))
