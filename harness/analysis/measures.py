@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
+from harness.analysis.energy import energy_j
 from harness.analysis.load import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.statistics import Estimate, Floats, batch_means, jain, percentile
+from harness.analysis.statistics import Estimate, Floats, percentile
+from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run
 from harness.metrics.steady import SteadyState, steady_state
 
 _POOLED = "all"
-_REPLICA = "replica-"
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
 
 
@@ -67,22 +67,6 @@ def _device_means(metric: str) -> Callable[[ExperimentData], float]:
     return lambda data: float(_devices(data, metric).mean().mean())
 
 
-def _throughput(data: ExperimentData) -> float:
-    return _rate(data, _POOLED)
-
-
-def _rate(data: ExperimentData, series: str) -> float:
-    counts = data.series("total_count", series)
-    if data.duration_s <= 0 or len(counts) < 2:
-        raise NotMeasuredError("a rate takes at least two rows")
-    span_s = float(counts.index[-1] - counts.index[0])
-    return float(counts.iloc[-1] - counts.iloc[0]) / span_s
-
-
-def _inputs(data: ExperimentData) -> float:
-    return _throughput(data) * data.manifest.experiment.workload.batch_size
-
-
 def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
     table = data.table(metric)
     columns = [name for name in table.columns if name.startswith("gpu-")]
@@ -91,60 +75,7 @@ def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
     return table[columns]
 
 
-def _replica_rates(data: ExperimentData) -> list[float]:
-    names = [f"{_REPLICA}{index}" for index in range(data.manifest.experiment.replicas)]
-    counts = data.table("total_count")
-    uncounted = [name for name in names if name not in counts]
-    if uncounted or data.duration_s <= 0:
-        raise NotMeasuredError(f"not counted: {', '.join(uncounted) or 'one row is no rate'}")
-    # Over the whole recording: a replica that died early has served little, not little per second.
-    return [float(counts[name].max() - counts[name].min()) / data.duration_s for name in names]
-
-
-def _fairness(rates: list[float]) -> tuple[float, float]:
-    if len(rates) < 2:
-        raise NotMeasuredError("one replica has nobody to share with")
-    return min(rates) / max(rates) if max(rates) else 0.0, jain(rates)
-
-
-def _energy_j(data: ExperimentData) -> tuple[float, str]:
-    """Joules of all GPUs over the recording, and where they come from."""
-    try:
-        telemetry = data.telemetry()
-    except NotMeasuredError as error:
-        telemetry, why = None, str(error)
-    else:
-        why = "no GPU in the telemetry"
-    if telemetry is not None:
-        counters = telemetry.filter(regex=r"^gpu\d+_energy_j$").dropna(axis="columns", how="all").dropna()
-        grew = len(counters.columns) > 0 and len(counters) > 1 and not (counters.diff() < 0).to_numpy().any()
-        if grew:
-            span_s = float(counters.index[-1] - counters.index[0])
-            counted_j = float((counters.iloc[-1] - counters.iloc[0]).sum())
-            return counted_j * data.duration_s / span_s, "the GPU's energy counter"
-        powers = telemetry.filter(regex=r"^gpu\d+_power_w$").dropna(axis="columns", how="all")
-        if len(powers.columns):
-            return float(powers.mean().sum()) * data.duration_s, "mean power x time (no energy counter)"
-    try:
-        return float(_devices(data, "gpu_power").mean().sum()) * data.duration_s, "mean power x time (no telemetry)"
-    except NotMeasuredError as error:
-        raise NotMeasuredError(str(error) or why) from error
-
-
 _SIMPLE: tuple[tuple[Measure, Callable[[ExperimentData], float]], ...] = (
-    (
-        Measure(
-            "throughput",
-            "Throughput",
-            "requests/s",
-            "Requests counted between the first and the last row, over all replicas, per second.",
-        ),
-        _throughput,
-    ),
-    (
-        Measure("inputs", "Inputs", "inputs/s", "Throughput times the batch size."),
-        _inputs,
-    ),
     (
         Measure("gpu_utilization", "GPU utilisation", "%", "Mean over rows and GPUs."),
         _device_means("gpu_utilization"),
@@ -203,6 +134,16 @@ _LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
     ),
 )
 
+_RATES = (
+    Measure(
+        "throughput",
+        "Throughput",
+        "requests/s",
+        "Requests counted between the first and the last row, over all replicas, per second.",
+    ),
+    Measure("inputs", "Inputs", "inputs/s", "Throughput times the batch size."),
+)
+
 _OTHERS = (
     Measure("requests", "Requests", "requests", "Requests in the raw logs that began within the recording."),
     Measure(
@@ -223,10 +164,10 @@ _OTHERS = (
 MEASURES: Mapping[str, Measure] = {
     measure.name: measure
     for measure in (
-        *(measure for measure, _ in _SIMPLE[:2]),
+        *_RATES,
         *(measure for measure, _ in _LATENCY),
         *_OTHERS,
-        *(measure for measure, _ in _SIMPLE[2:]),
+        *(measure for measure, _ in _SIMPLE),
     )
 }
 """Every figure by name, in the order of tables."""
@@ -235,12 +176,12 @@ MEASURES: Mapping[str, Measure] = {
 def measure(data: ExperimentData) -> Measured:
     """All figures of one experiment. Raises StorageError or ResultsPathError when a file cannot be read."""
     found = Measured()
+    _measure_rates(found, data)
     for item, compute in _SIMPLE:
         _put(found, item.name, partial(compute, data))
     _measure_latencies(found, data)
     _measure_fairness(found, data)
     _measure_energy(found, data)
-    _measure_within(found, data)
     _measure_steadiness(found, data)
     _measure_loads(found, data)
     return found
@@ -268,35 +209,41 @@ def _measure_latencies(found: Measured, data: ExperimentData) -> None:
         _put(found, item.name, partial(compute, pooled))
 
 
+def _measure_rates(found: Measured, data: ExperimentData) -> None:
+    try:
+        rate, note = pooled_rate(data)
+    except NotMeasuredError as error:
+        found.absent |= {"throughput": str(error), "inputs": str(error)}
+        return
+    found.figures["throughput"] = rate
+    found.figures["inputs"] = rate * data.manifest.experiment.workload.batch_size
+    found.notes += [note] if note else []
+    try:
+        found.within = within_run(data)
+    except NotMeasuredError:
+        return  # The note has said that there are no counters.
+
+
 def _measure_fairness(found: Measured, data: ExperimentData) -> None:
     try:
-        found.replica_throughput = _replica_rates(data)
-        found.figures["fairness"], found.figures["jain"] = _fairness(found.replica_throughput)
-    except ValueError as error:
+        found.replica_throughput = replica_rates(data)
+        found.figures["fairness"], found.figures["jain"] = fairness(found.replica_throughput)
+    except NotMeasuredError as error:
         found.absent |= {"fairness": str(error), "jain": str(error)}
 
 
 def _measure_energy(found: Measured, data: ExperimentData) -> None:
+    served = found.figures.get("throughput", 0.0) * data.duration_s
     try:
-        energy_j, source = _energy_j(data)
-        served = _throughput(data) * data.duration_s
+        total_j, source = energy_j(data)
     except NotMeasuredError as error:
         found.absent["energy"] = str(error)
         return
     if not served:
-        found.absent["energy"] = "nothing was served"
+        found.absent["energy"] = found.absent.get("throughput", "nothing was served")
         return
-    found.figures["energy"] = energy_j / served
+    found.figures["energy"] = total_j / served
     found.notes.append(f"Energy from {source}.")
-
-
-def _measure_within(found: Measured, data: ExperimentData) -> None:
-    try:
-        counts = data.series("total_count", _POOLED)
-        steps = np.diff(counts.to_numpy()) / np.diff(counts.index.to_numpy())
-        found.within = batch_means(steps.tolist())
-    except ValueError:
-        return  # Said already: the throughput is absent for the same reason.
 
 
 def _measure_steadiness(found: Measured, data: ExperimentData) -> None:

@@ -15,6 +15,7 @@ from harness.analysis import summary
 from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.display import duration, interval_parts, number, quantity, with_interval
+from harness.analysis.load import load_state
 from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
 from harness.analysis.scaling_plots import overview, scaling
@@ -28,25 +29,38 @@ REPORT_HTML, REPORT_MD = "report.html", "report.md"
 SUMMARY_CSV, SUMMARY_JSON = "summary.csv", "summary.json"
 PLOTS = "plots"
 CAMPAIGN_YAML = "campaign.yaml"
-TABLE = ("throughput", "speed_up", "efficiency", "latency_p50", "latency_p95", "latency_p99", "fairness", "energy")
+TABLE = (
+    "throughput",
+    "cv",
+    "inputs",
+    "speed_up",
+    "efficiency",
+    "latency_p50",
+    "latency_p95",
+    "latency_p99",
+    "fairness",
+    "energy",
+)
 TABLE_ON_GPU = ("gpu_memory", "gpu_utilization", "cpu_psi")
 TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 _SHIPPED = "shipped:"
+_LOADS = {"cpu_psi", "gpu_utilization"}
+_BARE = {"ratio", "index"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cell of a table: mean with unit, half of the interval, and why there is nothing when there is nothing."""
+    """One cell of a table: mean with unit, interval and load state, and why there is nothing where there is nothing."""
 
     mean: str
-    half: str = ""
+    small: str = ""
     reason: str = ""
 
     @property
     def text(self) -> str:
         """In one line, for Markdown."""
-        return f"{self.mean} {self.half}".strip()
+        return f"{self.mean} {self.small}".strip()
 
 
 def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
@@ -96,6 +110,8 @@ def _content(
     columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
     if not on_gpu:
         columns.remove("energy")
+    if all(experiment.data.manifest.experiment.workload.batch_size == 1 for experiment in analysis.experiments):
+        columns.remove("inputs")  # The same number twice.
     return {
         "analysis": analysis,
         "answers": answers(analysis),
@@ -117,6 +133,7 @@ def _content(
 
 def _column_title(name: str) -> str:
     titles = {
+        "cv": "CV",
         "speed_up": "Speed-up",
         "efficiency": "Efficiency",
         "latency_p50": "p50",
@@ -136,20 +153,27 @@ def _rows(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> list
 
 
 def _entry(cell: Cell, name: str) -> Entry:
-    estimate: Estimate | None
-    if name == "speed_up":
-        estimate, unit = cell.speed_up, TIMES
-    elif name == "efficiency":
-        estimate, unit = _percent(cell.efficiency), "%"
-    else:
-        estimate, unit = (
-            cell.estimates.get(name),
-            {"ratio": "", "index": ""}.get(MEASURES[name].unit, MEASURES[name].unit),
-        )
+    estimate, unit = _estimate(cell, name)
     if estimate is None:
-        return Entry(DASH, reason=cell.absent.get(name, "no run can be used"))
+        return Entry(DASH, reason=cell.absent.get(name, "it takes two runs that can be used"))
     mean, half, unit = interval_parts(estimate, unit)
-    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), half)
+    state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
+    small = ", ".join(part for part in (half, state) if part)
+    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small)
+
+
+def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
+    """What a column shows for one cell, and its unit."""
+    if name == "speed_up":
+        return cell.speed_up, TIMES
+    if name == "efficiency":
+        return _percent(cell.efficiency), "%"
+    if name == "cv":
+        throughput = cell.estimates.get("throughput")
+        spread = throughput.cv if throughput else None
+        return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
+    unit = MEASURES[name].unit
+    return cell.estimates.get(name), "" if unit in _BARE else unit
 
 
 def _percent(estimate: Estimate | None) -> Estimate | None:

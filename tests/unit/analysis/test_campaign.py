@@ -4,20 +4,25 @@ import json
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.compare import compare
 from harness.analysis.load import LoadState
 from harness.errors import ResultsPathError
-from harness.results import Status
+from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
+from harness.results.files import sha256_of
 from harness.results.layout import metric_files
 from tests.unit.results.synthetic import (
     FAIRNESS_STEP,
     NO_GPU,
     SERVICE_S,
+    START_S,
     Shape,
+    experiment_spec,
     rates,
+    write_attempt,
     write_campaign,
     write_experiment,
 )
@@ -93,6 +98,75 @@ def test_without_a_gpu_every_gpu_figure_is_absent_with_the_reason(tmp_path: Path
         assert name not in only.estimates
         assert only.absent[name] == NO_GPU
     assert only.planned is None
+
+
+def edit_then_seal(folder: Path) -> None:
+    """Make a changed experiment whole again, as if it had been recorded so."""
+    manifest = read_manifest(folder)
+    entries = {
+        name: FileEntry(sha256=sha256_of(folder / name), bytes=(folder / name).stat().st_size, rows=entry.rows)
+        for name, entry in manifest.files.items()
+        if (folder / name).exists()
+    }
+    sealed = manifest.model_copy(update={"files": entries}).sealed()
+    atomic_write(folder / "manifest.json", sealed.to_json(), replace=True)
+
+
+def only_experiment(folder: Path) -> Experiment:
+    (only,) = analyse(folder).experiments
+    assert not only.damage
+    return only
+
+
+def test_energy_falls_back_to_power_and_says_so(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
+    counted = only_experiment(tmp_path).measured
+    assert "Energy from the GPU's energy counter." in counted.notes
+    telemetry = pd.read_csv(folder / "telemetry.csv")
+    for columns, note in (
+        (["gpu0_energy_j"], "without an energy counter"),
+        (["gpu0_energy_j", "gpu0_power_w"], "without telemetry"),
+    ):
+        telemetry.drop(columns=columns).to_csv(folder / "telemetry.csv", index=False)
+        edit_then_seal(folder)
+        measured = only_experiment(tmp_path).measured
+        assert note in measured.notes[0]
+        assert measured.figures["energy"] == pytest.approx(counted.figures["energy"], rel=0.01)
+
+
+def test_an_energy_counter_that_was_reset_is_not_believed(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
+    telemetry = pd.read_csv(folder / "telemetry.csv")
+    telemetry.loc[40:, "gpu0_energy_j"] -= 1500
+    telemetry.to_csv(folder / "telemetry.csv", index=False)
+    edit_then_seal(folder)
+    measured = only_experiment(tmp_path).measured
+    assert "mean power x time" in measured.notes[0]
+    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+
+
+def test_a_gap_in_the_energy_counter_does_not_matter(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
+    telemetry = pd.read_csv(folder / "telemetry.csv")
+    telemetry.loc[10:20, "gpu0_energy_j"] = float("nan")
+    telemetry.to_csv(folder / "telemetry.csv", index=False)
+    edit_then_seal(folder)
+    measured = only_experiment(tmp_path).measured
+    assert "energy counter." in measured.notes[0]
+    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+
+
+def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
+    spec = experiment_spec("resnet50", 3, 1, SHAPE).model_copy(update={"metrics": ["latency_avg", "throughput"]})
+    manifest = write_attempt(tmp_path / "attempts" / "one", spec, SHAPE, START_S)
+    for path in (tmp_path / "attempts" / "one").glob("*total_count*"):
+        path.unlink()
+    finalise(tmp_path / "attempts" / "one", tmp_path / spec.experiment_id, manifest)
+    measured = only_experiment(tmp_path).measured
+    assert measured.figures["throughput"] == pytest.approx(sum(rates("resnet50", 3, SHAPE)), rel=0.02)
+    assert len(measured.replica_throughput) == 3
+    assert "raw latency logs" in measured.notes[0]
+    assert measured.within is None
 
 
 def test_a_percentile_without_support_is_absent(tmp_path: Path) -> None:

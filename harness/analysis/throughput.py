@@ -1,0 +1,75 @@
+"""Requests per second of one recording: from the replicas' counters, or from their logs where those are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import Estimate, batch_means, jain
+
+FROM_LOGS = "Throughput from the raw latency logs: no counter was recorded."
+_POOLED = "all"
+
+
+def pooled_rate(data: ExperimentData) -> tuple[float, str]:
+    """Requests per second of all replicas together, and a note when they do not come from the counters.
+
+    Raises NotMeasuredError when there are neither counters nor logs.
+    """
+    try:
+        counts = _pooled_counts(data)
+    except NotMeasuredError as error:
+        try:
+            requests = len(data.pooled_latencies_s())
+        except NotMeasuredError:
+            raise error from None
+        if data.duration_s <= 0:
+            raise
+        return requests / data.duration_s, FROM_LOGS
+    return float(counts.iloc[-1] - counts.iloc[0]) / float(counts.index[-1] - counts.index[0]), ""
+
+
+def replica_rates(data: ExperimentData) -> list[float]:
+    """Requests per second of each replica, in order, over the whole recording.
+
+    A replica that died early has served little, not little per second. Raises NotMeasuredError.
+    """
+    if data.duration_s <= 0:
+        raise NotMeasuredError("a rate takes at least two rows")
+    try:
+        counts = data.table("total_count")
+    except NotMeasuredError as error:
+        try:
+            return [len(latencies) / data.duration_s for latencies in data.replica_latencies_s()]
+        except NotMeasuredError:
+            raise error from None
+    names = [f"replica-{index}" for index in range(data.manifest.experiment.replicas)]
+    uncounted = [name for name in names if name not in counts]
+    if uncounted:
+        raise NotMeasuredError(f"not counted: {', '.join(uncounted)}")
+    return [float(counts[name].max() - counts[name].min()) / data.duration_s for name in names]
+
+
+def within_run(data: ExperimentData) -> Estimate:
+    """Throughput of this one run with a batch-means interval over its steps. Raises NotMeasuredError."""
+    counts = _pooled_counts(data)
+    return batch_means((np.diff(counts.to_numpy()) / np.diff(counts.index.to_numpy())).tolist())
+
+
+def fairness(rates: Sequence[float]) -> tuple[float, float]:
+    """Slowest over fastest replica, and Jain's index. Raises NotMeasuredError for one replica or none that served."""
+    if len(rates) < 2:
+        raise NotMeasuredError("one replica has nobody to share with")
+    if not max(rates):
+        raise NotMeasuredError("nothing was served, so there is nothing to share")
+    return min(rates) / max(rates), jain(rates)
+
+
+def _pooled_counts(data: ExperimentData) -> pd.Series[float]:
+    counts = data.series("total_count", _POOLED)
+    if len(counts) < 2:
+        raise NotMeasuredError("a rate takes at least two rows")
+    return counts
