@@ -13,6 +13,7 @@ from harness.spec.workload import BUILTIN_WORKLOADS
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05
+MANY_DEGRADED = 5
 _OF_SEVERAL = {"fairness", "jain"}
 CLOSED_LOOP = (
     "Every replica sends its next request when the last is answered (closed loop): latency is service time beside "
@@ -111,11 +112,12 @@ def _unfinished(analysis: CampaignAnalysis) -> list[str]:
 
 
 def _degraded(analysis: CampaignAnalysis) -> list[str]:
-    return [
-        f"{experiment.name} is DEGRADED and counts all the same: {_reasons(experiment)}"
-        for experiment in analysis.experiments
-        if experiment.used and experiment.status is Status.DEGRADED
-    ]
+    degraded = [item for item in analysis.experiments if item.used and item.status is Status.DEGRADED]
+    if len(degraded) > MANY_DEGRADED:
+        names = ", ".join(experiment.name for experiment in degraded)
+        count = f"{len(degraded)} of {len(analysis.experiments)} experiments are DEGRADED and count all the same"
+        return [f"{count}; the reasons stand with each of them below: {names}."]
+    return [f"{item.name} is DEGRADED and counts all the same: {_reasons(item)}" for item in degraded]
 
 
 def _reasons(experiment: Experiment) -> str:
@@ -185,7 +187,8 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
         "CPUs": {manifest.provenance.host.cpu_model for manifest in manifests},
         "kernels": {manifest.provenance.host.kernel for manifest in manifests},
         "versions of the harness": {
-            manifest.provenance.software.git_commit or manifest.provenance.software.harness for manifest in manifests
+            (manifest.provenance.software.git_commit or manifest.provenance.software.harness)[:12]
+            for manifest in manifests
         },
     }
     found = [

@@ -46,6 +46,7 @@ TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 _SHIPPED = "shipped:"
 _LOADS = {"cpu_psi", "gpu_utilization"}
+_RATIOS = {"speed_up", "efficiency"}
 _BARE = {"ratio", "index"}
 
 
@@ -60,7 +61,7 @@ class Entry:
     @property
     def text(self) -> str:
         """In one line, for Markdown."""
-        return f"{self.mean} {self.small}".strip()
+        return f"{self.mean} ({self.small})" if self.small else self.mean
 
 
 def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
@@ -156,9 +157,11 @@ def _entry(cell: Cell, name: str) -> Entry:
     estimate, unit = _estimate(cell, name)
     if estimate is None:
         return Entry(DASH, reason=cell.absent.get(name, "it takes two runs that can be used"))
-    mean, half, unit = interval_parts(estimate, unit)
+    mean, spread, unit = interval_parts(estimate, unit)
+    if name in _RATIOS and estimate.low is not None and estimate.high is not None:
+        spread = f"{number(estimate.low)} to {number(estimate.high)}"  # A ratio's interval is not symmetric.
     state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
-    small = ", ".join(part for part in (half, state) if part)
+    small = ", ".join(part for part in (spread, state) if part)
     return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small)
 
 

@@ -103,6 +103,18 @@ def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     assert "closed loop" in " ".join(found)
 
 
+def test_many_degraded_runs_take_one_sentence(tmp_path: Path) -> None:
+    degraded = replace(SHAPE, status=Status.DEGRADED, record_s=5)
+    write_campaign(tmp_path, replicas=[1], repeats=6, shape=degraded)
+    (sentence,) = [sentence for sentence in caveats(analyse(tmp_path)) if "DEGRADED" in sentence]
+    assert sentence.startswith("6 of 6 experiments are DEGRADED")
+
+
+def test_a_ratio_shows_its_whole_interval(folder: Path) -> None:
+    text = (folder / "report.md").read_text()
+    assert re.search(r"\| 2\.\d\d \S \(\d\.\d\d to \d\.\d\d\) \|", text)
+
+
 def test_summary_csv_has_a_line_for_every_measure_of_every_cell(folder: Path) -> None:
     with (folder / "summary.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
