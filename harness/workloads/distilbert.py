@@ -154,6 +154,7 @@ class DistilBertWorkload:
         """Return what runs where."""
         return self._facts
 
+    @torch.inference_mode()
     def classify(self, tokens: Tensor) -> Tensor:
         """[B, T] on the host -> classes [B] on the host."""
         return self._forward(tokens).argmax(-1).cpu()

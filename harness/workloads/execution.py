@@ -21,7 +21,6 @@ Step = Callable[..., Tensor]
 
 def prepare_device(settings: Settings) -> torch.device:
     """Choose the device and set torch's threads. Raises CannotBeMetError when a GPU is demanded and absent."""
-    torch.set_grad_enabled(False)
     if settings.torch_threads:
         torch.set_num_threads(settings.torch_threads)
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
@@ -89,6 +88,7 @@ def _compile(forward: Step) -> Step:
     return compiled
 
 
+@torch.inference_mode()
 def _capture(forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> Step:
     """Record the kernels of one call and replay them: no Python and no launch per kernel is left."""
     static_inputs = [example.to(device, copy=True) for example in examples]

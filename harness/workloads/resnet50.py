@@ -126,6 +126,7 @@ class ResNet50:
         """Return what runs where."""
         return self._facts
 
+    @torch.inference_mode()
     def classify(self, images: Tensor) -> Tensor:
         """[B, 3, H, W] on the host -> classes [B] on the host."""
         return self._forward(images).argmax(-1).cpu()

@@ -254,6 +254,7 @@ class WhisperWorkload:
         """Return what runs where."""
         return self._facts
 
+    @torch.inference_mode()
     def transcribe(self, sound: Tensor) -> Tensor:
         """[B, samples] on the host -> tokens [B, new_tokens] on the host."""
         mel = self._log_mel(sound.to(self._device, non_blocking=True))

@@ -48,6 +48,8 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 
 def bare_loop(counter_path: str) -> None:
     """Run in a process of its own: the model and its input, and nothing of the runner."""
+    import torch
+
     from harness.workloads import registry
     from harness.workloads.settings import from_environment
 
@@ -60,11 +62,12 @@ def bare_loop(counter_path: str) -> None:
     serve = bare_request(workload, settings.execution)
     now_ns = time.time_ns
     served = 0
-    while True:
-        serve()
-        served += 1
-        counter[1] = now_ns()
-        counter[0] = served
+    with torch.inference_mode():
+        while True:
+            serve()
+            served += 1
+            counter[1] = now_ns()
+            counter[0] = served
 
 
 def bare_request(workload: Any, execution: str) -> Callable[[], object]:
