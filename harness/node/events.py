@@ -100,7 +100,7 @@ def translate(raw: Mapping[str, Any]) -> NodeEvent | None:
     if kind == "playbook_on_play_start":
         return PlayStarted(at_s, str(data.get("name") or data.get("play") or ""))
     if kind == "playbook_on_task_start":
-        return TaskStarted(at_s, str(data.get("name") or data.get("task") or ""), _role(data))
+        return TaskStarted(at_s, str(data.get("task") or data.get("name") or ""), _role(data))
     if kind in _RESULTS:
         return _task_ended(at_s, _RESULTS[kind], data)
     if kind == "playbook_on_stats":

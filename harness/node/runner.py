@@ -89,7 +89,7 @@ class NodeRunner:
         when this returns or raises, every process of the run has ended and its folder is gone.
         """
         self._check(request)
-        folder = Path(tempfile.mkdtemp(prefix="harness-node-", dir=_memory_folder()))
+        folder = Path(tempfile.mkdtemp(prefix=f"harness-node-{os.getpid()}-", dir=_memory_folder()))
         try:
             return self._run_in(folder, request)
         finally:

@@ -43,8 +43,9 @@ def write(project: Path, tasks: str, name: str = "play.yml") -> RunRequest:
     return RunRequest(Path(name))
 
 
-def folders() -> set[Path]:
-    return {path for root in ("/dev/shm", "/tmp") for path in Path(root).glob("harness-node-*")}
+def folders(pid: int | None = None) -> set[Path]:
+    """Folders of runs that a process has begun, by default this one."""
+    return {path for root in ("/dev/shm", "/tmp") for path in Path(root).glob(f"harness-node-{pid or os.getpid()}-*")}
 
 
 @pytest.fixture(autouse=True)
@@ -229,17 +230,15 @@ def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> N
         "NodeRunner(Path(sys.argv[1]), listener=lambda e: print(type(e).__name__, flush=True))"
         ".run(RunRequest(Path('play.yml')))"
     )
-    before = folders()
     with subprocess.Popen([sys.executable, "-c", program, str(project)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        while "TaskStarted" not in process.stdout.readline():
-            assert process.poll() is None
+        assert any("TaskStarted" in line for line in iter(process.stdout.readline, ""))
         started = [pid for pid in wait_for(lambda: sleepers(process.pid)) if pid]
-        assert folders() - before
+        assert folders(process.pid)
         process.kill()
     assert started
     assert wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
-    assert wait_for(lambda: not folders() - before)
+    assert wait_for(lambda: not folders(process.pid))
 
 
 def sleepers(pid: int) -> list[int]:
