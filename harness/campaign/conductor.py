@@ -163,7 +163,7 @@ class Conductor:
                 )
             elif attempt.publish():
                 attempt.cool_down()
-                if self._interrupted.is_set() and experiment is not self._last():
+                if self._interrupted.is_set():
                     raise self._interruption()
                 assert attempt.verdict is not None  # noqa: S101 - publish made it
                 return attempt.verdict.status, attempt.verdict.reasons
@@ -171,9 +171,6 @@ class Conductor:
                 raise attempt.storage_error
             attempt.cool_down()
         return Status.INVALID, attempt.failures
-
-    def _last(self) -> ExperimentSpec:
-        return expand(self._folder.spec)[-1]
 
     def _interruption(self) -> CampaignInterruptedError:
         return CampaignInterruptedError(
