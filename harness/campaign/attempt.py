@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from harness.backends.base import Backend, Deployment, ReplicaDeath
-from harness.campaign import preflight, verdict
+from harness.campaign import preflight
+from harness.campaign import verdict as verdicts
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
@@ -75,10 +77,10 @@ class Attempt:
     deaths: list[ReplicaDeath] = field(default_factory=list)
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
-    verdict: Verdict | None = None
+    findings: list[dict[str, Any]] = field(default_factory=list)
     summary: RecordingSummary | None = None
     telemetry: TelemetrySummary | None = None
-    statuses: list[dict[str, object]] = field(default_factory=list)
+    statuses: list[dict[str, Any]] = field(default_factory=list)
     start_s: float = 0.0
     ended_s: float = 0.0
     _deployment: Deployment | None = None
@@ -102,12 +104,19 @@ class Attempt:
             self._step("clean-up", self._clean_up)
             self.ended_s = self.shared.clock.now_s()
 
-    def publish(self) -> bool:
+    def judge(self) -> Verdict:
+        """How far what was measured can be trusted."""
+        verdict, self.findings = verdicts.judge_attempt(self)
+        return verdict
+
+    def publish(self, verdict: Verdict) -> bool:
         """Export and verify; True when the experiment's folder is there and holds what it should."""
-        return self._step("export", self._export) and self._step("verify", self._verify)
+        return self._step("export", lambda: self._export(verdict)) and self._step("verify", self._verify)
 
     def cool_down(self) -> None:
         """Rest until the cool-down, counted from the clean-up, is over or the GPUs are cool."""
+        if "deploy" not in self.steps:
+            return  # nothing ran that could be warm
         self._step("cool-down", self._cool_down, planned_s=self.experiment.timing.cooldown_s)
 
     def _step(self, name: str, action: Callable[[], None], *, planned_s: float | None = None) -> bool:
@@ -234,10 +243,9 @@ class Attempt:
         self.statuses = [dict(status) for status in self._deployment.statuses()]
         self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
 
-    def _export(self) -> None:
+    def _export(self, verdict: Verdict) -> None:
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)  # a refused preflight has made none
-        self.verdict, findings = verdict.judge_attempt(self)
         recorded = self.summary.rows if self.summary else 0
         manifest = Manifest(
             experiment_id=self.experiment.experiment_id,
@@ -254,8 +262,8 @@ class Attempt:
             absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
             recording=self.summary.to_dict() if self.summary else {},
             telemetry=self.telemetry.to_dict() if self.telemetry else {},
-            findings=findings,
-            verdict=self.verdict,
+            findings=self.findings,
+            verdict=verdict,
         )
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
 

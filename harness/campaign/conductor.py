@@ -20,7 +20,7 @@ from harness.errors import CampaignInterruptedError
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
 from harness.results.experiment import verify_experiment
-from harness.results.manifest import Status, read_manifest
+from harness.results.manifest import Status, Verdict, read_manifest
 from harness.spec import ExperimentSpec, OnReplicaDeath
 
 
@@ -157,16 +157,16 @@ class Conductor:
                 raise self._interruption()
             if attempt.storage_error is not None:
                 raise attempt.storage_error
-            if tries_left and _wants_retry(attempt):
+            verdict = attempt.judge()
+            if tries_left and _wants_retry(attempt, verdict):
                 self._listener(
-                    events.Notice(f"{experiment.experiment_id} is tried again: {'; '.join(attempt.failures)}")
+                    events.Notice(f"{experiment.experiment_id} is tried again: {'; '.join(verdict.reasons)}")
                 )
-            elif attempt.publish():
+            elif attempt.publish(verdict):
                 attempt.cool_down()
                 if self._interrupted.is_set():
                     raise self._interruption()
-                assert attempt.verdict is not None  # noqa: S101 - publish made it
-                return attempt.verdict.status, attempt.verdict.reasons
+                return verdict.status, verdict.reasons
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
             attempt.cool_down()
@@ -199,7 +199,7 @@ class Conductor:
                 signal.signal(number, handler)
 
 
-def _wants_retry(attempt: Attempt) -> bool:
-    """A step before the export failed, or a replica died where the campaign says that this is not enough."""
+def _wants_retry(attempt: Attempt, verdict: Verdict) -> bool:
+    """It says nothing, or a replica died where the campaign says that this is not enough."""
     died = bool(attempt.deaths) and attempt.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
-    return bool(attempt.failures) or died
+    return verdict.status is Status.INVALID or died

@@ -37,6 +37,7 @@ class Stage:
         self.backend = FakeBackend()
         self.events = []
         self.react = lambda _event: None
+        self.sources = sources
 
     def conductor(self, clock=None, gpus=FakeGpus):
         def listen(event):
@@ -44,7 +45,7 @@ class Stage:
             self.react(event)
 
         return Conductor(
-            self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, sources=sources, gpus=gpus
+            self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, sources=self.sources, gpus=gpus
         )
 
     def steps(self, experiment_id):
@@ -125,6 +126,22 @@ def test_a_failed_deployment_is_tried_again(stage):
 
     assert on.manifest(ONE).attempt == 2
     assert (on.folder.path / "attempts" / f"{ONE}-1").is_dir()
+
+
+def test_data_that_say_nothing_are_a_failure_to_try_again(stage):
+    on = stage(replicas=[1], limits=Limits(retries=1))
+    idle = [True, False]
+
+    def once_idle(targets):
+        served = 0 if idle.pop(0) else 100
+        return fake_sources(len(targets), lambda _replica, scrape: sample([0.004] * (served * scrape)))
+
+    on.sources = once_idle
+
+    assert on.conductor().run().statuses == {ONE: Status.VALID}
+
+    assert on.manifest(ONE).attempt == 2
+    assert any(isinstance(event, events.Notice) and "tried again" in event.message for event in on.events)
 
 
 def test_an_experiment_that_never_starts_is_invalid_with_its_reason_and_the_campaign_goes_on(stage):
