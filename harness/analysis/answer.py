@@ -108,7 +108,7 @@ def _unfinished(analysis: CampaignAnalysis) -> list[str]:
     sentence = (
         f"The campaign is not finished: {missing} of {analysis.planned} experiments {verb} missing (listed below)."
     )
-    return [f"{sentence} Go on with: harness resume {analysis.name}"]
+    return [f"{sentence} Go on with: harness resume results/{analysis.name}"]
 
 
 def _degraded(analysis: CampaignAnalysis) -> list[str]:

@@ -55,13 +55,13 @@ class Entry:
     """One cell of a table: mean with unit, interval and load state, and why there is nothing where there is nothing."""
 
     mean: str
-    small: str = ""
+    small: tuple[str, ...] = ()
     reason: str = ""
 
     @property
     def text(self) -> str:
         """In one line, for Markdown."""
-        return f"{self.mean} ({self.small})" if self.small else self.mean
+        return f"{self.mean} ({', '.join(self.small)})" if self.small else self.mean
 
 
 def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
@@ -141,7 +141,7 @@ def _column_title(name: str) -> str:
         "latency_p95": "p95",
         "latency_p99": "p99",
         "fairness": "Fairness",
-        "energy": "Energy / request",
+        "energy": "Energy /\N{NO-BREAK SPACE}request",
         "cpu_psi": "CPU pressure",
         "gpu_utilization": "GPU use",
     }
@@ -161,7 +161,7 @@ def _entry(cell: Cell, name: str) -> Entry:
     if name in _RATIOS and estimate.low is not None and estimate.high is not None:
         spread = f"{number(estimate.low)} to {number(estimate.high)}"  # A ratio's interval is not symmetric.
     state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
-    small = ", ".join(part for part in (spread, state) if part)
+    small = tuple(part for part in (spread, state) if part)
     return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small)
 
 

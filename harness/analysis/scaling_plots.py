@@ -28,6 +28,8 @@ from harness.analysis.statistics import Estimate
 Pick = Callable[[Cell], Estimate | None]
 _GIB = 2.0**30
 _IDEAL_REACH = 1.8  # The ideal line stops at this multiple of the best throughput, or it would flatten everything.
+_FEW_DOUBLINGS = 4
+_DENSE_TICKS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
 _LATENCIES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
 
 
@@ -215,8 +217,10 @@ def _replica_axis(axes: Axes, counts: Sequence[int]) -> None:
 
 
 def _logarithmic(axes: Axes) -> None:
+    low, high = axes.dataLim.y0, axes.dataLim.y1
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5, 7)))
+    dense = low > 0 and high / low < _FEW_DOUBLINGS
+    axes.yaxis.set_major_locator(LogLocator(subs=_DENSE_TICKS if dense else (1, 2, 3, 5, 7)))
     axes.yaxis.set_major_formatter(FuncFormatter(plain_ticks))
     axes.yaxis.set_minor_formatter(NullFormatter())
 
