@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
+from ansible.module_utils.apt_get import AptGet
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
@@ -28,8 +29,8 @@ options:
   key: {description: URL of the key; relative to O(uri) unless absolute., type: str, required: true}
   fingerprint: {description: The primary key's fingerprint (40 hexadecimal digits); empty accepts any key., type: str,
                 default: ""}
-  timeout_s: {description: Seconds until a silent server is given up., type: int, default: 20}
-  retries: {description: How often apt tries again., type: int, default: 2}
+  timeout_s: {description: Seconds until a silent server of the key is given up., type: int, default: 20}
+  lock_timeout_s: {description: Seconds to wait for another apt., type: int, default: 120}
 author: [the project]
 """
 
@@ -88,7 +89,7 @@ def fingerprint(key: bytes) -> str:
     except IndexError:
         raise ValueError("it is empty or cut short") from None
     body = key[start : start + length]
-    if tag != PUBLIC_KEY_TAG or len(body) != length or body[0] != 4:
+    if tag != PUBLIC_KEY_TAG or len(body) != length or body[:1] != b"\x04":
         raise ValueError("it does not begin with an OpenPGP version 4 public key")
     framed = b"\x99" + len(body).to_bytes(2, "big") + body
     return hashlib.sha1(framed).hexdigest().upper()  # noqa: S324 - the fingerprint is defined as SHA-1
@@ -179,25 +180,13 @@ class Source:
 
     def refresh(self) -> None:
         """Fetches the index of this source alone."""
-        wait_s = str(self.options["timeout_s"])
-        settings = [
+        settings = (
             f"Dir::Etc::sourcelist={self.source}",
             "Dir::Etc::sourceparts=-",
             "APT::Get::List-Cleanup=0",
             "APT::Update::Error-Mode=any",
-            f"Acquire::Retries={self.options['retries']}",
-            f"Acquire::http::Timeout={wait_s}",
-            f"Acquire::https::Timeout={wait_s}",
-            "DPkg::Lock::Timeout=120",
-        ]
-        command = ["apt-get", "update", "--quiet=2", *(part for one in settings for part in ("-o", one))]
-        code, out, err = self.module.run_command(command)
-        if code != 0:
-            self.fail(
-                f"the index of {self.uri} could not be fetched: {(err or out).strip()}",
-                "Check that the machine reaches this address and that the mirror holds this version,"
-                " or name another mirror in inventory/group_vars/all/mirrors.yml.",
-            )
+        )
+        AptGet(self.module, self.options["lock_timeout_s"]).run("update", settings=settings)
 
     def apply(self) -> tuple[bool, bool]:
         """Brings key, source and index up to date: whether anything changed, whether the index was fetched."""
@@ -226,7 +215,7 @@ def main() -> None:
             "key": {"type": "str", "required": True, "no_log": False},
             "fingerprint": {"type": "str", "default": ""},
             "timeout_s": {"type": "int", "default": 20},
-            "retries": {"type": "int", "default": 2},
+            "lock_timeout_s": {"type": "int", "default": 120},
         },
         supports_check_mode=True,
     )

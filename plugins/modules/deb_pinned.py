@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.apt_get import AptGet
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
@@ -54,7 +54,6 @@ versions: {description: The version of every package after the run (in check mod
            returned: always}
 """
 
-FETCH_TIMEOUT_S = 30
 FIELDS = "${Package}\t${db:Status-Want}\t${db:Status-Status}\t${Version}\n"
 
 
@@ -88,6 +87,7 @@ class Packages:
         also = [{"name": name, "version": "", "hold": False, "files": []} for name in module.params["also"]]
         self.wanted: list[dict[str, Any]] = module.params["packages"] + also
         self.names = [package["name"] for package in self.wanted]
+        self.apt = AptGet(module, module.params["lock_timeout_s"])
         self.installed: list[str] = []
         self.held: list[str] = []
 
@@ -95,34 +95,6 @@ class Packages:
         """Runs a command: exit status, stdout, stderr."""
         code, out, err = self.module.run_command(list(command))
         return int(code), str(out), str(err)
-
-    def apt(self, verb: str, *arguments: str) -> None:
-        """Runs apt-get without questions; ends the module with apt's own words when it fails."""
-        settings = [
-            f"DPkg::Lock::Timeout={self.module.params['lock_timeout_s']}",
-            "Dpkg::Options::=--force-confdef",
-            "Dpkg::Options::=--force-confold",
-            "APT::Install-Recommends=false",
-            f"Acquire::http::Timeout={FETCH_TIMEOUT_S}",
-            f"Acquire::https::Timeout={FETCH_TIMEOUT_S}",
-            "Acquire::Retries=2",
-        ]
-        code, out, err = self.run(
-            "apt-get", "--yes", "--quiet=2", *(p for s in settings for p in ("-o", s)), verb, *arguments
-        )
-        if code != 0:
-            self.module.fail_json(msg=self.apt_failure(verb, (err or out).strip()), stdout=out, stderr=err)
-
-    def apt_failure(self, verb: str, words: str) -> str:
-        """What to do next, by what apt said."""
-        if "lock" in words:
-            holder = re.search(r"held by process (\d+)(?: \((\S+)\))?", words)
-            who = f"process {holder[1]} ({holder[2] or 'unknown'})" if holder else "another process"
-            waited_s = self.module.params["lock_timeout_s"]
-            return f"{who} held the package lock for more than {waited_s} s. Let it finish and run again: {words}"
-        if "space" in words.lower():
-            return f"apt-get {verb} ran out of disk space. Free some (apt-get clean) and run again: {words}"
-        return f"apt-get {verb} failed. Mend what it names and run again; finished packages are kept: {words}"
 
     def status(self) -> dict[str, tuple[str, str, str]]:
         """By package: want, status and version; nothing for what dpkg does not know."""
@@ -138,7 +110,7 @@ class Packages:
         if not self.module.check_mode:
             # Whatever dpkg cannot configure (a package in pieces) is put right by the installation that follows.
             self.run("dpkg", "--configure", "-a", "--force-confdef", "--force-confold")
-            self.apt("install", "--fix-broken", "--allow-change-held-packages")
+            self.apt.run("install", "--fix-broken", "--allow-change-held-packages")
         return True
 
     def todo(self) -> tuple[list[dict[str, Any]], list[str]]:
@@ -173,7 +145,7 @@ class Packages:
         """
         offers = self.offers(packages)
         if not all(fitting(package, offers) for package in packages):
-            self.apt("update")
+            self.apt.run("update")
             offers = self.offers(packages)
         for package in packages:
             if not fitting(package, offers):
@@ -203,8 +175,9 @@ class Packages:
         self.installed = self.resolve(packages)
         flags = ["--allow-change-held-packages", "--allow-downgrades"]
         # A file that was deleted by hand comes back only when dpkg is told so, should it be a configuration file.
-        flags += ["-o", "Dpkg::Options::=--force-confmiss", "--reinstall"] if reinstall else []
-        self.apt("install", *flags, *self.installed)
+        flags += ["--reinstall"] if reinstall else []
+        settings = ("Dpkg::Options::=--force-confmiss",) if reinstall else ()
+        self.apt.run("install", *flags, *self.installed, settings=settings)
         self.verify(packages)
         return True
 
@@ -233,7 +206,7 @@ class Packages:
         """Removes the packages with their configuration; whether any was there."""
         there = [name for name, (_, state, _) in self.status().items() if state != "not-installed"]
         if there and not self.module.check_mode:
-            self.apt("purge", "--allow-change-held-packages", *there)
+            self.apt.run("purge", "--allow-change-held-packages", *there)
         return bool(there)
 
     def present(self) -> bool:

@@ -1,0 +1,30 @@
+"""Stands in for AnsibleModule: parameters given, commands answered from a script, the end raised."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Answer = tuple[int, str, str]
+
+
+class Failed(Exception):  # noqa: N818 - what a module calls its end
+    """fail_json was called; `str` is its message."""
+
+
+class FakeModule:
+    """`answer` gets the words of each command; what it does not know succeeds silently."""
+
+    def __init__(
+        self, answer: Callable[[Sequence[str]], Answer | None] | None = None, *, check_mode: bool = False, **params: Any
+    ) -> None:
+        self.params = params
+        self.check_mode = check_mode
+        self.commands: list[list[str]] = []
+        self.tmpdir = None
+        self._answer = answer or (lambda _words: None)
+
+    def run_command(self, command: Sequence[str], data: str | None = None) -> Answer:  # noqa: ARG002 - as the original's
+        self.commands.append(list(command))
+        return self._answer(command) or (0, "", "")
+
+    def fail_json(self, *, msg: str, **_: Any) -> None:
+        raise Failed(msg)

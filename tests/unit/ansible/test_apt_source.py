@@ -1,0 +1,56 @@
+"""The signing key is known by its fingerprint, and apt's index by its file name."""
+
+import base64
+import hashlib
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+
+module = tree.module("apt_source")
+
+BODY = b"\x04" + b"\x5f\x00\x00\x00" + b"\x01" + b"k" * 300
+FINGERPRINT = hashlib.sha1(b"\x99" + len(BODY).to_bytes(2, "big") + BODY).hexdigest().upper()  # noqa: S324 - by definition
+OLD = b"\x99" + len(BODY).to_bytes(2, "big") + BODY
+NEW_TWO_OCTETS = b"\xc6" + bytes([((len(BODY) - 192) >> 8) + 192, (len(BODY) - 192) & 0xFF]) + BODY
+NEW_FIVE_OCTETS = b"\xc6\xff" + len(BODY).to_bytes(4, "big") + BODY
+
+
+def armoured(key):
+    text = base64.encodebytes(key).decode()
+    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\nVersion: x\n\n{text}=abcd\n-----END PGP PUBLIC KEY BLOCK-----\n".encode()
+
+
+@pytest.mark.parametrize("key", [OLD, NEW_TWO_OCTETS, NEW_FIVE_OCTETS, OLD + b"\xb4\x04user"])
+def test_the_fingerprint_is_that_of_the_primary_key(key):
+    assert module.fingerprint(key) == FINGERPRINT
+    assert module.fingerprint(module.dearmoured(armoured(key))) == FINGERPRINT
+
+
+@pytest.mark.parametrize("data", [b"", b"\x99", b"<html>not found</html>", OLD[:100], b"\x99\x00\x03\x03ab"])
+def test_what_is_no_key_is_refused(data):
+    with pytest.raises(ValueError, match=r"OpenPGP|cut short"):
+        module.fingerprint(data)
+
+
+def test_a_key_of_somebody_else_ends_the_module_with_both_fingerprints():
+    fake = FakeModule(name="kubernetes", uri="http://mirror/", fingerprint="A" * 40, key="Release.key")
+    with pytest.raises(Failed, match=rf"{FINGERPRINT}, expected {'A' * 40}"):
+        module.Source(fake).check(OLD, "http://mirror/Release.key")
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("http://10.0.2.2:33815/crio/", "10.0.2.2:33815_crio"),
+        ("https://pkgs.k8s.io/core:/stable:/v1.35/deb/", "pkgs.k8s.io_core:_stable:_v1.35_deb"),
+        ("https://user:secret@mirror.example/a_b~c/", "mirror.example_a%5fb%7ec"),
+    ],
+)
+def test_the_index_is_looked_for_under_apt_s_own_name(uri, name):
+    assert module.list_prefix(uri) == name
+
+
+def test_the_source_names_its_own_keyring():
+    text = module.deb822("http://mirror/", "/", [], "/etc/apt/keyrings/x.gpg")
+    assert text == "Types: deb\nURIs: http://mirror/\nSuites: /\nSigned-By: /etc/apt/keyrings/x.gpg\n"

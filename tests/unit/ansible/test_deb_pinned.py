@@ -1,0 +1,127 @@
+"""Exact versions: resolved first, held, mended when broken, refused when they do not exist."""
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+
+module = tree.module("deb_pinned")
+apt_get = tree.shared("apt_get")
+
+MADISON = """\
+   kubelet | 1.35.10-1.1 | http://mirror/kubernetes  Packages
+   kubelet | 1.35.8-2.1 | http://mirror/kubernetes  Packages
+   kubelet | 1.35.8-1.1 | http://mirror/kubernetes  Packages
+   kubelet | 1.35.8-1.1 | http://other/kubernetes  Packages
+   kubelet | 1.35.8-1.1 | http://mirror/kubernetes  Sources
+"""
+
+
+def kubelet(version="1.35.8", files=()):
+    return {"name": "kubelet", "version": version, "hold": True, "files": list(files)}
+
+
+def packages(installed="", *, offered=MADISON, wanted=None, want="install", **params):
+    """A machine that has kubelet at a version, or not at all."""
+
+    def answer(words):
+        if words[0] == "dpkg-query":
+            return (0, f"kubelet\t{want}\tinstalled\t{installed}\n", "") if installed else (1, "", "no packages found")
+        return (0, offered, "") if words[:2] == ["apt-cache", "madison"] else None
+
+    defaults = {"also": [], "upgrade": False, "upgrade_with": "playbooks/upgrade.yml", "lock_timeout_s": 0}
+    fake = FakeModule(answer, packages=[wanted or kubelet()], **{**defaults, **params})
+    return module.Packages(fake), fake
+
+
+def commands(fake, program):
+    return [command for command in fake.commands if command[0] == program]
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "fits"),
+    [
+        ("1.35.8-1.1", "1.35.8", True),
+        ("1.35.8-1.1", "1.35.8-1.1", True),
+        ("1.35.10-1.1", "1.35.1", False),
+        ("1.35.8-2.1", "1.35.8-1.1", False),
+        ("anything", "", True),
+    ],
+)
+def test_a_version_is_upstream_s_or_exact(version, wanted, fits):
+    assert module.matches(version, wanted) is fits
+
+
+def test_the_newest_revision_of_the_version_is_installed_and_held():
+    found, fake = packages()
+    assert found.present() is True
+    assert found.installed == ["kubelet=1.35.8-2.1"]
+    assert commands(fake, "apt-get")[-1][-1] == "kubelet=1.35.8-2.1"
+    assert commands(fake, "apt-mark") == [["apt-mark", "hold", "kubelet"]]
+
+
+def test_an_installed_and_held_revision_of_the_version_is_left_alone():
+    found, fake = packages("1.35.8-1.1", want="hold")
+    assert found.present() is False
+    assert commands(fake, "apt-get") == []
+
+
+def test_a_version_that_does_not_exist_is_named_with_those_that_do():
+    found, fake = packages(wanted=kubelet("1.35.99"))
+    with pytest.raises(
+        Failed, match=r"kubelet 1\.35\.99 does not exist.*1\.35\.10-1\.1, 1\.35\.8-2\.1.*nothing was installed"
+    ):
+        found.present()
+    assert "install" not in [word for command in commands(fake, "apt-get") for word in command]
+
+
+def test_another_installed_version_is_changed_by_an_upgrade_only():
+    found, _ = packages("1.34.11-1.1", want="hold")
+    with pytest.raises(Failed, match=r"installed at 1\.34\.11-1\.1.*playbooks/upgrade\.yml"):
+        found.present()
+    found, fake = packages("1.34.11-1.1", want="hold", upgrade=True)
+    assert found.present() is True
+    assert "--allow-change-held-packages" in commands(fake, "apt-get")[-1]
+
+
+def test_a_package_without_its_binary_is_reinstalled_and_judged_again(tmp_path):
+    found, fake = packages("1.35.8-1.1", want="hold", wanted=kubelet(files=[str(tmp_path / "kubelet")]))
+    with pytest.raises(Failed, match="still lacks"):
+        found.present()
+    assert "--reinstall" in commands(fake, "apt-get")[-1]
+
+
+def test_check_mode_says_what_it_would_install_and_runs_nothing_that_changes():
+    found, fake = packages(offered="")
+    fake.check_mode = True
+    assert found.present() is True
+    assert found.installed == ["kubelet=1.35.8"]
+    assert not commands(fake, "apt-get")
+    assert not commands(fake, "apt-mark")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (
+            "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 812 (unattended-upgr)",
+            r"process 812 \(unattended-upgr\) held",
+        ),
+        ("E: You don't have enough free space in /var/cache/apt/archives/.", "ran out of disk space"),
+        ("E: Failed to fetch http://mirror/x.deb  403  Forbidden", "could not fetch"),
+        ("E: Sub-process /usr/bin/dpkg returned an error code (1)", "failed. Mend what it names"),
+    ],
+)
+def test_what_apt_says_becomes_a_next_step(words, says):
+    fake = FakeModule(lambda _words: (100, "", words))
+    with pytest.raises(Failed, match=says):
+        apt_get.AptGet(fake, lock_timeout_s=0).run("install", "x")
+
+
+def test_a_lock_is_waited_for(monkeypatch):
+    monkeypatch.setattr(apt_get, "POLL_S", 0.0)
+    answers = iter(
+        [(100, "", "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt-get)"), (0, "", "")]
+    )
+    fake = FakeModule(lambda _words: next(answers))
+    apt_get.AptGet(fake, lock_timeout_s=60).run("update")
+    assert len(fake.commands) == 2

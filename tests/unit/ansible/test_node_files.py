@@ -1,0 +1,77 @@
+"""Files in one step, with owner and mode; links; absences; and a check that touches nothing."""
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+
+module = tree.module("node_files")
+
+
+def files(**params):
+    return module.Files(FakeModule(**params))
+
+
+def test_a_file_is_written_once_with_its_folder_and_mode(tmp_path):
+    path = tmp_path / "a/b/c.conf"
+    first, second = files(), files()
+    first.file(path, "x = 1\n", "0600", "")
+    second.file(path, "x = 1\n", "0600", "")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("x = 1\n", 0o600)
+    assert (first.written, second.written) == ([str(path)], [])
+    assert [one.name for one in path.parent.iterdir()] == ["c.conf"]
+
+
+def test_a_wrong_mode_alone_is_put_right(tmp_path):
+    path = tmp_path / "d/c.conf"
+    files().file(path, "x", "0644", "")
+    path.chmod(0o666)
+    again = files()
+    again.file(path, "x", "0644", "")
+    assert again.written == [str(path)]
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_private_file_never_appears_in_a_diff(tmp_path):
+    found = files()
+    found.file(tmp_path / "d/secret", "token", "0600", "")
+    found.file(tmp_path / "d/public", "shown", "0644", "")
+    assert [one["after"] for one in found.diff] == ["", "shown"]
+
+
+def test_check_mode_touches_nothing(tmp_path):
+    (tmp_path / "old.bak").touch()
+    found = files(check_mode=True)
+    found.file(tmp_path / "d/new", "x", "0644", "")
+    found.link(tmp_path / "d/link", "/usr/libexec/crio/runc")
+    found.absent(str(tmp_path / "*.bak"))
+    assert len(found.written) == 2
+    assert len(found.removed) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["old.bak"]
+
+
+def test_a_link_is_made_and_mended_and_a_real_file_in_its_way_is_an_error(tmp_path):
+    link = tmp_path / "runc"
+    files().link(link, "/somewhere/else")
+    files().link(link, "/usr/libexec/crio/runc")
+    again = files()
+    again.link(link, "/usr/libexec/crio/runc")
+    assert str(link.readlink()) == "/usr/libexec/crio/runc"
+    assert again.written == []
+    (tmp_path / "crun").touch()
+    with pytest.raises(Failed, match="real file"):
+        files().link(tmp_path / "crun", "/usr/libexec/crio/crun")
+
+
+def test_what_fits_a_pattern_goes_hidden_files_too_and_folders_stay(tmp_path):
+    for name in ("a.bak", ".b.bak", "keep.conf"):
+        (tmp_path / name).touch()
+    (tmp_path / "folder.bak").mkdir()
+    files().absent(str(tmp_path / "*.bak"))
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["folder.bak", "keep.conf"]
+
+
+def test_a_source_that_a_check_does_not_meet_yet_counts_as_empty(tmp_path):
+    one = {"source": str(tmp_path / "admin.conf"), "content": None}
+    assert files(check_mode=True).content(one) == ""
+    with pytest.raises(FileNotFoundError):
+        files().content(one)

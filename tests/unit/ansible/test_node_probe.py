@@ -1,0 +1,107 @@
+"""What the probe reads from a machine."""
+
+import http.server
+import os
+import threading
+
+import pytest
+import tree
+from fake_module import FakeModule
+
+module = tree.module("node_probe")
+
+
+def test_the_parts_of_os_release():
+    text = 'NAME="Ubuntu"\nVERSION_ID="24.04"\n# comment\nID=ubuntu\n'
+    assert module.os_release(text) == {"NAME": "Ubuntu", "VERSION_ID": "24.04", "ID": "ubuntu"}
+
+
+def test_swap_areas_with_their_size():
+    text = "Filename\tType\tSize\tUsed\tPriority\n/dev/zram0 partition 1024 0 100\n/swapfile file 32764 0 -2\n"
+    assert module.swaps(text) == [
+        {"path": "/dev/zram0", "type": "partition", "size_bytes": 1 << 20},
+        {"path": "/swapfile", "type": "file", "size_bytes": 32764 * 1024},
+    ]
+
+
+def test_memory_is_bytes_or_missing():
+    assert module.memory_bytes("MemTotal:       65536 kB\nMemFree: 1 kB\n") == 64 << 20
+    assert module.memory_bytes("") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "driver"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue", "580.95.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "580.95.05"),
+        (None, None),
+    ],
+)
+def test_the_driver_is_read_from_the_loaded_module(monkeypatch, text, driver):
+    monkeypatch.setattr(module, "read", lambda path: text if "nvidia" in str(path) else None)
+    assert module.gpu()["driver"] == driver
+
+
+def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):
+    assert module.free_bytes(str(tmp_path / "not/yet")) == pytest.approx(module.free_bytes(str(tmp_path)), rel=0.05)
+
+
+def test_a_path_and_a_missing_path(tmp_path):
+    (tmp_path / "target").write_text("x")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    (tmp_path / "target").chmod(0o600)
+    found = module.path_state(str(tmp_path / "target"))
+    assert (found["exists"], found["mode"], found["link"], found["size_bytes"]) == (True, "0600", None, 1)
+    assert module.path_state(str(tmp_path / "link"))["link"] == str(tmp_path / "target")
+    assert module.path_state(str(tmp_path / "none")) == {"exists": False}
+    (tmp_path / "target").unlink()
+    assert module.path_state(str(tmp_path / "link"))["exists"] is False
+
+
+def test_packages_with_version_and_hold():
+    lines = "kubelet\thold\tinstalled\t1.35.8-1.1\ncri-o\tinstall\thalf-installed\t1.35.6-1.1\n"
+    found = module.packages(
+        FakeModule(lambda _words: (1, lines, "no packages found matching x")), ["kubelet", "cri-o", "x"]
+    )
+    assert found["kubelet"] == {"installed": True, "version": "1.35.8-1.1", "held": True}
+    assert found["cri-o"]["installed"] is False
+    assert found["x"] == {"installed": False, "version": None, "held": False}
+
+
+class Mirror(http.server.BaseHTTPRequestHandler):
+    waiting = threading.Event()
+
+    def do_GET(self):
+        if self.path == "/stalled":
+            self.waiting.wait(5)
+        self.send_response(403 if self.path == "/forbidden" else 200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        """Nothing: the test says what matters."""
+
+
+def test_mirrors_that_answer_refuse_stall_or_are_not_there():
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirror)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    base = f"http://127.0.0.1:{server.server_port}"
+    try:
+        urls = [f"{base}/good", f"{base}/forbidden", f"{base}/stalled", "http://127.0.0.1:9/"]
+        found = module.answers(urls, timeout_s=1)
+    finally:
+        Mirror.waiting.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert found[urls[0]] == "ok"
+    assert found[urls[1]] == "answers 403 Forbidden"
+    assert found[urls[2]] == "says nothing for 1 s"
+    assert found[urls[3]].startswith("cannot be reached")
+
+
+def test_the_login_user_is_the_one_before_sudo(monkeypatch):
+    monkeypatch.setenv("SUDO_USER", "ops")
+    assert module.login_user() == "ops"
+    monkeypatch.delenv("SUDO_USER")
+    assert module.login_user() == module.pwd.getpwuid(os.getuid()).pw_name

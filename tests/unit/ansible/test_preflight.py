@@ -1,0 +1,149 @@
+"""Bad machines and bad variables, judged by the real role: each ends with its reason and the next step.
+
+The probe is replaced by one that reads the machine from the inventory; everything else is as shipped.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tree import ROOT
+
+PROBE = """\
+#!/usr/bin/python3
+import json, os
+from ansible.module_utils.basic import AnsibleModule
+options = {name: {"type": "raw"} for name in ("machine", "disks", "packages", "urls", "urls_timeout_s")}
+module = AnsibleModule(argument_spec=options, supports_check_mode=True)
+fake = json.loads(os.environ["FAKE"])
+module.exit_json(changed=False, probe=fake["probe"], ansible_facts={"node": fake["node"]})
+"""
+PLAY = """\
+- hosts: all
+  gather_facts: false
+  environment: {FAKE: "{{ fake | to_json }}"}
+  roles: [preflight]
+"""
+MACHINE = {
+    "os": "ubuntu",
+    "os_version": "24.04",
+    "os_name": "Ubuntu 24.04.3 LTS",
+    "os_codename": "noble",
+    "architecture": "x86_64",
+    "systemd": True,
+    "cgroup": "v2",
+    "psi": True,
+    "cpus": 16,
+    "memory_bytes": 64 << 30,
+    "swaps": [],
+    "gpu": {"pci_devices": 1, "driver": "580.95.05"},
+    "disks": {"/var/lib": 200 << 30},
+}
+NO_GPU = {"gpu": {"pci_devices": 0, "driver": None}}
+ABSENT = {"installed": False, "version": None, "held": False}
+
+# case: (changes to a good machine, variables, what the message says)
+CASES = {
+    "good": ({}, {}, None),
+    "no-gpu-none-wanted": (NO_GPU, {}, None),
+    "gpu-told-off": ({"gpu": {"pci_devices": 1, "driver": None}}, {"nvidia_toolkit_gpu": "absent"}, None),
+    "psi-told-off": ({"psi": False}, {"preflight_psi_required": False}, None),
+    "wrong-os": ({"os": "fedora", "os_name": "Fedora 43"}, {}, "This is Fedora 43"),
+    "old-ubuntu": ({"os_version": "20.04", "os_name": "Ubuntu 20.04"}, {}, "This is Ubuntu 20.04"),
+    "arm": ({"architecture": "aarch64"}, {}, "architecture is aarch64"),
+    "no-systemd": ({"systemd": False}, {}, "not booted with systemd"),
+    "cgroup-v1": ({"cgroup": "v1"}, {}, "systemd.unified_cgroup_hierarchy=1"),
+    "no-psi": ({"psi": False}, {}, "Add psi=1"),
+    "one-cpu": ({"cpus": 1}, {}, "1 CPU, at least 2"),
+    "small": ({"memory_bytes": 1 << 30}, {}, "1024 MiB of memory"),
+    "full-disk": ({"disks": {"/var/lib": 2 << 30}}, {}, "2048 MiB free"),
+    "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
+    "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
+    "gpu-required": (NO_GPU, {"nvidia_toolkit_gpu": "required"}, "A working GPU is required"),
+    "gpu-without-driver": ({"gpu": {"pci_devices": 1, "driver": None}}, {}, "no driver loaded"),
+    "old-driver": ({"gpu": {"pci_devices": 1, "driver": "470.256.02"}}, {}, "470.256.02, at least 535.0"),
+    "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),
+    "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison"),
+    "wrong-type": ({}, {"preflight_cpus_min": "many"}, "preflight_cpus_min"),
+    "wrong-choice": ({}, {"nvidia_toolkit_gpu": "perhaps"}, "nvidia_toolkit_gpu"),
+    "wrong-type-later-role": ({}, {"calico_mtu": "large"}, "calico_mtu"),
+    "other-version-installed": (
+        {"kubelet": {"installed": True, "version": "1.34.11-1.1", "held": True}},
+        {},
+        "Kubernetes 1.34.11-1.1 is installed",
+    ),
+    "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
+    "mirror-stalls": ({"urls": {"http://mirror/Release": "says nothing for 15 s"}}, {}, "says nothing for 15 s"),
+}
+
+
+def host(changes, variables, now_s):
+    packages = {"cri-o": ABSENT, "kubelet": changes.get("kubelet", ABSENT)}
+    probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
+    node = {**MACHINE, "time_s": now_s, **{name: value for name, value in changes.items() if name not in probe}}
+    return {"fake": {"node": node, "probe": probe}, "ansible_connection": "local", **variables}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Every case is a host of one run: name -> its failure, or None."""
+    folder = tmp_path_factory.mktemp("preflight")
+    (folder / "library").mkdir()
+    (folder / "library/node_probe.py").write_text(PROBE)
+    (folder / "play.yml").write_text(PLAY)
+    (folder / "group_vars").symlink_to(ROOT / "inventory/group_vars")
+    now_s = int(__import__("time").time())
+    hosts = {name: host(changes, variables, now_s) for name, (changes, variables, _) in CASES.items()}
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")]
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_LIBRARY": str(folder / "library"),
+        "ANSIBLE_STDOUT_CALLBACK": "tree_of_results",
+        "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_HOME": str(folder / "home"),
+        "OUTCOMES": str(folder / "outcomes.json"),
+    }
+    (folder / "callback").mkdir()
+    (folder / "callback/tree_of_results.py").write_text(CALLBACK)
+    done = subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert (folder / "outcomes.json").exists(), done.stdout + done.stderr
+    return json.loads((folder / "outcomes.json").read_text())
+
+
+CALLBACK = """\
+import json, os
+from ansible.plugins.callback import CallbackBase
+class CallbackModule(CallbackBase):
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "tree_of_results"
+    def __init__(self):
+        super().__init__()
+        self.failed = {}
+    def v2_runner_on_failed(self, result, ignore_errors=False):
+        self.failed[result.host.get_name()] = str(result.result.get("msg"))
+    def v2_playbook_on_stats(self, stats):
+        outcomes = {host: self.failed.get(host) for host in stats.processed}
+        with open(os.environ["OUTCOMES"], "w") as file:
+            json.dump(outcomes, file)
+"""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_case_ends_with_its_reason_or_not_at_all(outcomes, name):
+    _, _, says = CASES[name]
+    if says is None:
+        assert outcomes[name] is None
+    else:
+        assert says in " ".join(outcomes[name].split())
+
+
+def test_a_refusal_says_that_nothing_was_changed(outcomes):
+    assert all("Nothing was changed" in outcomes[name] for name in ("wrong-os", "full-disk", "mirror-403"))

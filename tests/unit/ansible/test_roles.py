@@ -1,0 +1,81 @@
+"""Every role: its files, its specification equal to its defaults, its names, its own verification."""
+
+import re
+
+import pytest
+import tree
+from tree import ROLES, ROOT, load
+
+LAYOUT = {
+    *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
+    *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
+}
+TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}
+
+
+def defaults(role):
+    return load(ROOT / "roles" / role / "defaults/main.yml") or {}
+
+
+def options(role):
+    return load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+
+
+def test_the_roles_are_the_ones_of_the_design():
+    assert set(ROLES) == LAYOUT
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_specification_says_what_the_defaults_say(role):
+    assert {name: option["default"] for name, option in options(role).items()} == defaults(role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_variable_is_described_in_prose_in_both_places(role):
+    text = (ROOT / "roles" / role / "defaults/main.yml").read_text()
+    for name, option in options(role).items():
+        assert re.search(rf"^# [A-Za-z`].+\n{name}:", text, re.MULTILINE), f"no line of prose before {name}"
+        assert option["description"].endswith("."), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_type_fits_the_value_that_the_default_comes_to(role):
+    for name, option in options(role).items():
+        value = tree.variables()[name]
+        assert isinstance(value, TYPES[option["type"]]), f"{name} is {value!r}"
+        assert value in option.get("choices", [value])
+        if option["type"] == "list":
+            assert all(isinstance(item, TYPES[option["elements"]]) for item in value), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_public_names_carry_the_role_and_private_ones_two_underscores(role):
+    assert all(name.startswith(f"{role}_") for name in defaults(role))
+    private = ROOT / "roles" / role / "vars/main.yml"
+    assert all(name.startswith(f"__{role}_") for name in (load(private) if private.exists() else {}))
+
+
+@pytest.mark.parametrize("role", sorted(LAYOUT - {"preflight"}))
+def test_every_role_verifies_its_own_effect(role):
+    # Preflight has no effect to verify: it is a verification.
+    assert (ROOT / "roles" / role / "tasks/verify.yml").exists()
+    assert "verify.yml" in "".join(path.read_text() for path in (ROOT / "roles" / role / "tasks").glob("*.yml"))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_variable_is_used(role):
+    folders = ("tasks", "templates", "vars")
+    files = [path for folder in folders for path in (ROOT / "roles" / role / folder).glob("*")]
+    text = "".join(path.read_text() for path in [*files, *tree.TEMPLATES.glob("*.j2")])
+    assert [name for name in defaults(role) if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_preflight_judges_the_variables_of_every_role():
+    assert set(load(ROOT / "roles/preflight/vars/main.yml")["__preflight_roles"]) == LAYOUT
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_task_file_is_reached(role):
+    folder = ROOT / "roles" / role / "tasks"
+    text = "".join(path.read_text() for path in [*folder.glob("*.yml"), *tree.playbooks(), *tree.task_files()])
+    assert [path.name for path in folder.glob("*.yml") if path.name != "main.yml" and path.name not in text] == []

@@ -1,0 +1,168 @@
+"""Every template, rendered with the shipped variables, against the schema of what it becomes."""
+
+import re
+import tomllib
+
+import kubernetes_validate
+import pytest
+import tree
+import yaml
+from fields import EVICTION_SIGNALS, unknown
+from tree import ROOT, TEMPLATES, render
+
+CONFIGURATION = {"kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2"}
+CUSTOM = {"calico-installation.yaml.j2"}
+JOIN = {"join_endpoint": "192.0.2.1:6443", "join_token": "a.b", "join_ca_hash": "sha256:0", "inventory_hostname": "w"}
+OBJECTS = sorted(path.name for path in TEMPLATES.glob("*.j2") if path.name not in CONFIGURATION | CUSTOM)
+MINORS = tree.variables()["versions_by_minor"]
+
+
+def documents(name, **changed):
+    return [one for one in yaml.safe_load_all(render(TEMPLATES / name, **{**JOIN, **changed})) if one]
+
+
+def owned_templates():
+    """Templates of this stage; those of other stages are checked where they are rendered."""
+    used = "".join(path.read_text() for path in [*tree.task_files(), *(ROOT / "roles").glob("*/vars/main.yml")])
+    return [name for name in OBJECTS if name in used]
+
+
+def test_every_template_of_the_roles_is_checked_here():
+    assert set(owned_templates()) == {
+        *("runtime-class.yaml.j2", "local-path.yaml.j2", "metrics-server.yaml.j2", "failed-pods.yaml.j2")
+    }
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("name", owned_templates())
+def test_every_object_is_valid_for_every_minor(name, minor):
+    for document in documents(name):
+        if document["kind"] != "APIService":  # not in the published schemas
+            kubernetes_validate.validate(document, minor, strict=True)
+
+
+def test_a_wrong_object_is_seen():
+    broken = documents("runtime-class.yaml.j2")[0] | {"handlr": "nvidia"}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(broken, "1.35", strict=True)
+
+
+@pytest.mark.parametrize("name", owned_templates())
+def test_every_image_is_one_of_the_table(name):
+    known = set(tree.variables()["versions"]["images"].values())
+    assert set(re.findall(r"image: (\S+)", render(TEMPLATES / name))) <= known
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {
+            "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
+            "worker_kubeadm_ignore_preflight_errors": ["NumCPU"],
+            "control_plane_advertise_address": "192.0.2.1",
+            "control_plane_api_names": ["node.example"],
+        },
+    ],
+    ids=["defaults", "everything set"],
+)
+@pytest.mark.parametrize("name", sorted(CONFIGURATION))
+def test_every_configuration_has_only_fields_of_its_kind(name, changed):
+    for document in documents(name, **changed):
+        assert unknown(document) == []
+
+
+def test_a_wrong_field_is_seen():
+    assert unknown({"kind": "InitConfiguration", "nodeRegistration": {"crisocket": "x"}, "tokens": []}) == [
+        "InitConfiguration.nodeRegistration.crisocket",
+        "InitConfiguration.tokens",
+    ]
+    assert unknown({"kind": "ClusterConfiguration", "apiServer": {"extraArgs": {"v": "2"}}}) == [
+        "ClusterConfiguration.apiServer.extraArgs"
+    ]
+
+
+def test_the_control_plane_is_the_one_of_the_mission():
+    kinds = {one["kind"]: one for one in documents("kubeadm-init.yaml.j2")}
+    assert [one["apiVersion"] for one in kinds.values()][:2] == ["kubeadm.k8s.io/v1beta4"] * 2
+    node = kinds["InitConfiguration"]["nodeRegistration"]
+    assert (node["name"], node["taints"], node["criSocket"]) == ("controlplane", [], "unix:///var/run/crio/crio.sock")
+    assert kinds["ClusterConfiguration"]["networking"] == {
+        "podSubnet": "10.244.0.0/16",
+        "serviceSubnet": "10.96.0.0/12",
+        "dnsDomain": "cluster.local",
+    }
+    assert kinds["ClusterConfiguration"]["kubernetesVersion"] == "v" + tree.variables()["versions"]["kubernetes"]
+    assert kinds["KubeletConfiguration"]["cgroupDriver"] == "systemd"
+    assert kinds["KubeletConfiguration"]["failSwapOn"] is True
+
+
+def test_every_eviction_signal_is_named_because_one_left_out_is_switched_off():
+    (kubelet,) = documents("kubelet-housekeeping.yaml.j2")
+    assert set(kubelet["evictionHard"]) == EVICTION_SIGNALS
+    assert kubelet["imageGCLowThresholdPercent"] < kubelet["imageGCHighThresholdPercent"]
+
+
+def test_calico_has_the_control_plane_s_addresses_and_vxlan():
+    (installation,) = documents("calico-installation.yaml.j2")
+    network = installation["spec"]["calicoNetwork"]
+    (pool,) = network["ipPools"]
+    assert (pool["cidr"], pool["encapsulation"], network["bgp"]) == ("10.244.0.0/16", "VXLAN", "Disabled")
+    assert "mtu" not in network
+    assert documents("calico-installation.yaml.j2", calico_mtu=1400)[0]["spec"]["calicoNetwork"]["mtu"] == 1400
+
+
+def test_the_clean_up_is_bounded_and_selects_failed_pods_alone():
+    job = next(one for one in documents("failed-pods.yaml.j2") if one["kind"] == "CronJob")["spec"]
+    (container,) = job["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert "--field-selector=status.phase=Failed" in container["command"]
+    assert container["command"][1:3] == ["delete", "pods"]
+    assert job["jobTemplate"]["spec"]["activeDeadlineSeconds"] <= 600
+    assert job["concurrencyPolicy"] == "Forbid"
+
+
+def test_the_default_class_waits_for_its_consumer():
+    (found,) = [one for one in documents("local-path.yaml.j2") if one["kind"] == "StorageClass"]
+    assert found["metadata"]["annotations"]["storageclass.kubernetes.io/is-default-class"] == "true"
+    assert found["volumeBindingMode"] == "WaitForFirstConsumer"
+
+
+def drop_in(role, name, **changed):
+    return tomllib.loads(render(ROOT / "roles" / role / "templates" / name, **changed))
+
+
+def test_crio_is_configured_as_toml():
+    crio = drop_in("crio", "crio.conf.j2")["crio"]
+    assert crio["runtime"]["cgroup_manager"] == "systemd"
+    assert crio["image"]["short_name_mode"] == "enforcing"
+    assert crio["image"]["pause_image"] == tree.variables()["versions"]["images"]["pause"]
+    assert crio["metrics"] == {"enable_metrics": True, "metrics_host": "127.0.0.1", "metrics_port": 9537}
+
+
+def test_the_handler_has_its_monitor_or_crio_would_not_start():
+    (name, handler), *others = drop_in("nvidia_toolkit", "handler.conf.j2")["crio"]["runtime"]["runtimes"].items()
+    assert (name, others) == ("nvidia", [])
+    assert handler == {
+        "runtime_path": "/usr/bin/nvidia-container-runtime",
+        "runtime_type": "oci",
+        "runtime_root": "/run/crun",
+        "monitor_path": "/usr/libexec/crio/conmon",
+    }
+
+
+def test_every_registry_of_the_table_is_mirrored_under_its_own_name():
+    rendered = drop_in("crio", "registries.conf.j2", crio_mirror="mirror.example:5000", crio_mirror_insecure=True)
+    locations = {one["prefix"]: one["mirror"][0] for one in rendered["registry"]}
+    assert locations["quay.io"] == {"location": "mirror.example:5000/quay.io", "insecure": True}
+    table = tree.variables()
+    images = [
+        *table["versions"]["images"].values(),
+        *table["versions_calico"][table["calico_version"]]["images"].values(),
+    ]
+    assert {image.partition("/")[0] for image in images} <= set(locations)
+
+
+def test_the_failsafe_runs_before_the_kubelet():
+    unit = render(ROOT / "roles/swap/templates/swapoff.service.j2")
+    assert re.search(r"^Before=.*kubelet\.service", unit, re.MULTILINE)
+    assert "WantedBy=multi-user.target" in unit

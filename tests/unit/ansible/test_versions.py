@@ -1,0 +1,108 @@
+"""The one table: complete for every minor, every sum and image well formed, and exactly what the roles take from it."""
+
+import re
+
+import pytest
+import tree
+from tree import ROOT
+
+TABLE = tree.load(ROOT / "inventory/group_vars/all/versions.yml")
+MINORS = TABLE["versions_by_minor"]
+IMAGE = re.compile(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9._-]+)+:[A-Za-z0-9._-]+")
+# What kubeadm itself starts from the table's row.
+KUBEADM_IMAGES = {"kube_apiserver", "kube_controller_manager", "kube_scheduler", "kube_proxy", "coredns", "etcd"}
+WHERE = [*(ROOT / "roles").rglob("*.yml"), *(ROOT / "roles").rglob("*.j2"), *tree.TEMPLATES.glob("*.j2")]
+
+
+def images():
+    rows = [*MINORS.values(), TABLE["versions_common"], *TABLE["versions_calico"].values()]
+    return [image for row in rows for image in row["images"].values()]
+
+
+def test_the_default_minor_is_in_the_table_and_the_journal_s_too():
+    assert TABLE["kubernetes_minor"] in MINORS
+    assert "1.34" in MINORS
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_every_minor_has_the_same_entries(minor):
+    first = next(iter(MINORS.values()))
+    assert set(MINORS[minor]) == set(first)
+    assert set(MINORS[minor]["images"]) == set(first["images"])
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_versions_of_a_row_belong_together(minor):
+    row = MINORS[minor]
+    assert [row[name].rpartition(".")[0] for name in ("kubernetes", "crio", "cri_tools")] == [minor] * 3
+    assert all(f"/v{minor}/" in row[name] for name in ("apt_kubernetes", "apt_crio"))
+    for name in ("kube_apiserver", "kube_controller_manager", "kube_scheduler", "kube_proxy", "kubectl"):
+        assert row["images"][name].endswith(f":v{row['kubernetes']}")
+    assert row["calico"] in TABLE["versions_calico"]
+
+
+@pytest.mark.parametrize("image", images())
+def test_every_image_is_fully_qualified_and_pinned(image):
+    assert IMAGE.fullmatch(image)
+    assert not image.endswith(":latest")
+
+
+@pytest.mark.parametrize("version", TABLE["versions_calico"])
+def test_every_file_has_its_sum_and_its_version(version):
+    for file in TABLE["versions_calico"][version]["files"]:
+        assert re.fullmatch(r"[0-9a-f]{64}", file["sha256"])
+        assert f"/v{version}/" in file["url"]
+        assert file["url"].endswith("/" + file["name"])
+
+
+@pytest.mark.parametrize("repository", TABLE["versions_packages"])
+def test_every_repository_has_its_key_and_every_package_its_version(repository):
+    assert re.fullmatch(r"[0-9A-F]{40}", TABLE["versions_apt_keys"][repository]["fingerprint"])
+    known = {**TABLE["versions_common"], **MINORS[TABLE["kubernetes_minor"]]}
+    assert f"apt_{repository}" in known
+    assert all(package["version"] in known for package in TABLE["versions_packages"][repository])
+
+
+def test_the_roles_take_every_image_of_the_table_and_no_other():
+    used = {name for path in WHERE for name in re.findall(r"versions\.images\.(\w+)", path.read_text())}
+    listed = {*MINORS[TABLE["kubernetes_minor"]]["images"], *TABLE["versions_common"]["images"]}
+    assert used | KUBEADM_IMAGES == listed
+
+
+def installed_packages():
+    found = [
+        one["name"]
+        for one in tree.load(ROOT / "roles/kubernetes_packages/vars/main.yml")["__kubernetes_packages_pinned"]
+    ]
+    for role in ("crio", "nvidia_toolkit"):
+        for task in tree.load(ROOT / "roles" / role / "tasks/install.yml"):
+            found += [one["name"] for one in task.get("deb_pinned", {}).get("packages", ())]
+    return found
+
+
+def test_the_packages_of_the_table_are_the_ones_that_the_roles_install():
+    listed = [package["name"] for packages in TABLE["versions_packages"].values() for package in packages]
+    assert sorted(installed_packages()) == sorted(listed)
+
+
+def test_no_version_and_no_image_is_named_anywhere_else():
+    for path in [*WHERE, *(ROOT / "playbooks").glob("*.yml")]:
+        text = re.sub(r"min_ansible_version.*|apiVersion.*|is version\('[\d.]+'", "", path.read_text())
+        assert not re.search(r"\bv?\d+\.\d+\.\d+\b(?![./]\d)", re.sub(r"\b\d+(\.\d+){3}\b", "", text)), path
+        assert not re.search(r"(docker\.io|quay\.io|registry\.k8s\.io)/", text), path
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_offline_list_is_what_the_table_says(minor):
+    from harness.node.offline import from_variables
+
+    row = {**TABLE["versions_common"], **MINORS[minor]}
+    row["images"] = {**TABLE["versions_common"]["images"], **MINORS[minor]["images"]}
+    listed = from_variables({**tree.variables(), "kubernetes_minor": minor, "versions": row})
+    packages = [package for packages in TABLE["versions_packages"].values() for package in packages]
+    assert {(one.name, one.version) for one in listed.packages} == {
+        (one["name"], row[one["version"]]) for one in packages
+    }
+    calico = TABLE["versions_calico"][row["calico"]]
+    assert set(listed.images) == {*row["images"].values(), *calico["images"].values()}
+    assert {file.sha256 for file in listed.files} == {file["sha256"] for file in calico["files"]}

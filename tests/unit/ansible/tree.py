@@ -1,0 +1,97 @@
+"""The roles, playbooks and variables as the tests read them, resolved by Ansible itself where that matters."""
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+ROOT = Path(__file__).parents[3]
+ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/tasks/main.yml"))
+TEMPLATES = ROOT / "templates/kubernetes"
+MODULES = ROOT / "plugins/modules"
+OWN_MODULES = {path.stem for path in MODULES.glob("*.py")}
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def task_files() -> list[Path]:
+    return sorted((ROOT / "roles").glob("*/tasks/*.yml"))
+
+
+def playbooks() -> list[Path]:
+    return [ROOT / "site.yml", *sorted((ROOT / "playbooks").glob("*.yml"))]
+
+
+def tasks(nodes: Any) -> Iterator[dict[str, Any]]:
+    """Every task of a task file or playbook, those inside blocks too."""
+    for node in nodes or ():
+        if any(section in node for section in ("hosts", "block")):
+            for section in ("pre_tasks", "tasks", "post_tasks", "handlers", "block", "rescue", "always"):
+                yield from tasks(node.get(section))
+        else:
+            yield node
+
+
+def every_task() -> list[tuple[Path, dict[str, Any]]]:
+    files = [*task_files(), *playbooks()]
+    return [(path, task) for path in files for task in tasks(load(path))]
+
+
+@functools.cache
+def variables() -> dict[str, Any]:
+    """Every group variable and role default with its value for the inventory as shipped."""
+    from ansible.inventory.manager import InventoryManager
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar
+    from ansible.vars.manager import VariableManager
+
+    loader = DataLoader()
+    inventory = InventoryManager(loader=loader, sources=[str(ROOT / "inventory/hosts.yml")])
+    manager = VariableManager(loader=loader, inventory=inventory)
+    found = dict(manager.get_vars(host=inventory.get_host("localhost")))
+    for role in ROLES:
+        for folder in ("defaults", "vars"):
+            path = ROOT / "roles" / role / folder / "main.yml"
+            if path.exists():
+                found = {**(loader.load_from_file(str(path), trusted_as_template=True) or {}), **found}
+    templar = Templar(loader=loader, variables=found)
+    plain = [name for name in found if not name.startswith(("__", "ansible_"))]
+    resolved = {name: templar.template(found[name]) for name in plain}
+    resolved["__crio_mirrored_registries"] = templar.template(found["__crio_mirrored_registries"])
+    return resolved
+
+
+def render(path: Path, **changed: Any) -> str:
+    """A template rendered as the harness renders it: plain jinja2, and a missing variable is an error."""
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
+    given = {**variables(), "ansible_managed": "managed", **changed}
+    return environment.from_string(path.read_text()).render(given)
+
+
+def module(name: str) -> Any:
+    """One of our Ansible modules, imported; what it shares with others is found where Ansible finds it."""
+    for shared in (ROOT / "plugins/module_utils").glob("*.py"):
+        _import(f"ansible.module_utils.{shared.stem}", shared)
+    return _import(f"modules_under_test.{name}", MODULES / f"{name}.py")
+
+
+def shared(name: str) -> Any:
+    """What our modules share, imported."""
+    return _import(f"ansible.module_utils.{name}", ROOT / "plugins/module_utils" / f"{name}.py")
+
+
+def _import(name: str, path: Path) -> Any:
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name]
