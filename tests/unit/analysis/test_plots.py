@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from matplotlib import pyplot as plt
+from PIL import Image
+
+from harness.analysis.campaign import analyse
+from harness.analysis.report import write_report
+from harness.analysis.scaling_plots import overview, scaling
+from harness.analysis.timeline_plots import timeline
+from harness.results import Manifest, Status, finalise
+from harness.results.layout import metric_files
+from tests.unit.results.synthetic import (
+    METRICS,
+    START_S,
+    Shape,
+    experiment_spec,
+    manifest_for,
+    write_attempt,
+    write_campaign,
+    write_experiment,
+)
+
+SHAPE = Shape(record_s=10)
+
+
+def colours(png: bytes) -> int:
+    image = Image.open(io.BytesIO(png))
+    return len(image.convert("RGB").getcolors(1_000_000) or [])
+
+
+def truncated(folder: Path, rows: int) -> Manifest:
+    """An INVALID experiment whose recording was stopped after ``rows`` rows."""
+    shape = Shape(record_s=10, status=Status.INVALID)
+    spec = experiment_spec("resnet50", 1, 1, shape)
+    attempt = folder / "attempts" / "one"
+    manifest = write_attempt(attempt, spec, shape, START_S)
+    for file in metric_files(attempt).values():
+        lines = file.path.read_text().splitlines()
+        series = len({line.split(",")[2] for line in lines[1:]})
+        file.path.write_text("\n".join(lines[: 1 + rows * series]) + "\n")
+    manifest = manifest.model_copy(update={"rows": rows})
+    finalise(attempt, folder / spec.experiment_id, manifest)
+    return manifest
+
+
+def test_plots_are_drawn_without_touching_the_global_state(tmp_path: Path) -> None:
+    before = plt.get_fignums(), plt.rcParams["font.size"]
+    found = analyse(write_campaign(tmp_path / "c", replicas=[1, 3], repeats=1, shape=SHAPE))
+    picture = scaling(found, "resnet50")
+    assert picture is not None
+    assert colours(picture.png) > 10
+    assert picture.svg is not None
+    assert b"<svg" in picture.svg
+    assert "1 replica 17" in picture.alt
+    assert (plt.get_fignums(), plt.rcParams["font.size"]) == before
+
+
+def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", replicas=[1, 3], repeats=1, shape=SHAPE)
+    first, second = scaling(analyse(folder), "resnet50"), scaling(analyse(folder), "resnet50")
+    assert first == second
+
+
+def test_one_workload_has_no_overview_and_two_have(tmp_path: Path) -> None:
+    assert overview(analyse(write_campaign(tmp_path / "one", replicas=[1, 3], repeats=1, shape=SHAPE))) is None
+    workloads = ["resnet50", "distilbert"]
+    both = analyse(write_campaign(tmp_path / "two", workloads=workloads, replicas=[1, 3], repeats=1, shape=SHAPE))
+    picture = overview(both)
+    assert picture is not None
+    assert "resnet50: 1 replica 1.00" in picture.alt
+    assert "distilbert" in picture.alt
+
+
+def test_no_usable_run_has_no_curve(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 1, shape=Shape(record_s=10, status=Status.INVALID))
+    assert scaling(analyse(tmp_path), "resnet50") is None
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_a_timeline_has_its_panels_with_and_without_a_gpu(tmp_path: Path, gpu: bool) -> None:
+    write_experiment(tmp_path, "resnet50", 3, shape=Shape(record_s=10, gpu=gpu))
+    picture = timeline(analyse(tmp_path).experiments[0])
+    assert ("gpu power" in picture.alt) is gpu
+    assert ("pressure" in picture.alt) is not gpu
+    assert colours(picture.png) > 10
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_recording_stopped_after_a_row_or_two_is_reported(tmp_path: Path, rows: int) -> None:
+    truncated(tmp_path, rows)
+    page = write_report(tmp_path).read_text()
+    assert "INVALID" in page
+    assert "nan" not in (tmp_path / "summary.csv").read_text()
+
+
+def test_an_experiment_that_recorded_nothing_is_reported(tmp_path: Path) -> None:
+    shape = Shape(record_s=10, status=Status.INVALID)
+    spec = experiment_spec("resnet50", 1, 1, shape)
+    reasons = dict.fromkeys(METRICS, "not recorded: deploy: the replica died")
+    manifest = manifest_for(spec, shape, START_S).model_copy(update={"absent_metrics": reasons, "replicas": []})
+    (tmp_path / "attempt").mkdir()
+    finalise(tmp_path / "attempt", tmp_path / spec.experiment_id, manifest)
+    page = write_report(tmp_path).read_text()
+    assert "the replica died" in page
+    assert "no experiment can be used" in page.lower()
