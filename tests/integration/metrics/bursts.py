@@ -21,9 +21,11 @@ class Bursts:
     def infer(self) -> int:
         if not self._sleeps_s:
             second = int(time.time() - PHASE_S) + 1
+            if second % 5 == self._replica:
+                second += 1  # now and then a second is left out, so that the slowest request is sometimes twice as slow
             time.sleep(max(second + PHASE_S - time.time(), 0))
-            count = 4 + (7 * second + 3 * self._replica) % 8
-            self._sleeps_s = [0.001 + 0.0013 * ((second + 5 * place) % 11) for place in range(count)]
+            count = 5 + (13 * second + 3 * self._replica) % 35
+            self._sleeps_s = [0.0003 + 0.0004 * ((second + 5 * place) % 7) for place in range(count)]
         time.sleep(self._sleeps_s.pop())
         return 1
 
