@@ -4,7 +4,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,26 +11,26 @@ from tests.node import dirty
 from tests.node.machine import deps, image
 from tests.node.machine.deps import Tools
 from tests.node.machine.errors import DependencyError
-from tests.node.machine.image import USER, Disks
+from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
-from tests.node.play import Playbooks
+from tests.node.story import (  # noqa: F401 - fixtures
+    again,
+    checked,
+    converged,
+    converged_disks,
+    first_node_stage,
+    machine,
+    playbooks,
+    second_node_stage,
+)
 
 # Set where these tests must run (CI): then a host that cannot boot a machine is a failure and not a skip.
 REQUIRED_VARIABLE = "NODE_TEST_REQUIRED"
 SUITE = os.environ.get("NODE_TEST_SUITE", "bookworm")
 TEST_WITHIN_S = 1200
 
-# What this machine cannot show, told to the roles and to nobody else.
-MACHINE_VARIABLES: dict[str, Any] = {
-    "preflight_psi_required": False,
-    "preflight_cpus_min": 1,
-    "nvidia_toolkit_gpu": "assumed",
-    "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
-}
-
 Boot = Callable[[Disks], Machine]
-MakePlaybooks = Callable[..., Playbooks]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -76,9 +75,9 @@ def mirror(tools: Tools, scratch: Path) -> Iterator[Mirror]:
 @pytest.fixture(scope="session")
 def dirty_disks(tools: Tools, disks: Disks, mirror: Mirror, scratch: Path) -> Disks:
     """The disks of a machine as earlier owners left it: what every test begins with."""
-    with Machine(tools, disks, scratch / "first") as machine:
-        dirty.prepare(machine, mirror, SUITE)
-        return machine.snapshot(scratch / "dirty", boot_again=False)
+    with Machine(tools, disks, scratch / "first") as first:
+        dirty.prepare(first, mirror, SUITE)
+        return first.snapshot(scratch / "dirty", boot_again=False)
 
 
 @pytest.fixture(scope="module")
@@ -87,21 +86,11 @@ def boot(tools: Tools, scratch: Path) -> Iterator[Boot]:
     running: list[Machine] = []
 
     def start(source: Disks) -> Machine:
-        machine = Machine(tools, source, Path(tempfile.mkdtemp(dir=scratch, prefix="m")))
-        running.append(machine)
-        machine.start()
-        return machine
+        booted = Machine(tools, source, Path(tempfile.mkdtemp(dir=scratch, prefix="m")))
+        running.append(booted)
+        booted.start()
+        return booted
 
     yield start
-    for machine in running:
-        machine.__exit__()
-
-
-@pytest.fixture(scope="session")
-def playbooks_for(mirror: Mirror) -> MakePlaybooks:
-    """Playbooks of a machine, everything fetched from the local mirrors; host variables as keyword arguments."""
-
-    def make(machine: Machine, **variables: Any) -> Playbooks:
-        return Playbooks(machine, {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables)
-
-    return make
+    for each in running:
+        each.__exit__()

@@ -1,4 +1,4 @@
-"""A dirty machine, from check mode to reset and back: one machine, one story, in this order."""
+"""The story goes on: judge, reboot, judge, converge, reset, converge; the machine is the same one all along."""
 
 import re
 from dataclasses import dataclass
@@ -7,69 +7,16 @@ from typing import Any
 import pytest
 
 from tests.node import fingerprint, judge
-from tests.node.conftest import Boot, MakePlaybooks
 from tests.node.judge import Verdict
 from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.play import Playbooks, Run
+from tests.node.story import SITE, Step, step
 
-SITE = "site.yml"
 MANY_CHECKS = 30
 # What a reset must leave nothing of: packages, holds, configuration, units, volumes.
 REMAINS = r"cri-o|crio|kube|nvidia|cri-tools|calico|etcd|local-path"
 NODE_STAGE = "playbooks/node.yml"
-
-
-@dataclass(frozen=True)
-class Step:
-    """A run, and the machine's state before and after it."""
-
-    run: Run
-    before: list[str]
-    after: list[str]
-
-
-@pytest.fixture(scope="module")
-def machine(boot: Boot, dirty_disks: Disks) -> Machine:
-    return boot(dirty_disks)
-
-
-@pytest.fixture(scope="module")
-def playbooks(machine: Machine, playbooks_for: MakePlaybooks) -> Playbooks:
-    return playbooks_for(machine)
-
-
-def step(playbooks: Playbooks, playbook: str, *arguments: str) -> Step:
-    before = fingerprint.take(playbooks.machine)
-    run = playbooks.run(playbook, *arguments)
-    return Step(run, before, fingerprint.take(playbooks.machine))
-
-
-@pytest.fixture(scope="module")
-def checked(playbooks: Playbooks) -> Step:
-    return step(playbooks, SITE, "--check")
-
-
-@pytest.fixture(scope="module")
-def first_node_stage(playbooks: Playbooks, checked: Step) -> Run:  # noqa: ARG001 - it comes after
-    return playbooks.run(NODE_STAGE)
-
-
-@pytest.fixture(scope="module")
-def second_node_stage(playbooks: Playbooks, first_node_stage: Run) -> Run:
-    assert first_node_stage.status == 0, first_node_stage.explain()
-    return playbooks.run(NODE_STAGE)
-
-
-@pytest.fixture(scope="module")
-def converged(playbooks: Playbooks, second_node_stage: Run) -> Step:  # noqa: ARG001 - it comes after
-    return step(playbooks, SITE)
-
-
-@pytest.fixture(scope="module")
-def again(playbooks: Playbooks, converged: Step) -> Step:
-    assert converged.run.status == 0, converged.run.explain()
-    return step(playbooks, SITE)
 
 
 @dataclass(frozen=True)
@@ -85,8 +32,7 @@ class Reboot:
 
 
 @pytest.fixture(scope="module")
-def verdicts(playbooks: Playbooks, again: Step) -> dict[str, Verdict]:
-    assert again.run.status == 0, again.run.explain()
+def verdicts(playbooks: Playbooks, converged_disks: Disks) -> dict[str, Verdict]:  # noqa: ARG001 - it comes after
     return {"verify-node": judge.verdict(playbooks), "testinfra": judge.testinfra(playbooks)}
 
 

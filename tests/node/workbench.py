@@ -7,12 +7,11 @@ import tempfile
 from pathlib import Path
 
 from tests.node import dirty
-from tests.node.conftest import MACHINE_VARIABLES, SUITE
+from tests.node.conftest import SUITE
 from tests.node.machine import deps, image
-from tests.node.machine.image import USER
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
-from tests.node.play import Playbooks
+from tests.node.story import playbooks_for
 
 
 def main() -> None:
@@ -23,7 +22,7 @@ def main() -> None:
         folder = Path(scratch)
         with Mirror(tools, folder / "mirror") as mirror, Machine(tools, disks, folder / "m") as machine:
             dirty.prepare(machine, mirror, SUITE)
-            playbooks = Playbooks(machine, {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES)
+            playbooks = playbooks_for(machine, mirror)
             print(f"ssh -F {machine.ssh_config} node")
             print(f"ANSIBLE_HOST_KEY_CHECKING=false ansible-playbook -i {playbooks.inventory} site.yml")
             input("Enter ends the machine. ")

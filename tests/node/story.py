@@ -1,0 +1,94 @@
+"""A dirty machine up to the converged state: one machine per session, one story, in this order.
+
+Session fixtures, so that every module can start where the story has come to.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.node import fingerprint
+from tests.node.machine.deps import Tools
+from tests.node.machine.image import USER, Disks
+from tests.node.machine.vm import Machine
+from tests.node.mirror.site import Mirror
+from tests.node.play import Playbooks, Run
+
+SITE = "site.yml"
+NODE_STAGE = "playbooks/node.yml"
+
+# What this machine cannot show, told to the roles and to nobody else.
+MACHINE_VARIABLES: dict[str, Any] = {
+    "preflight_psi_required": False,
+    "preflight_cpus_min": 1,
+    "nvidia_toolkit_gpu": "assumed",
+    "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
+}
+
+
+def playbooks_for(machine: Machine, mirror: Mirror, **variables: Any) -> Playbooks:
+    """Playbooks of a machine, everything fetched from the local mirrors; host variables as keyword arguments."""
+    return Playbooks(machine, {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A run, and the machine's state before and after it."""
+
+    run: Run
+    before: list[str]
+    after: list[str]
+
+
+@pytest.fixture(scope="session")
+def machine(tools: Tools, dirty_disks: Disks, scratch: Path) -> Iterator[Machine]:
+    with Machine(tools, dirty_disks, scratch / "story") as machine:
+        yield machine
+
+
+@pytest.fixture(scope="session")
+def playbooks(machine: Machine, mirror: Mirror) -> Playbooks:
+    return playbooks_for(machine, mirror)
+
+
+def step(playbooks: Playbooks, playbook: str, *arguments: str) -> Step:
+    before = fingerprint.take(playbooks.machine)
+    run = playbooks.run(playbook, *arguments)
+    return Step(run, before, fingerprint.take(playbooks.machine))
+
+
+@pytest.fixture(scope="session")
+def checked(playbooks: Playbooks) -> Step:
+    return step(playbooks, SITE, "--check")
+
+
+@pytest.fixture(scope="session")
+def first_node_stage(playbooks: Playbooks, checked: Step) -> Run:  # noqa: ARG001 - it comes after
+    return playbooks.run(NODE_STAGE)
+
+
+@pytest.fixture(scope="session")
+def second_node_stage(playbooks: Playbooks, first_node_stage: Run) -> Run:
+    assert first_node_stage.status == 0, first_node_stage.explain()
+    return playbooks.run(NODE_STAGE)
+
+
+@pytest.fixture(scope="session")
+def converged(playbooks: Playbooks, second_node_stage: Run) -> Step:  # noqa: ARG001 - it comes after
+    return step(playbooks, SITE)
+
+
+@pytest.fixture(scope="session")
+def again(playbooks: Playbooks, converged: Step) -> Step:
+    assert converged.run.status == 0, converged.run.explain()
+    return step(playbooks, SITE)
+
+
+@pytest.fixture(scope="session")
+def converged_disks(machine: Machine, again: Step, scratch: Path) -> Disks:
+    """A copy of the converged machine's disks; the machine itself was off for a moment."""
+    assert again.run.status == 0, again.run.explain()
+    return machine.snapshot(scratch / "converged")

@@ -1,0 +1,60 @@
+"""Killed on the way, again and again, and run once more: the machine is the one an undisturbed run makes."""
+
+from random import Random
+
+import pytest
+
+from tests.node import fingerprint, judge
+from tests.node.conftest import Boot
+from tests.node.machine.image import Disks
+from tests.node.mirror.site import Mirror
+from tests.node.play import Playbooks, Run
+from tests.node.story import SITE, Step, playbooks_for
+
+KILLS = 20
+# A task takes about half a second here: some are killed as they begin, some in the middle, some as they end.
+LONGEST_DELAY_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
+    return playbooks_for(boot(dirty_disks), mirror)
+
+
+@pytest.fixture(scope="module")
+def killed(disturbed: Playbooks, again: Step) -> list[Run]:
+    """One run after another on the same machine, each killed at a later task than the one before."""
+    task_count = len(again.run.tasks)
+    delays = Random(KILLS)
+    targets = [(2 * position + 1) * task_count // (2 * KILLS) for position in range(KILLS)]
+    return [disturbed.run_killed(SITE, target, delays.uniform(0, LONGEST_DELAY_S)) for target in targets]
+
+
+@pytest.fixture(scope="module")
+def recovered(disturbed: Playbooks, killed: list[Run]) -> Step:  # noqa: ARG001 - it comes after
+    before = fingerprint.take(disturbed.machine)
+    run = disturbed.run(SITE)
+    return Step(run, before, fingerprint.take(disturbed.machine))
+
+
+def test_twenty_different_tasks_were_killed(killed: list[Run]) -> None:
+    assert [run.explain() for run in killed if run.status == 0 or run.failed] == []
+    tasks = [f"{run.tasks[-1].role} : {run.tasks[-1].name}" for run in killed]
+    print(
+        "\n"
+        + "\n".join(f"killed after {run.duration_s:5.1f} s in {task}" for run, task in zip(killed, tasks, strict=True))
+    )
+    assert len(set(tasks)) == KILLS
+
+
+def test_the_next_run_converges(recovered: Step) -> None:
+    assert recovered.run.status == 0, recovered.run.explain()
+
+
+def test_the_machine_is_the_same_as_undisturbed(recovered: Step, again: Step) -> None:
+    assert fingerprint.difference(again.after, recovered.after) == ""
+
+
+def test_the_verdict_is_well(disturbed: Playbooks, recovered: Step) -> None:  # noqa: ARG001 - it comes after
+    found = judge.verdict(disturbed)
+    assert (found.status, set(found.failed)) == (0, set()), found.output
