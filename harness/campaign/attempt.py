@@ -34,6 +34,7 @@ from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
 from harness.spec import ExperimentSpec, OnReplicaDeath
 
+STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 COOLDOWN_POLL_S = 1.0
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
@@ -61,6 +62,7 @@ class Attempt:
     """One attempt; ``run`` walks through the steps once.
 
     Attributes:
+        remaining_after_s: phases of the campaign's later experiments, seconds.
         failures: reasons of the steps that failed, in order.
         abort: set by a death that ends the attempt, or by an interruption.
     """
@@ -68,6 +70,7 @@ class Attempt:
     experiment: ExperimentSpec
     number: int
     position: int
+    remaining_after_s: float
     shared: Surroundings
     abort: threading.Event = field(default_factory=threading.Event)
     failures: list[str] = field(default_factory=list)
@@ -123,7 +126,7 @@ class Attempt:
         """Run one step between two lines of the journal; its failure becomes a reason."""
         shared, identity = self.shared, self.experiment.experiment_id
         shared.journal.append("step-begins", experiment=identity, attempt=self.number, step=name)
-        shared.listener(StepBegins(identity, self.position, self.number, name, planned_s))
+        shared.listener(StepBegins(identity, self.position, self.number, name, planned_s, self._remaining_s(name)))
         begun_s = shared.clock.now_s()
         reasons: list[str] = []
         try:
@@ -150,6 +153,13 @@ class Attempt:
             reasons=reasons,
         )
         return not reasons
+
+    def _remaining_s(self, step: str) -> float:
+        """Phases still to come from the beginning of ``step``, seconds."""
+        timing = self.experiment.timing
+        phases = {"stabilise": timing.stabilise_s, "record": timing.record_s, "cool-down": timing.cooldown_s}
+        later = STEPS[STEPS.index(step) :]
+        return self.remaining_after_s + sum(seconds for name, seconds in phases.items() if name in later)
 
     def _preflight(self) -> None:
         step_s = self.experiment.timing.step_s

@@ -115,11 +115,10 @@ class Conductor:
             if statuses[experiment.experiment_id] is not None:
                 continue
             pending.remove(experiment)
-            status, reasons = self._experiment(experiment, position, surroundings)
+            remaining_s = estimate(pending).duration_s
+            status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
             statuses[experiment.experiment_id] = status
-            self._listener(
-                events.ExperimentEnds(experiment.experiment_id, position, status, reasons, estimate(pending).duration_s)
-            )
+            self._listener(events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s))
         journal.append("campaign-ends")
         return Outcome({name: status for name, status in statuses.items() if status is not None})
 
@@ -142,12 +141,12 @@ class Conductor:
         return None
 
     def _experiment(
-        self, experiment: ExperimentSpec, position: int, surroundings: Surroundings
+        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
     ) -> tuple[Status, Sequence[str]]:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
             number = self._folder.next_attempt(experiment.experiment_id)
-            attempt = Attempt(experiment, number, position, surroundings)
+            attempt = Attempt(experiment, number, position, remaining_s, surroundings)
             self._attempt = attempt
             if self._interrupted.is_set():
                 attempt.abort.set()

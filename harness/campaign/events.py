@@ -27,13 +27,19 @@ class CampaignBegins:
 
 @dataclass(frozen=True, slots=True)
 class StepBegins:
-    """One step of one experiment starts; ``planned_s`` is its length where that is known."""
+    """One step of one experiment starts.
+
+    Attributes:
+        planned_s: its length, where that is known.
+        remaining_s: phases of the campaign still to come, this step included.
+    """
 
     experiment_id: str
     number: int
     attempt: int
     step: str
     planned_s: float | None
+    remaining_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,6 +206,7 @@ def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, agai
     if report:
         from harness.analysis.report import write_report
 
+        output.note("writing the report")
         answer["report"] = str(write_report(folder.path))
     if output.is_json():
         output.document(answer)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.text import Text
 
 from harness.campaign import events
 from harness.cli import output
@@ -28,27 +29,25 @@ def progress_listener() -> Iterator[events.Listener]:
         yield LiveBar(progress)
 
 
-class _Tracker:
-    """What both ways of telling need to know."""
+class _Sentences:
+    """Says the events that deserve a line of their own."""
 
     def __init__(self) -> None:
         self.of = 0
-        self.remaining_s = 0.0
 
     def line(self, event: events.Event) -> str | None:
-        """The sentence for an event that deserves one."""
+        """The sentence for an event, if it deserves one."""
         match event:
             case events.CampaignBegins():
-                self.of, self.remaining_s = event.experiments, event.remaining_s
+                self.of = event.experiments
                 done = f", {event.done} done before" if event.done else ""
-                return f"{event.campaign}: {event.experiments} experiments{done}; {duration(event.remaining_s)} of phases to go"
+                to_go = duration(event.remaining_s)
+                return f"{event.campaign}: {event.experiments} experiments{done}; {to_go} of phases to go"
             case events.StepEnds(ok=False):
-                return f"  {event.step} failed: {'; '.join(event.reasons)}"
+                return f"  {'; '.join(event.reasons)}"
             case events.ExperimentEnds():
-                self.remaining_s = event.remaining_s
-                why = f": {'; '.join(event.reasons)}" if event.reasons else ""
-                to_go = f"; {duration(event.remaining_s)} to go" if event.remaining_s else ""
-                return f"[{event.number}/{self.of}] {event.experiment_id} {event.status.value}{why}{to_go}"
+                why = f": {' '.join(event.reasons)}" if event.reasons else ""
+                return f"[{event.number}/{self.of}] {event.experiment_id} {event.status.value}{why}"
             case events.Notice():
                 return f"  {event.message}"
         return None
@@ -58,16 +57,16 @@ class PlainLines:
     """One line for each step, with the time; for logs and pipes."""
 
     def __init__(self) -> None:
-        self._tracker = _Tracker()
+        self._sentences = _Sentences()
         self._last_rows_s = 0.0
 
     def __call__(self, event: events.Event) -> None:
         """Write the line of an event."""
-        line = self._tracker.line(event)
+        line = self._sentences.line(event)
         if isinstance(event, events.StepBegins):
-            planned = f" ({duration(event.planned_s)})" if event.planned_s else ""
+            planned = f" ({duration(event.planned_s)}; {duration(event.remaining_s)} to go)" if event.planned_s else ""
             attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            line = f"[{event.number}/{self._tracker.of}] {event.experiment_id}: {event.step}{planned}{attempt}"
+            line = f"[{event.number}/{self._sentences.of}] {event.experiment_id}: {event.step}{planned}{attempt}"
         elif isinstance(event, events.RowsRecorded) and time.monotonic() - self._last_rows_s >= ROWS_EVERY_S:
             self._last_rows_s = time.monotonic()
             line = f"  {event.rows} of {event.of_rows} rows"
@@ -80,30 +79,28 @@ class LiveBar:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._tracker = _Tracker()
-        self._task: TaskID = progress.add_task("starting", total=None, eta="")
+        self._sentences = _Sentences()
+        self._task: TaskID = progress.add_task("starting", total=None, ends_s=time.monotonic())
 
     def __call__(self, event: events.Event) -> None:
         """Show an event."""
-        line = self._tracker.line(event)
+        line = self._sentences.line(event)
         if line is not None:
             self._progress.console.print(escape(line))
         if isinstance(event, events.StepBegins):
-            text = f"[{event.number}/{self._tracker.of}] {event.experiment_id}: {event.step}"
-            planned = f"{duration(event.planned_s)}, then " if event.planned_s else ""
-            self._progress.reset(self._task, total=None, description=escape(text), eta=self._eta(planned))
+            text = f"[{event.number}/{self._sentences.of}] {event.experiment_id}: {event.step}"
+            ends_s = time.monotonic() + event.remaining_s
+            self._progress.reset(self._task, total=None, description=escape(text), ends_s=ends_s)
         elif isinstance(event, events.RowsRecorded):
             self._progress.update(self._task, completed=event.rows, total=event.of_rows)
 
-    def _eta(self, planned: str) -> str:
-        return f"{planned}{duration(self._tracker.remaining_s)} to go"
+
+class _ToGo(ProgressColumn):
+    """The time until the campaign's phases are over, counting down."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{duration(round(max(task.fields['ends_s'] - time.monotonic(), 0.0)))} to go")
 
 
 def _bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[eta]}"),
-        console=console,
-    )
+    return Progress(TextColumn("{task.description}"), BarColumn(), _ToGo(), console=console, transient=True)
