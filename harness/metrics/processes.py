@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ import psutil
 
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import ProcessUsage
+
+_STAT_BYTES = 4096
 
 CHILDREN_REFRESH_S = 5.0
 """Looking for children reads every process of the machine, so it is done once in this many seconds."""
@@ -96,5 +99,21 @@ def _usage(process: psutil.Process) -> tuple[float, float]:
 
 
 def _parents() -> dict[int, int]:
-    """Parent of every process."""
-    return {process.pid: process.info["ppid"] for process in psutil.process_iter(["ppid"])}
+    """Parent of every process: by plain system calls, a sixth of what process objects cost, because it is in a tick."""
+    parents: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208 - names are wanted, a thousand paths would be slow
+        if not name.isdigit():
+            continue
+        try:
+            descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY)
+        except OSError:
+            continue  # it ended in between
+        try:
+            stat = os.read(descriptor, _STAT_BYTES)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(descriptor)
+        # The command's name stands in parentheses and may hold anything; the parent is the second word after it.
+        parents[int(name)] = int(stat.rpartition(b")")[2].split(None, 2)[1])
+    return parents
