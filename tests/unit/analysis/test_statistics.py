@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from harness.analysis.load import LoadState, load_state
 from harness.analysis.statistics import (
@@ -170,3 +171,12 @@ def test_holm_corrects_in_place() -> None:
 )
 def test_load_states_have_no_gaps(percent: float, state: str) -> None:
     assert load_state(percent) is LoadState(state)
+
+
+@settings(max_examples=50)
+@given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 2**32 - 1))
+def test_welch_is_that_of_scipy(first: int, second: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a, b = random.normal(0, 1, first).tolist(), random.normal(0.5, 3, second).tolist()
+    found = difference(a, b)
+    assert found.welch_p == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue, rel=1e-9)

@@ -45,10 +45,19 @@ def running(
         process.close()
 
 
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + 20
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} never appeared"
+def identity(path: Path) -> tuple[int, int]:
+    """Changes when the file is replaced; (0, 0) when there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
+def wait_for(path: Path, other_than: tuple[int, int] = (0, 0)) -> None:
+    deadline_s = time.monotonic() + 60
+    while identity(path) in {other_than, (0, 0)}:
+        assert time.monotonic() < deadline_s, f"{path} was never written"
         time.sleep(0.001)
 
 
@@ -56,8 +65,9 @@ def test_a_replaced_file_is_always_whole(forked: multiprocessing.context.ForkSer
     path = tmp_path / "state.json"
     generations = set()
     for _ in range(KILLS):
+        before = identity(path)
         with running(forked, victims.rewrite_for_ever, path) as pid:
-            wait_for(path)
+            wait_for(path, other_than=before)
             time.sleep(random.uniform(0, 0.02))
             os.kill(pid, signal.SIGKILL)
         claimed, _, body = path.read_bytes().partition(b"\n")
@@ -89,13 +99,19 @@ def test_an_experiment_is_whole_or_absent_and_can_be_finalised_again(
 ) -> None:
     shape = Shape(record_s=30)
     spec = experiment_spec("resnet50", 1, 1, shape)
+    calm = write_attempt(tmp_path / "calm", spec, shape, START_S)
+    begun_s = time.monotonic()
+    finalise(tmp_path / "calm", tmp_path / spec.experiment_id, calm)
+    usual_s = time.monotonic() - begun_s
     absent = 0
     for kill in range(25):
         attempt, final = tmp_path / f"attempt-{kill}", tmp_path / str(kill) / spec.experiment_id
         final.parent.mkdir()
         manifest = write_attempt(attempt, spec, shape, START_S)
-        with running(forked, victims.finalise_once, attempt, final, manifest) as pid:
-            time.sleep(random.uniform(0.01, 0.15))
+        begun = tmp_path / f"begun-{kill}"
+        with running(forked, victims.finalise_once, attempt, final, manifest, begun) as pid:
+            wait_for(begun)
+            time.sleep(random.uniform(0, usual_s))
             os.kill(pid, signal.SIGKILL)
         if not final.exists():
             absent += 1

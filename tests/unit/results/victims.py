@@ -33,6 +33,7 @@ def record_for_ever(folder: Path) -> None:
             index += 1
 
 
-def finalise_once(attempt: Path, final: Path, manifest: Manifest) -> None:
-    """Finalise, as the conductor does."""
+def finalise_once(attempt: Path, final: Path, manifest: Manifest, begun: Path) -> None:
+    """Finalise, as the conductor does, and say when it begins."""
+    begun.touch()
     finalise(attempt, final, manifest)
