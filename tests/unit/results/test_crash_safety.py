@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -33,14 +31,16 @@ def forked() -> multiprocessing.context.ForkServerContext:
 @contextmanager
 def running(
     context: multiprocessing.context.ForkServerContext, target: Callable[..., None], *arguments: object
-) -> Iterator[int]:
+) -> Iterator[None]:
+    """Start the victim; SIGKILL it at the end of the block, unless it has ended by itself."""
     process = context.Process(target=target, args=arguments)
     process.start()
-    assert process.pid is not None
     try:
-        yield process.pid
+        yield
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            if process.is_alive():
+                process.kill()
         process.join()
         process.close()
 
@@ -66,10 +66,9 @@ def test_a_replaced_file_is_always_whole(forked: multiprocessing.context.ForkSer
     generations = set()
     for _ in range(KILLS):
         before = identity(path)
-        with running(forked, victims.rewrite_for_ever, path) as pid:
+        with running(forked, victims.rewrite_for_ever, path):
             wait_for(path, other_than=before)
             time.sleep(random.uniform(0, 0.02))
-            os.kill(pid, signal.SIGKILL)
         claimed, _, body = path.read_bytes().partition(b"\n")
         assert hashlib.sha256(body).hexdigest().encode() == claimed
         generations.add(body[:8])
@@ -81,10 +80,9 @@ def test_a_killed_recording_keeps_every_row_handed_over(
 ) -> None:
     for kill in range(10):
         folder = tmp_path / str(kill)
-        with running(forked, victims.record_for_ever, folder) as pid:
+        with running(forked, victims.record_for_ever, folder):
             wait_for(folder / "ticks")
             time.sleep(random.uniform(0.005, 0.05))
-            os.kill(pid, signal.SIGKILL)
         ticks = (folder / "ticks").stat().st_size
         files = metric_files(folder)
         assert set(files) == set(METRICS)
@@ -109,10 +107,9 @@ def test_an_experiment_is_whole_or_absent_and_can_be_finalised_again(
         final.parent.mkdir()
         manifest = write_attempt(attempt, spec, shape, START_S)
         begun = tmp_path / f"begun-{kill}"
-        with running(forked, victims.finalise_once, attempt, final, manifest, begun) as pid:
+        with running(forked, victims.finalise_once, attempt, final, manifest, begun):
             wait_for(begun)
             time.sleep(random.uniform(0, usual_s))
-            os.kill(pid, signal.SIGKILL)
         if not final.exists():
             absent += 1
             finalise(attempt, final, manifest)
