@@ -179,11 +179,13 @@ class Conductor:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGINT and SIGTERM interrupt in good order; a second one ends at once."""
+        """SIGINT, SIGTERM and SIGHUP interrupt in good order; a second one ends at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # Under nohup a hang-up is ignored, and has to stay so.
+        previous = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self.interrupt()

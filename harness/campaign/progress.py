@@ -12,6 +12,8 @@ from typing import Any
 from harness.campaign.folder import LOCK, CampaignFolder, open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
+from harness.errors import ResultsPathError
+from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
 
 PENDING = "pending"
@@ -75,6 +77,16 @@ def campaign_status(path: Path) -> CampaignStatus:
         running=running,
         remaining_s=estimate(pending).duration_s,
     )
+
+
+def all_campaigns(results: Path) -> list[CampaignStatus]:
+    """Every campaign below ``results``, oldest first. Raises ResultsPathError when there is none."""
+    folders = [path.parent for path in results.glob(f"*/{CAMPAIGN_JSON}")]
+    if not folders:
+        raise ResultsPathError(f"{results} holds no campaign.", advice="Start one with: harness run quickstart")
+    return [
+        campaign_status(folder) for folder in sorted(folders, key=lambda path: (path / CAMPAIGN_JSON).stat().st_mtime)
+    ]
 
 
 def _is_locked(folder: CampaignFolder) -> bool:

@@ -219,12 +219,31 @@ def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, agai
         )
 
 
-def status(campaign: CampaignPath, *, json: Json = False) -> None:
-    """Show how far a campaign has come, running or not."""
-    from harness.campaign.progress import campaign_status
+def status(
+    campaign: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RESULTS/CAMPAIGN]", help="Folder of one campaign; without it, all are listed."),
+    ] = None,
+    *,
+    results: Results = Path("results"),
+    json: Json = False,
+) -> None:
+    """Show how far a campaign has come, running or not; without one, list all below the results folder."""
+    from harness.campaign.progress import all_campaigns, campaign_status
     from harness.cli.render import duration
 
     _json(wanted=json)
+    if campaign is None:
+        listed = all_campaigns(results)
+        if json:
+            output.document([each.as_dict() for each in listed])
+        else:
+            rows = [
+                [str(results / each.campaign), f"{each.done} of {len(each.experiments)}", each.activity]
+                for each in listed
+            ]
+            output.table(["campaign", "done", ""], rows)
+        return
     found = campaign_status(campaign)
     if json:
         output.document(found.as_dict())

@@ -146,3 +146,17 @@ def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
     assert f"harness resume {campaign.path}" in said
     assert marked(campaign.identity) == []
     campaign.finish()
+
+
+def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):
+    campaign = Campaign(tmp_path, repeats=1)
+    command = ["nohup", sys.executable, "-m", "harness", "run", str(campaign.file), "--results", str(campaign.results)]
+    process = subprocess.Popen(
+        [*command, "--force", "--no-report"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert eventually(lambda: campaign.path is not None and "record" in campaign.state.read_text(), timeout_s=60)
+
+    process.send_signal(signal.SIGHUP)
+    said, _ = process.communicate(timeout=60)
+
+    assert process.returncode == 0, said
