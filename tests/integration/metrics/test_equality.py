@@ -1,11 +1,7 @@
 """The embedded recorder against a real Prometheus server: two scrapers, one set of replicas, the same rows."""
 
 import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,16 +13,16 @@ from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import local, render
-from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.recorder import Recorder
 from tests.integration.metrics.bursts import PHASE_S
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
+from tests.integration.metrics.replicas import running_replicas
 
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
 ]
 
-REPOSITORY = Path(__file__).parents[3]
 REPLICAS = 2
 JOBS = 24
 ROWS = 20
@@ -36,47 +32,11 @@ QUIET_S = (PHASE_S + 0.3, 0.95)
 """Part of each second in which a scrape sees what the next full second's scrape will see."""
 
 
-def start_replica(index, folder):
-    folder.mkdir()
-    environment = os.environ | {
-        "WORKLOAD": "tests.integration.metrics.bursts:make",
-        "HOST": "127.0.0.1",
-        "PORT": "0",
-        "REPLICA": str(index),
-        "REPLICA_DIR": str(folder),
-        "WARMUP_REQUESTS": "0",
-        "PYTHONPATH": str(REPOSITORY),
-    }
-    return subprocess.Popen([sys.executable, "-m", "harness.workloads"], cwd=REPOSITORY, env=environment)
-
-
-def port_of(folder):
-    deadline_s = time.monotonic() + 30
-    while time.monotonic() < deadline_s:
-        try:
-            status = json.loads((folder / "replica.json").read_text())
-        except (OSError, ValueError):
-            status = {}
-        if status.get("phase") == "serving":
-            return status["port"]
-        time.sleep(0.05)
-    raise AssertionError(f"no replica serves in {folder}")
-
-
 @pytest.fixture(scope="module")
 def replicas(tmp_path_factory):
-    root = tmp_path_factory.mktemp("replicas")
-    processes = [start_replica(index, root / str(index)) for index in range(REPLICAS)]
-    try:
-        yield [
-            ReplicaTarget(index, process.pid, f"http://127.0.0.1:{port_of(root / str(index))}/metrics")
-            for index, process in enumerate(processes)
-        ]
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.wait(10)
+    folder = tmp_path_factory.mktemp("replicas")
+    with running_replicas("tests.integration.metrics.bursts:make", REPLICAS, folder) as targets:
+        yield targets
 
 
 @pytest.fixture(scope="module")
