@@ -15,7 +15,7 @@ from typing import Any
 from harness.errors import ResultsPathError
 from harness.metrics.rows import Row
 from harness.results.files import storage_errors
-from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files
+from harness.results.layout import METRIC_COLUMNS, WIDE_COLUMNS, from_iso, iso, metric_files, reason_cell
 
 _POOLED = "all"
 _GPU_PREFIX = "gpu-"
@@ -65,7 +65,7 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
     for metric, path in paths.items():
         if path.exists() and next(read_rows(path, metric), None) is not None:
             continue
-        reason = reasons.get(metric, "nothing was recorded")
+        reason = reason_cell(reasons.get(metric, "nothing was recorded"))
         with storage_errors(path), path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(METRIC_COLUMNS)

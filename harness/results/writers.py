@@ -13,7 +13,7 @@ from typing import Self
 from harness.errors import ConflictError
 from harness.metrics.rows import Row
 from harness.results.files import atomic_write, storage_error, storage_errors, sync_folder, write_all
-from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name
+from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name, reason_cell
 
 __all__ = ["ExperimentWriter", "atomic_write"]
 
@@ -130,7 +130,7 @@ class _LineFile:
 
 def _value_columns(row: Row) -> tuple[str, str, str]:
     value = "" if row.value is None else repr(float(row.value))
-    return row.series, value, " ".join(row.reason.split())
+    return row.series, value, reason_cell(row.reason)
 
 
 def _csv_lines(lines: Iterable[Sequence[str]]) -> bytes:

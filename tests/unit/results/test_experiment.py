@@ -120,6 +120,20 @@ def test_an_attempt_that_recorded_nothing_still_says_so_in_every_file(tmp_path: 
     assert len(metric_files(final)) == len(METRICS)
 
 
+def test_a_long_reason_is_cut_in_the_tables_and_whole_in_the_manifest(tmp_path: Path) -> None:
+    spec = experiment_spec("resnet50", 1, 1, SHAPE)
+    story = "the replica died; its last lines: " + "Traceback " * 1000
+    manifest = manifest_for(spec, replace(SHAPE, status=Status.INVALID), START_S)
+    manifest = manifest.model_copy(update={"absent_metrics": dict.fromkeys(METRICS, story)})
+    (tmp_path / "attempt").mkdir()
+    final = tmp_path / spec.experiment_id
+    finalise(tmp_path / "attempt", final, manifest)
+    (reason,) = {row.reason for row in read_rows(metric_files(final)["io_psi"].path, "io_psi")}
+    assert len(reason) == 240
+    assert story.startswith(reason.removesuffix("..."))
+    assert read_manifest(final).absent_metrics["io_psi"] == story
+
+
 def test_an_existing_experiment_is_left_alone(original: Path, tmp_path: Path) -> None:
     spec = experiment_spec("resnet50", 3, 1, SHAPE)
     manifest = write_attempt(tmp_path / "attempt", spec, SHAPE, START_S)
