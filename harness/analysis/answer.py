@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
-from harness.analysis.display import number, quantity, with_interval
+from harness.analysis.display import clipped, number, quantity, with_interval
 from harness.analysis.measures import MEASURES
 from harness.analysis.statistics import Estimate, difference
 from harness.results.manifest import Status
@@ -122,7 +122,7 @@ def _degraded(analysis: CampaignAnalysis) -> list[str]:
 
 def _reasons(experiment: Experiment) -> str:
     text = " ".join(reason.rstrip(".") + "." for reason in experiment.data.manifest.verdict.reasons)
-    return text or "no reason was recorded."
+    return clipped(text) or "no reason was recorded."
 
 
 def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
@@ -156,7 +156,7 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
         for name, reason in cell.absent.items():
             if cell.used and name in MEASURES and not (name in _OF_SEVERAL and cell.replicas == 1):
                 by_reason.setdefault(reason, {})[MEASURES[name].title] = None
-    return [f"Not measured: {', '.join(titles)} ({reason})." for reason, titles in by_reason.items()]
+    return [f"Not measured: {', '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
 
 
 def absent_of(experiment: Experiment) -> dict[str, list[str]]:

@@ -69,3 +69,9 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def clipped(text: str, length: int = 300) -> str:
+    """One line of at most ``length`` characters, for lists where the whole story stands elsewhere."""
+    line = " ".join(text.split())
+    return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -14,7 +14,7 @@ import harness
 from harness.analysis import summary
 from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.display import duration, interval_parts, number, quantity, with_interval
+from harness.analysis.display import clipped, duration, interval_parts, number, quantity, with_interval
 from harness.analysis.load import load_state
 from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
@@ -213,6 +213,7 @@ def _environment() -> jinja2.Environment:
         "quantity": quantity,
         "interval": with_interval,
         "data_uri": _data_uri,
+        "clipped": clipped,
         "settings": _settings,
         "absent": absent_of,
         "remarks": remarks,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.display import duration, number, quantity, with_interval
+from harness.analysis.display import clipped, duration, number, quantity, with_interval
 from harness.analysis.statistics import Estimate
 
 
@@ -63,3 +63,8 @@ def test_interval_shares_decimals_and_unit(mean: float, half: float | None, text
 
 def test_durations() -> None:
     assert [duration(s) for s in (12.34, 245, 3725)] == ["12.3 s", "4 min 05 s", "1 h 02 min"]
+
+
+def test_long_stories_are_cut_to_one_line() -> None:
+    assert clipped("a\n b") == "a b"
+    assert clipped("x" * 400) == "x" * 297 + "..."
