@@ -13,14 +13,15 @@ from typing import Any
 
 from harness.backends.base import Backend, Deployment, ReplicaDeath
 from harness.campaign import preflight
-from harness.campaign import verdict as verdicts
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
+from harness.campaign.verdict import as_records, give_verdict, judge_data
 from harness.clock import Clock
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
+from harness.metrics.quality import Finding
 from harness.metrics.recorder import Recorder
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
@@ -80,7 +81,7 @@ class Attempt:
     deaths: list[ReplicaDeath] = field(default_factory=list)
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
@@ -109,8 +110,16 @@ class Attempt:
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
-        verdict, self.findings = verdicts.judge_attempt(self)
-        return verdict
+        replicas = self.experiment.replicas
+        self.findings = judge_data(self.folder, self.summary, replicas)
+        return give_verdict(
+            self.findings,
+            failures=self.failures,
+            advice=self.advice,
+            deaths=self.deaths,
+            unclean_ends=self.unclean_ends,
+            replicas=replicas,
+        )
 
     def publish(self, verdict: Verdict) -> bool:
         """Export and verify; True when the experiment's folder is there and holds what it should."""
@@ -272,7 +281,7 @@ class Attempt:
             absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
             recording=self.summary.to_dict() if self.summary else {},
             telemetry=self.telemetry.to_dict() if self.telemetry else {},
-            findings=self.findings,
+            findings=as_records(self.findings),
             verdict=verdict,
         )
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)

@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-from harness.metrics.quality import Severity, judge
+from harness.backends.base import ReplicaDeath
+from harness.metrics.quality import Finding, Severity, judge
+from harness.metrics.summary import RecordingSummary
 from harness.results import latencies, layout
 from harness.results.manifest import Status, Verdict
 
-if TYPE_CHECKING:
-    from harness.campaign.attempt import Attempt
-    from harness.metrics.summary import RecordingSummary
-
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
+_ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
+_OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
 
-def judge_attempt(attempt: Attempt) -> tuple[Verdict, list[dict[str, Any]]]:
-    """The verdict, and the findings about the data in the form the manifest keeps.
+def judge_data(folder: Path, summary: RecordingSummary | None, replicas: int) -> list[Finding]:
+    """What the files of an attempt say; nothing, where nothing was recorded."""
+    if summary is None or not summary.rows:
+        return []
+    return judge(folder, rows=summary.rows, requests=_requests(folder, summary, replicas))
 
-    INVALID: a step before the clean-up failed, every replica died, or the data say nothing.
-    DEGRADED: a replica died, did not end cleanly, or the data have a flaw that the report must show.
+
+def give_verdict(
+    findings: Sequence[Finding],
+    *,
+    failures: Sequence[str],
+    advice: Sequence[str],
+    deaths: Sequence[ReplicaDeath],
+    unclean_ends: Sequence[str],
+    replicas: int,
+) -> Verdict:
+    """The verdict on one attempt.
+
+    INVALID: a step failed, every replica died, or the data say nothing. DEGRADED: a replica died or did
+    not end cleanly, or the data have a flaw that the report must show.
+
+    Args:
+        findings: from ``judge_data``.
+        failures: reasons of the steps that failed.
+        advice: what to do about those.
+        deaths: replicas that ended by themselves.
+        unclean_ends: replicas that had to be killed at the end, a sentence each.
+        replicas: how many there were.
     """
-    reasons = list(attempt.failures)
-    advice = list(attempt.advice)
-    status = Status.INVALID if reasons else Status.VALID
-    findings: list[dict[str, Any]] = []
-    if attempt.summary is not None and attempt.summary.rows:
-        for finding in judge(attempt.folder, rows=attempt.summary.rows, requests=_requests(attempt, attempt.summary)):
-            findings.append(asdict(finding))
-            if finding.severity is Severity.INFO:
-                continue
-            status = _worse(status, Status.INVALID if finding.severity is Severity.INVALID else Status.DEGRADED)
-            reasons.append(finding.message)
-            advice.append(finding.advice)
-    if attempt.deaths:
-        lost_all = len(attempt.deaths) == attempt.experiment.replicas
-        status = _worse(status, Status.INVALID if lost_all else Status.DEGRADED)
-        reasons += [f"{death}." for death in attempt.deaths]
-        advice.append(DEATH_ADVICE)
-    for problem in attempt.unclean_ends:
-        status = _worse(status, Status.DEGRADED)
-        reasons.append(problem)
-    return Verdict(status=status, reasons=_once(reasons), advice=_once(advice)), findings
+    flaws = [finding for finding in findings if finding.severity is not Severity.INFO]
+    grounds = [Status.VALID, *(_OF_FINDING[finding.severity] for finding in flaws)]
+    grounds += [Status.INVALID] * bool(failures) + [Status.DEGRADED] * bool(unclean_ends)
+    if deaths:
+        grounds.append(Status.INVALID if len(deaths) == replicas else Status.DEGRADED)
+    reasons = [*failures, *(flaw.message for flaw in flaws), *(f"{death}." for death in deaths), *unclean_ends]
+    advice = [*advice, *(flaw.advice for flaw in flaws), *([DEATH_ADVICE] if deaths else [])]
+    return Verdict(status=max(grounds, key=_ORDER.index), reasons=_once(reasons), advice=_once(advice))
 
 
-def _requests(attempt: Attempt, summary: RecordingSummary) -> dict[str, int]:
+def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:
+    """The findings as the manifest keeps them."""
+    return [asdict(finding) for finding in findings]
+
+
+def _requests(folder: Path, summary: RecordingSummary, replicas: int) -> dict[str, int]:
     """Requests that each replica's own log holds between the first and the last row."""
     begin_ns, end_ns = round(summary.start_s * 1e9), round((summary.end_s or summary.start_s) * 1e9)
     counts = {}
-    for replica in range(attempt.experiment.replicas):
-        log = layout.replica_folder(attempt.folder, replica) / layout.RAW_LATENCIES
+    for replica in range(replicas):
+        log = layout.replica_folder(folder, replica) / layout.RAW_LATENCIES
         if log.is_file():
             counts[f"replica-{replica}"] = sum(
                 int(((ends := chunk["start_ns"] + chunk["latency_ns"]) > begin_ns).sum() - (ends > end_ns).sum())
@@ -59,12 +76,5 @@ def _requests(attempt: Attempt, summary: RecordingSummary) -> dict[str, int]:
     return counts
 
 
-_ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
-
-
-def _worse(one: Status, other: Status) -> Status:
-    return max(one, other, key=_ORDER.index)
-
-
-def _once(sentences: list[str]) -> list[str]:
+def _once(sentences: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(sentence for sentence in sentences if sentence))
