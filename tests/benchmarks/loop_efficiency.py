@@ -6,8 +6,8 @@ Two processes load the same model with the same settings: the real replica, and 
 torch itself needs. Both stay loaded; in turn one is stopped (SIGSTOP) while the other runs for ``--seconds``, in
 the order A B B A A B B A..., so that a drift of the machine's speed meets both alike. The replica's requests are
 read from its own ``latencies.bin``, the bare loop leaves its count and the time in shared memory. A throughput is a
-number of requests over the time from the last one completed before the measured seconds to the last one in them, so
-that slow requests are not rounded to whole ones. Printed is the ratio of the two throughputs per round, its
+number of requests over the time from one completed request to another, near both ends of the measured seconds, so that slow
+requests are not rounded to whole ones. Printed is the ratio of the two throughputs per round, its
 median, and a 95 % t-interval of its mean; and the same for the work done per second of processor time, which
 other users of a shared machine disturb less.
 
@@ -17,7 +17,6 @@ While the replica runs it is scraped every ``--scrape`` seconds, as a recorder w
 from __future__ import annotations
 
 import argparse
-import bisect
 import contextlib
 import http.client
 import itertools
@@ -93,7 +92,7 @@ class Contender:
     def run_for(self, duration_s: float) -> Slice:
         """Run, let it settle, measure; returns the measured time."""
         self.process.send_signal(signal.SIGCONT)
-        time.sleep(SETTLE_S)
+        self.settle()
         start_ns, start_cpu_ns = self.mark(), self.cpu_ns()
         time.sleep(duration_s)
         end_ns, end_cpu_ns = self.mark(), self.cpu_ns()
@@ -101,6 +100,9 @@ class Contender:
         if self.process.poll() is not None:
             sys.exit(f"a process ended by itself:\n{self.log.read_text()}")
         return start_ns, end_ns, end_cpu_ns - start_cpu_ns
+
+    def settle(self) -> None:
+        time.sleep(SETTLE_S)
 
     def cpu_ns(self) -> int:
         """Processor time of all threads so far."""
@@ -126,6 +128,13 @@ class Bare(Contender):
         self.marks: dict[int, tuple[int, int]] = {}
         command = [sys.executable, __file__, "--bare", str(counter_path)]
         super().__init__(command, environment, folder / "bare.log")
+
+    def settle(self) -> None:
+        """Wait until no request that was cut in two by the last stop can be counted."""
+        served = self.counter[0]
+        super().settle()
+        while self.counter[0] < served + 2 and self.process.poll() is None:
+            time.sleep(0.01)
 
     def mark(self) -> int:
         now_ns = time.time_ns()
@@ -181,9 +190,14 @@ class Replica(Contender):
     def throughput(self, measured: Slice) -> float:
         data = (self.folder / "latencies.bin").read_bytes()
         whole = data[: len(data) // 16 * 16]
-        ends_ns = [start_ns + latency_ns for start_ns, latency_ns in struct.iter_unpack("<qq", whole)]
-        first, last = (bisect.bisect_right(ends_ns, mark) - 1 for mark in measured[:2])
-        return (last - first) / (ends_ns[last] - ends_ns[first]) * 1e9
+        ends_ns = [
+            start_ns + latency_ns
+            for start_ns, latency_ns in struct.iter_unpack("<qq", whole)
+            if start_ns >= measured[0] and start_ns + latency_ns <= measured[1]
+        ]
+        if len(ends_ns) < 2:
+            sys.exit("fewer than two requests in one turn; raise --seconds")
+        return (len(ends_ns) - 1) / (ends_ns[-1] - ends_ns[0]) * 1e9
 
     def wait_until_ready(self) -> None:
         while '"serving"' not in self.status():
@@ -201,6 +215,11 @@ def main() -> None:
     if options.bare:
         bare_loop(options.bare)
         return
+    report([one for _ in range(options.pairs) for one in measure_pair(options)])
+
+
+def measure_pair(options: argparse.Namespace) -> list[Round]:
+    """Start a fresh pair of processes and measure its rounds."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         environment = environment_for(options)
         bare = Bare(environment, Path(folder))
@@ -216,9 +235,10 @@ def main() -> None:
             f"{options.workload} {options.precision} {options.execution} batch {options.batch_size} "
             f"on {facts['device_name']} ({facts['device']}), torch {facts['torch']}; "
             f"{options.rounds} rounds of {options.seconds:g} s each"
-            + (f", scraped every {options.scrape:g} s" if options.scrape else "")
+            + (f", scraped every {options.scrape:g} s" if options.scrape else ""),
+            flush=True,
         )
-        report(measure(bare, replica, options))
+        return measure(bare, replica, options)
 
 
 @dataclass(frozen=True)
@@ -295,7 +315,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: torch's own choice)")
     parser.add_argument("--options", default="{}", help="WORKLOAD_OPTIONS of both")
     parser.add_argument("--seconds", type=float, default=5.0, help="measured time of each process in each round")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of each pair of processes")
+    parser.add_argument(
+        "--pairs", type=int, default=1, help="fresh pairs; the luck of one process's memory averages out"
+    )
     parser.add_argument("--scrape", type=float, default=0.0, help="seconds between two scrapes of the replica; 0: none")
     parser.add_argument("--bare", help=argparse.SUPPRESS)
     return parser.parse_args()
