@@ -39,6 +39,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[2]
 SETTLE_S = 0.3
+TOO_SHORT = "fewer than two requests in one turn; raise --seconds"
 Slice = tuple[int, int, int]  # from and to, nanoseconds since the epoch, and processor time between, nanoseconds
 # Two-sided 95 % points of Student's t for 1 to 30 degrees of freedom; beyond, the normal distribution's.
 T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -143,6 +144,8 @@ class Bare(Contender):
 
     def throughput(self, measured: Slice) -> float:
         (first, first_ns), (last, last_ns) = (self.marks[mark] for mark in measured[:2])
+        if last == first:
+            sys.exit(TOO_SHORT)
         return (last - first) / (last_ns - first_ns) * 1e9
 
     def wait_until_ready(self) -> None:
@@ -196,7 +199,7 @@ class Replica(Contender):
             if start_ns >= measured[0] and start_ns + latency_ns <= measured[1]
         ]
         if len(ends_ns) < 2:
-            sys.exit("fewer than two requests in one turn; raise --seconds")
+            sys.exit(TOO_SHORT)
         return (len(ends_ns) - 1) / (ends_ns[-1] - ends_ns[0]) * 1e9
 
     def wait_until_ready(self) -> None:

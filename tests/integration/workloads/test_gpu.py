@@ -6,7 +6,10 @@ import torch
 from harness.workloads import registry
 from harness.workloads.settings import Settings
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
+]
 
 BUILTIN = tuple(registry.BUILTIN)
 TINY = {"model_size": "tiny"}
@@ -89,5 +92,5 @@ def test_a_request_stuck_on_the_gpu_does_not_outlive_the_drain(start):
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 5)
     code, took_s = replica.stop(timeout_s=90)
     assert code == 5
-    assert took_s < 2.0 or replica.status["phase"] == "stopped", "the kernel itself may hold the process a while"
+    assert took_s < 2.0
     assert len(replica.latencies) == 5

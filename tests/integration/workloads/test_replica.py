@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 REPOSITORY = Path(__file__).parents[3]
 TINY = '{"model_size": "tiny"}'
 
