@@ -65,6 +65,7 @@ class Attempt:
     Attributes:
         remaining_after_s: phases of the campaign's later experiments, seconds.
         failures: reasons of the steps that failed, in order.
+        remarks: what the current step noticed without failing; kept with it in the manifest.
         abort: set by a death that ends the attempt, or by an interruption.
     """
 
@@ -76,7 +77,7 @@ class Attempt:
     abort: threading.Event = field(default_factory=threading.Event)
     failures: list[str] = field(default_factory=list)
     advice: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     unclean_ends: list[str] = field(default_factory=list)
     deaths: list[ReplicaDeath] = field(default_factory=list)
     steps: dict[str, StepRecord] = field(default_factory=dict)
@@ -149,8 +150,9 @@ class Attempt:
         seconds = shared.clock.now_s() - begun_s
         self.failures += reasons
         self.steps[name] = StepRecord(
-            started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=reasons
+            started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=[*reasons, *self.remarks]
         )
+        self.remarks = []
         shared.listener(StepEnds(identity, name, not reasons, seconds, reasons))
         shared.journal.append(
             "step-ends",
@@ -175,7 +177,7 @@ class Attempt:
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
         findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
         preflight.refuse_errors(findings)
-        self.warnings += [finding.message for finding in findings]
+        self.remarks += [finding.message for finding in findings]
 
     def _deploy(self) -> None:
         with storage_errors(self.folder):

@@ -178,6 +178,16 @@ def test_a_refused_preflight_starts_nothing(stage):
     assert on.manifest(ONE).verdict.advice == ["Use fewer replicas."]
 
 
+def test_what_preflight_warned_of_is_in_the_manifest(stage):
+    on = stage(replicas=[1])
+    on.backend.findings = [Finding(Severity.WARNING, "load", "other work runs on this machine.")]
+
+    assert on.conductor().run().statuses == {ONE: Status.VALID}
+
+    assert on.manifest(ONE).steps["preflight"].reasons == ["other work runs on this machine."]
+    assert on.manifest(ONE).steps["deploy"].reasons == []
+
+
 def die_at(on, row, replica=0):
     def react(event):
         if isinstance(event, events.RowsRecorded) and event.rows == row:
