@@ -40,7 +40,8 @@ _GRID = """
 - Rates and quantiles look back over a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`, which holds
   4 scrapes. The recorder scrapes for one window before row 0, so that row 0 is as good as any other.
 - `rate()`, with its extrapolation and its handling of resets, and `histogram_quantile()` are computed as Prometheus computes
-  them, in the same order. Tests compare the two: on live replicas, and to 1e-9 on samples with restarts, gaps and a death.
+  them, in the same order. Tests compare the two: on live replicas, and to 1e-9 on samples with restarts, gaps and a death
+  (passed with Prometheus 2.42 and 3.5).
 - `all` is the pool of the replicas: quantiles of the summed buckets (never an average of quantiles), mean latency weighted
   by requests, everything else a sum. A replica that died is left out, except that `total_count` keeps what it had served.
 - Quantiles are interpolated inside buckets about 8 % wide. A percentile to quote comes from the raw latencies, not from here.

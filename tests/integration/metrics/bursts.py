@@ -25,7 +25,8 @@ class Bursts:
                 second += 1  # now and then a second is left out, so that the slowest request is sometimes twice as slow
             time.sleep(max(second + PHASE_S - time.time(), 0))
             count = 5 + (13 * second + 3 * self._replica) % 35
-            self._sleeps_s = [0.0003 + 0.0004 * ((second + 5 * place) % 7) for place in range(count)]
+            unit_s = 0.0002 * (1 + second % 3)
+            self._sleeps_s = [unit_s * (1 + (second + 5 * place) % 7) for place in range(count)]
         time.sleep(self._sleeps_s.pop())
         return 1
 

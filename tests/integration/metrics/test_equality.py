@@ -103,9 +103,19 @@ def both(replicas, server):
     return recorded, exported, job, start_s
 
 
+@pytest.fixture(scope="module")
+def jitter(both, server):
+    """How far the server's own scrapes strayed from its interval: on a busy machine its rates stray as far."""
+    _, _, job, start_s = both
+    start_ms, end_ms = int(1000 * (start_s - WINDOW_S)), int(1000 * (start_s + ROWS - 1))
+    samples = server.raw(f'inference_requests_total{{job="{job}"}}', start_ms, end_ms).series
+    spans_ms = np.concatenate([series.times_ms[3:] - series.times_ms[:-3] for series in samples])
+    return float(np.abs(spans_ms / 3000 - 1).max())
+
+
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("series", ["replica-0", "replica-1", "all"])
-def test_every_row_is_the_same(both, metric, series):
+def test_every_row_is_the_same(both, jitter, metric, series):
     recorded, exported, _, _ = both
     ours, theirs = recorded.series(metric, series), exported.series(metric, series)
     assert len(ours) == ROWS
@@ -117,7 +127,7 @@ def test_every_row_is_the_same(both, metric, series):
         assert found[0][0] == 0
         assert found[0][-1] > 4 * (ROWS - 1)
     else:
-        assert np.abs(found[0] / found[1] - 1).max() < 0.01
+        assert np.abs(found[0] / found[1] - 1).max() < 0.01 + (jitter if metric == "throughput" else 0)
 
 
 @pytest.mark.parametrize("metric", METRICS)
