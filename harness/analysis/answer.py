@@ -196,6 +196,10 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
         for name, values in facts.items()
         if len(values) > 1
     ]
+    devices = {gpu.uuid for manifest in manifests for gpu in manifest.provenance.gpus}
+    most = max((len(manifest.provenance.gpus) for manifest in manifests), default=0)
+    if len(devices) > most and len(facts["GPUs"]) == 1:
+        found.append(f"The experiments ran on {len(devices)} different devices of the same model.")
     if any(manifest.provenance.software.git_dirty for manifest in manifests):
         found.append("The harness had uncommitted changes when it ran.")
     return found

@@ -103,6 +103,22 @@ def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     assert "closed loop" in " ".join(found)
 
 
+def test_a_campaign_finished_on_another_machine_says_so(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=2, shape=replace(SHAPE, record_s=5))
+    found = analyse(tmp_path)
+    assert not [sentence for sentence in caveats(found) if "different" in sentence]
+    second = found.experiments[1]
+    manifest = second.data.manifest
+    gpu = manifest.provenance.gpus[0].model_copy(update={"uuid": "GPU-1"})
+    host = manifest.provenance.host.model_copy(update={"kernel": "7.0"})
+    provenance = manifest.provenance.model_copy(update={"gpus": [gpu], "host": host})
+    data = replace(second.data, manifest=manifest.model_copy(update={"provenance": provenance}))
+    found.experiments[1] = replace(second, data=data)
+    sentences = " ".join(caveats(found))
+    assert "2 different devices of the same model" in sentences
+    assert "different kernels: 6.14.0-37-generic; 7.0." in sentences
+
+
 def test_many_degraded_runs_take_one_sentence(tmp_path: Path) -> None:
     degraded = replace(SHAPE, status=Status.DEGRADED, record_s=5)
     write_campaign(tmp_path, replicas=[1], repeats=6, shape=degraded)
