@@ -15,7 +15,8 @@ from typing import Protocol
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 FINISH_REQUEST_S = 1.0
-ABANDON_REQUEST_S = 0.5
+ABANDON_REQUEST_S = 0.3
+DEADLINE_S = FINISH_REQUEST_S + ABANDON_REQUEST_S
 
 
 class RequestAbandoned(BaseException):

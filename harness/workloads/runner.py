@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 from harness.workloads import errors, registry
-from harness.workloads.drain import RequestAbandoned, SignalWatcher
+from harness.workloads.drain import DEADLINE_S, RequestAbandoned, SignalWatcher
 from harness.workloads.errors import CannotBeMetError, ExitCode, WorkloadError
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import CONTENT_TYPE, RequestMetrics
@@ -95,7 +95,7 @@ class Replica:
 
     def give_up(self) -> None:
         """End the process although a request is stuck in it; what was measured before is kept."""
-        error = "the request in flight could not be stopped within 1.5 s of the signal; it is stuck outside Python"
+        error = f"the request in flight could not be stopped within {DEADLINE_S:g} s of the signal; it is stuck outside Python"
         if self._log:
             self._log.close()
         self._end_process("stopped", ExitCode.STUCK, error=error)
