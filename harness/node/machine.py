@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import subprocess
 import sys
@@ -159,8 +160,9 @@ class TestinfraMachine:
         try:
             result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
         except RuntimeError as error:  # what testinfra raises when ssh itself fails
+            said = getattr(error.args[0], "stderr", str(error)).strip() if error.args else "nothing"
             raise NodeUnreachableError(
-                f"The node did not answer while it was judged: {error}",
+                f"The node did not answer while it was judged: {said}",
                 advice="Check that it is up and that `ssh` to it works without a question.",
             ) from error
         return CommandOutput(result.rc, result.stdout, result.stderr)
@@ -222,15 +224,19 @@ def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator
 
 def _native_host(host: str, inventory: Path | None) -> Host:
     """The connection that testinfra makes to a host of Ansible's inventory."""
+    from testinfra.host import Host
     from testinfra.utils.ansible_runner import AnsibleRunner
 
-    runner = AnsibleRunner.get_runner(str(inventory.resolve()) if inventory else None)
-    native = runner.get_host(host)
-    if native is None:
+    shared = AnsibleRunner(str(inventory.resolve()) if inventory else None).get_host(host)
+    if shared is None:
         raise UsageError(
             f"The inventory reaches {host} in a way that the checks cannot use.",
             advice="Use ansible_connection ssh or local.",
         )
+    # testinfra keeps one connection per address for the life of the process: what is set on it would stay.
+    backend = copy.copy(shared.backend)
+    native = Host(backend)
+    backend.set_host(native)
     return native
 
 

@@ -1,13 +1,14 @@
 """What the machine says, parsed; and a real machine, this one, asked through testinfra."""
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
 import testinfra
 
 from harness.node.errors import NodeUnreachableError
-from harness.node.machine import TestinfraMachine, package_states, unit_state
+from harness.node.machine import TestinfraMachine, _native_host, _share_connection, package_states, unit_state
 
 UNIT = """LoadState=loaded
 ActiveState=active
@@ -80,3 +81,19 @@ def test_a_machine_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
     host = testinfra.get_host(f"ssh://{os.environ.get('USER', 'root')}@127.0.0.1:9", ssh_extra_args=options)
     with pytest.raises(NodeUnreachableError, match="did not answer"):
         TestinfraMachine(host).read("/etc/hostname")
+
+
+def test_what_is_set_on_a_connection_ends_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A path that was removed with an earlier connection must not come back in the next one."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    inventory = tmp_path / "hosts.ini"
+    inventory.write_text("node ansible_host=127.0.0.1 ansible_port=9\n")
+    seen = []
+    for name in ("first", "second"):
+        native = _native_host("node", inventory)
+        _share_connection(native, str(tmp_path / name))
+        native.backend.sudo = True
+        seen.append(native.backend.ssh_extra_args)
+    assert [str(tmp_path / "first") in seen[0], str(tmp_path / "first") in seen[1]] == [True, False]
+    assert str(tmp_path / "second") in seen[1]
+    assert not _native_host("node", inventory).backend.sudo
