@@ -21,7 +21,7 @@ from harness.clock import Clock
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
-from harness.metrics.quality import Finding
+from harness.metrics.quality import Finding, Severity
 from harness.metrics.recorder import Recorder
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
@@ -111,15 +111,15 @@ class Attempt:
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
-        replicas = self.experiment.replicas
-        self.findings = judge_data(self.folder, self.summary, replicas)
+        remarks = [Finding(Severity.INFO, "", remark) for remark in self.steps["preflight"].reasons]
+        self.findings = [*remarks, *judge_data(self.folder, self.summary)]
         return give_verdict(
             self.findings,
             failures=self.failures,
             advice=self.advice,
             deaths=self.deaths,
             unclean_ends=self.unclean_ends,
-            replicas=replicas,
+            replicas=self.experiment.replicas,
         )
 
     def publish(self, verdict: Verdict) -> bool:

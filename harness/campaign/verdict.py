@@ -10,7 +10,7 @@ from typing import Any
 from harness.backends.base import ReplicaDeath
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.summary import RecordingSummary
-from harness.results import latencies, layout
+from harness.results import latencies
 from harness.results.manifest import Status, Verdict
 
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
@@ -18,11 +18,12 @@ _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
 
-def judge_data(folder: Path, summary: RecordingSummary | None, replicas: int) -> list[Finding]:
+def judge_data(folder: Path, summary: RecordingSummary | None) -> list[Finding]:
     """What the files of an attempt say; nothing, where nothing was recorded."""
-    if summary is None or not summary.rows:
+    if summary is None or summary.end_s is None:
         return []
-    return judge(folder, rows=summary.rows, requests=_requests(folder, summary, replicas))
+    requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
+    return judge(folder, rows=summary.rows, requests=requests)
 
 
 def give_verdict(
@@ -60,20 +61,6 @@ def give_verdict(
 def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:
     """The findings as the manifest keeps them."""
     return [asdict(finding) for finding in findings]
-
-
-def _requests(folder: Path, summary: RecordingSummary, replicas: int) -> dict[str, int]:
-    """Requests that each replica's own log holds between the first and the last row."""
-    begin_ns, end_ns = round(summary.start_s * 1e9), round((summary.end_s or summary.start_s) * 1e9)
-    counts = {}
-    for replica in range(replicas):
-        log = layout.replica_folder(folder, replica) / layout.RAW_LATENCIES
-        if log.is_file():
-            counts[f"replica-{replica}"] = sum(
-                int(((ends := chunk["start_ns"] + chunk["latency_ns"]) > begin_ns).sum() - (ends > end_ns).sum())
-                for chunk in latencies.chunks(log)
-            )
-    return counts
 
 
 def _once(sentences: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report, export):
+    for command in (verify, report, compare, export):
         app.command()(command)
 
 
@@ -56,7 +56,7 @@ def verify(
             advice=f"See how far it has come: harness status {path}",
         )
     if not outcome.ok:
-        lines = "\n".join(f"  {problem.path}: {problem.message}" for problem in outcome.problems)
+        lines = "\n".join(f"  {problem}" for problem in outcome.problems)
         raise VerificationError(
             f"{path} does not hold what its manifests say:\n{lines}", advice=outcome.problems[0].advice
         )
@@ -79,6 +79,40 @@ def report(
         output.document({"report": str(written)})
     else:
         output.result(f"report: {written}")
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the first campaign.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the campaign to hold against it.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Hold one campaign against another, cell by cell: what differs significantly, and what does not."""
+    from dataclasses import asdict
+
+    from harness.analysis.compare import compare as compare_campaigns
+
+    if json:
+        output.use_json()
+    found = compare_campaigns(a, b)
+    if json:
+        output.document(asdict(found))
+        return
+    for setting in found.settings:
+        output.result(f"settings: {setting}")
+    output.table(
+        ["cell", "measure", f"{found.b} against {found.a}"],
+        [[_cell(line.key), line.measure, line.difference.sentence] for line in found.lines],
+    )
+    for key in found.only_a:
+        output.result(f"only in {found.a}: {_cell(key)}")
+    for key in found.only_b:
+        output.result(f"only in {found.b}: {_cell(key)}")
+
+
+def _cell(key: tuple[str, str, int]) -> str:
+    workload, sharing, replicas = key
+    return f"{workload} r{replicas} {sharing}"
 
 
 def export(

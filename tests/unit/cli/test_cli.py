@@ -24,7 +24,20 @@ def harness(*words, cwd=None, **environment):
     )
 
 
-COMMANDS = ["init", "validate", "plan", "doctor", "run", "resume", "status", "export", "verify", "report", "schema"]
+COMMANDS = [
+    "init",
+    "validate",
+    "plan",
+    "doctor",
+    "run",
+    "resume",
+    "status",
+    "export",
+    "verify",
+    "report",
+    "compare",
+    "schema",
+]
 
 
 def test_help_names_every_command_and_every_exit_code():
