@@ -4,7 +4,7 @@ import pytest
 import tree
 from fake_module import Failed, FakeModule
 
-module = tree.module("node_files")
+module = tree.shared("node_files")
 
 
 def files(**params):
@@ -75,3 +75,13 @@ def test_a_source_that_a_check_does_not_meet_yet_counts_as_empty(tmp_path):
     assert files(check_mode=True).content(one) == ""
     with pytest.raises(FileNotFoundError):
         files().content(one)
+
+
+def test_what_cannot_be_written_ends_with_the_reason(tmp_path):
+    (tmp_path / "file").touch()
+    wrong = {"path": str(tmp_path / "file/below"), "content": "x", "source": None, "mode": "0644", "owner": ""}
+    with pytest.raises(Failed, match=r"could not be brought to its state.*run again"):
+        files().apply({"files": [wrong], "links": {}, "absent": []})
+    nobody = {**wrong, "path": str(tmp_path / "d/x"), "owner": "no-such-user"}
+    with pytest.raises(Failed, match="no-such-user"):
+        files().apply({"files": [nobody], "links": {}, "absent": []})

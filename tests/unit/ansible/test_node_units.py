@@ -7,7 +7,7 @@ import pytest
 import tree
 from fake_module import Failed, FakeModule
 
-module = tree.module("node_units")
+module = tree.shared("node_units")
 
 
 def machine(**values):
@@ -23,7 +23,7 @@ def machine(**values):
     }
 
 
-def units(shown, *, comes_up=True, check_mode=False):
+def units(shown, *, comes_up=True, check_mode=False, written=()):
     def answer(words):
         if words[1] == "show":
             return (0, "\n".join(f"{name}={value}" for name, value in shown.items()), "")
@@ -32,7 +32,7 @@ def units(shown, *, comes_up=True, check_mode=False):
         return (0, "crio: no runtime binary found", "") if words[0] == "journalctl" else None
 
     fake = FakeModule(answer, check_mode=check_mode, settle_s=0.0, journal_lines=3)
-    return module.Units(fake)
+    return module.Units(fake, written)
 
 
 def wanted(state="running", paths=(), *, optional=False):
@@ -109,3 +109,10 @@ def test_check_mode_says_and_does_nothing():
     found.apply(wanted())
     assert found.actions == ["enable crio.service", "start crio.service"]
     assert {command[1] for command in found.module.commands} == {"show"}
+
+
+def test_check_mode_foresees_the_restart_that_a_file_it_would_write_brings(tmp_path):
+    drop_in = str(tmp_path / "20-node.conf")
+    shown = machine(**started(0.0))
+    assert actions(shown, wanted(paths=[tmp_path]), check_mode=True, written=[drop_in]) == ["restart crio.service"]
+    assert actions(shown, wanted(paths=["/elsewhere"]), check_mode=True, written=[drop_in]) == []

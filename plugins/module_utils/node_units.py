@@ -1,56 +1,12 @@
-#!/usr/bin/python3
-"""The systemd units of one role in one call: running with their present files, enabled, masked or off."""
+# ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
+"""Units brought to their state: running with their present files, enabled, masked or off."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: node_units
-short_description: Units that run with their present binary and configuration
-description:
-  - Compares the moment a service started with the moment its files last changed, and restarts it when it is older.
-  - A handler is lost when a run is killed between the change and the restart; this looks at the machine instead,
-    so the next run finishes what the killed one began.
-  - Reloads systemd only where it says that it needs to.
-options:
-  units:
-    description: The units, in their order.
-    type: list
-    elements: dict
-    required: true
-    suboptions:
-      name: {description: The unit., type: str, required: true}
-      state:
-        description:
-          - V(running) is enabled, active, and started after its files last changed.
-          - V(current) is the same for a unit that runs already, and leaves one that does not run alone.
-          - V(enabled) starts at the next boot. V(masked) never starts. V(off) is stopped and disabled.
-        type: str
-        choices: [running, current, enabled, masked, "off"]
-        default: running
-      paths: {description: Files and folders it reads at its start; a folder counts with everything directly in it.,
-              type: list, elements: str, default: []}
-      optional: {description: A unit that does not exist is no error., type: bool, default: false}
-  settle_s: {description: Seconds a service has to stay up after a start., type: float, default: 2.0}
-  journal_lines: {description: Lines of its journal shown when it does not come up., type: int, default: 30}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Run CRI-O as configured
-  node_units:
-    units: [{name: crio.service, paths: [/usr/bin/crio, /etc/crio/crio.conf.d]}]
-"""
-
-RETURN = r"""
-actions: {description: What was done., type: list, elements: str, returned: always}
-missing: {description: Optional units that do not exist., type: list, elements: str, returned: always}
-"""
 
 FIELDS = (
     "Id",
@@ -87,10 +43,14 @@ def started_at(values: dict[str, str]) -> float:
 
 
 class Units:
-    """The wanted units against what systemd says of them."""
+    """The wanted units against what systemd says of them.
 
-    def __init__(self, module: AnsibleModule) -> None:
+    written: files that were written just now, or would have been in check mode.
+    """
+
+    def __init__(self, module: Any, written: Sequence[str] = ()) -> None:
         self.module = module
+        self.written = written
         self.actions: list[str] = []
         self.missing: list[str] = []
 
@@ -167,11 +127,17 @@ class Units:
         if values.get("UnitFileState") not in AT_BOOT:
             self.do("enable", name)
         active = values.get("ActiveState") in ALIVE
-        old = active and (reloaded or changed_at(unit["paths"]) > started_at(values))
+        old = active and (reloaded or self.foreseen(unit["paths"]) or changed_at(unit["paths"]) > started_at(values))
         if (state == "running" and not active) or (state in ("running", "current") and old):
             self.do("restart" if active else "start", name)
             if not self.module.check_mode and values.get("Type") != "oneshot":
                 self.settle(name)
+
+    def foreseen(self, paths: list[str]) -> bool:
+        """Whether check mode would have written one of the unit's files."""
+        return self.module.check_mode and any(
+            file == path or file.startswith(f"{path}/") for file in self.written for path in paths
+        )
 
     def settle(self, name: str) -> None:
         """Ends the module unless the unit stays up."""
@@ -179,30 +145,3 @@ class Units:
         state = self.show(name).get("ActiveState")
         if state not in ("active", "reloading"):
             self.fail(name, f"{name} does not stay up (state {state})")
-
-
-def main() -> None:
-    """Runs the module."""
-    unit = {
-        "name": {"type": "str", "required": True},
-        "state": {"type": "str", "choices": ["running", "current", "enabled", "masked", "off"], "default": "running"},
-        "paths": {"type": "list", "elements": "str", "default": []},
-        "optional": {"type": "bool", "default": False},
-    }
-    module = AnsibleModule(
-        argument_spec={
-            "units": {"type": "list", "elements": "dict", "required": True, "options": unit},
-            "settle_s": {"type": "float", "default": 2.0},
-            "journal_lines": {"type": "int", "default": 30},
-        },
-        supports_check_mode=True,
-    )
-    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
-    units = Units(module)
-    for one in module.params["units"]:
-        units.apply(one)
-    module.exit_json(changed=bool(units.actions), actions=units.actions, missing=units.missing)
-
-
-if __name__ == "__main__":
-    main()

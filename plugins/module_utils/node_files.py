@@ -1,5 +1,5 @@
-#!/usr/bin/python3
-"""All files of one role in one call: contents, links and what must not be there."""
+# ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
+"""Files brought to their state: contents, links and what must not be there."""
 
 from __future__ import annotations
 
@@ -10,49 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.basic import AnsibleModule
-
-DOCUMENTATION = r"""
-module: node_files
-short_description: Files with their contents, links and absences in one call
-description:
-  - One call per role instead of one or two per file; each file is replaced in one step, its folder made where needed.
-options:
-  files:
-    description: Files.
-    type: list
-    elements: dict
-    default: []
-    suboptions:
-      path: {description: Where., type: path, required: true}
-      content: {description: What; this or O(files[].source)., type: str}
-      source: {description: A file on the machine that is copied., type: path}
-      mode: {description: Permissions in octal., type: str, default: "0644"}
-      owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
-              default: ""}
-  links: {description: Symbolic links as path and target; a real file in the way is an error., type: dict, default: {}}
-  absent: {description: Files that must not be there; patterns as a shell would read them., type: list, elements: str,
-           default: []}
-author: [the project]
-"""
-
-EXAMPLES = r"""
-- name: Configure
-  node_files:
-    files: [{path: /etc/example.conf, content: "answer = 42\n"}]
-    absent: ["/etc/example.d/*.bak"]
-"""
-
-RETURN = r"""
-written: {description: Files that were written now., type: list, elements: str, returned: always}
-removed: {description: Files that were removed now., type: list, elements: str, returned: always}
-"""
-
 
 class Files:
     """What is asked for against what is on the disk."""
 
-    def __init__(self, module: AnsibleModule) -> None:
+    def __init__(self, module: Any) -> None:
         self.module = module
         self.written: list[str] = []
         self.removed: list[str] = []
@@ -121,50 +83,18 @@ class Files:
                 if not self.module.check_mode:
                     Path(name).unlink()
 
-
-def specification() -> dict[str, Any]:
-    """The module's arguments."""
-    file = {
-        "path": {"type": "path", "required": True},
-        "content": {"type": "str"},
-        "source": {"type": "path"},
-        "mode": {"type": "str", "default": "0644"},
-        "owner": {"type": "str", "default": ""},
-    }
-    return {
-        "files": {
-            "type": "list",
-            "elements": "dict",
-            "default": [],
-            "options": file,
-            "mutually_exclusive": [("content", "source")],
-            "required_one_of": [("content", "source")],
-        },
-        "links": {"type": "dict", "default": {}},
-        "absent": {"type": "list", "elements": "str", "default": []},
-    }
-
-
-def main() -> None:
-    """Runs the module."""
-    module = AnsibleModule(argument_spec=specification(), supports_check_mode=True)
-    files = Files(module)
-    try:
-        for one in module.params["files"]:
-            files.file(Path(one["path"]), files.content(one), one["mode"], one["owner"])
-        for path, target in module.params["links"].items():
-            files.link(Path(path), target)
-        for pattern in module.params["absent"]:
-            files.absent(pattern)
-    except (OSError, KeyError) as error:
-        module.fail_json(
-            msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that does"
-            " not exist are the usual reasons; mend it and run again.",
-            written=files.written,
-        )
-    changed = bool(files.written or files.removed)
-    module.exit_json(changed=changed, written=files.written, removed=files.removed, diff=files.diff)
-
-
-if __name__ == "__main__":
-    main()
+    def apply(self, params: dict[str, Any]) -> None:
+        """Files first, then links, then absences; ends the module with the reason when one cannot be had."""
+        try:
+            for one in params["files"]:
+                self.file(Path(one["path"]), self.content(one), one["mode"], one["owner"])
+            for path, target in params["links"].items():
+                self.link(Path(path), target)
+            for pattern in params["absent"]:
+                self.absent(pattern)
+        except (OSError, KeyError) as error:
+            self.module.fail_json(
+                msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that"
+                " does not exist are the usual reasons; mend it and run again.",
+                written=self.written,
+            )
