@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, ReplicaDeath
-from harness.backends.local_check import check_machine
+from harness.backends.local_check import check_machine, gpu_facts
 from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
-from harness.spec import ExperimentSpec
+from harness.spec import Device, ExperimentSpec
 
 GUARD = Path(__file__).with_name("guard.py")
 POLL_S = 0.1
@@ -64,6 +64,7 @@ class LocalBackend:
         deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock)
         try:
             deployment.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
+            _refuse_silent_cpu(experiment, deployment.statuses())
         except BaseException:
             deployment.stop(timeout_s=experiment.timing.drain_timeout_s)
             raise
@@ -205,6 +206,19 @@ class LocalDeployment:
                         code, "Run the workload by itself to see why: python -m harness.workloads"
                     ),
                 )
+
+
+def _refuse_silent_cpu(experiment: ExperimentSpec, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """A replica that should find the GPU by itself, and did not, would be measured for hours on the CPU."""
+    if experiment.workload.device is not Device.AUTO or experiment.workload.factory is not None:
+        return
+    gpus, _ = gpu_facts()
+    on_cpu = [index for index, status in enumerate(statuses) if status.get("device") == "cpu"]
+    if gpus and on_cpu:
+        raise BackendError(
+            f"replica {on_cpu[0]} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
+            advice="Check that torch sees it (python -c 'import torch; torch.cuda.init()'), or set device: cpu if this is wanted.",
+        )
 
 
 _START_ADVICE = {

@@ -126,7 +126,8 @@ def _importable(module: str) -> bool:
     """Whether the top package is there; the rest would need an import, which a replica does."""
     top = module.partition(".")[0]
     if any(
-        (Path(folder) / top).is_dir() or (Path(folder) / f"{top}.py").is_file() for folder in [str(Path.cwd()), *sys.path]
+        (Path(folder) / top).is_dir() or (Path(folder) / f"{top}.py").is_file()
+        for folder in [str(Path.cwd()), *sys.path]
     ):
         return True
     try:

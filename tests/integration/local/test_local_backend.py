@@ -14,10 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.backends import local_check
 from harness.backends.local import LocalBackend
 from harness.backends.stray import end_strays
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import layout
+from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
 
@@ -117,6 +119,17 @@ def test_a_replica_that_never_serves_is_an_error_that_names_its_phase(deploy, ca
     assert marked(campaign_id) == []
 
 
+def test_a_replica_that_silently_runs_on_the_cpu_of_a_gpu_machine_is_an_error(tmp_path, campaign_id, monkeypatch):
+    gpu = local_check.GpuFacts("a GPU that torch does not see", total_bytes=16_000_000_000, free_bytes=16_000_000_000)
+    monkeypatch.setattr("harness.backends.local.gpu_facts", lambda: ([gpu], ""))
+    workload = WorkloadSpec(name="resnet50", threads=1, options={"model_size": "tiny"})
+    spec = experiment().model_copy(update={"workload": workload, "replicas": 1})
+
+    with pytest.raises(BackendError, match=r"replica 0 runs on the CPU although this machine has a GPU \(a GPU that"):
+        LocalBackend(campaign_id).deploy(spec, tmp_path, abort=threading.Event(), on_death=print)
+    assert marked(campaign_id) == []
+
+
 def test_deploying_can_be_aborted(deploy, campaign_id):
     abort = threading.Event()
     threading.Timer(0.5, abort.set).start()
@@ -132,7 +145,8 @@ def test_deploying_can_be_aborted(deploy, campaign_id):
 HARNESS = """
     import sys, threading, time
     from pathlib import Path
-    from harness.backends.local import LocalBackend
+    from harness.backends import local_check
+from harness.backends.local import LocalBackend
     from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
     LocalBackend(sys.argv[1]).deploy(
