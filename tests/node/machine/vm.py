@@ -1,6 +1,7 @@
 """A machine: a user-mode kernel on a copy of an image, reached by ssh as any server is."""
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,20 +19,16 @@ MEMORY_BYTES = 2 << 30
 BOOT_WITHIN_S = 180.0
 WRAPPER = Path(__file__).parent / "uml_exec.py"
 _POLL_S = 0.2
+_LOOK_AROUND_S = 0.5
 
 
 class Machine:
-    """Boots from its own copy of `disks`; `with` boots and ends it.
+    """Boots from its own copy of `disks`; `with` boots and ends it."""
 
-    cpu: the one host CPU it runs on (left free, the scheduler moves it about and a boot takes three times longer).
-    """
-
-    def __init__(self, tools: Tools, disks: Disks, folder: Path, *, cpu: int = -1) -> None:
+    def __init__(self, tools: Tools, disks: Disks, folder: Path) -> None:
         self.folder = folder
         self._tools = tools
         self._source = disks
-        available = sorted(os.sched_getaffinity(0))
-        self._cpu = available[cpu % len(available)]
         self._namespace: Namespace | None = None
         self._kernel: subprocess.Popen[bytes] | None = None
         self.disks: Disks | None = None
@@ -50,7 +47,7 @@ class Machine:
         """An OpenSSH configuration in which this machine is the host `node`."""
         return self.folder / "ssh_config"
 
-    def start(self) -> None:
+    def start(self, *kernel_arguments: str) -> None:
         """Boot and wait for ssh; the first time, from a fresh copy of the image."""
         started = time.monotonic()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +57,7 @@ class Machine:
         self._write_ssh_config(self._namespace.ssh_port)
         with (self.folder / "console.log").open("ab") as console:
             self._kernel = subprocess.Popen(
-                self._namespace.command(*self._kernel_command(self.disks)),
+                self._namespace.command(*self._kernel_command(self.disks), *kernel_arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -158,7 +155,7 @@ class Machine:
         console = ["con=null", "con0=null,fd:1", "quiet"]
         memory = f"mem={MEMORY_BYTES >> 20}M"
         where = [f"umid={self.folder.name}", f"uml_dir={self.folder}"]
-        pinned = ["taskset", "-c", str(self._cpu), "setarch", "-R", str(WRAPPER)]
+        pinned = ["taskset", "-c", str(_idlest_cpu()), "setarch", "-R", str(WRAPPER)]
         return [*pinned, memory, *where, *disk_arguments, *console, device, "seccomp=auto"]
 
     def _write_ssh_config(self, port: int) -> None:
@@ -181,6 +178,19 @@ class Machine:
     def _console_tail(self) -> str:
         console = self.folder / "console.log"
         return console.read_text(errors="replace")[-1500:] if console.exists() else "(the console said nothing)"
+
+
+def _idlest_cpu() -> int:
+    """The one CPU to run on: left free, the scheduler moves the machine about and a boot takes three times longer."""
+
+    def idle_ticks() -> dict[int, int]:
+        rows = [line.split() for line in Path("/proc/stat").read_text().splitlines() if re.match(r"cpu\d", line)]
+        return {int(row[0].removeprefix("cpu")): int(row[4]) for row in rows}
+
+    before = idle_ticks()
+    time.sleep(_LOOK_AROUND_S)
+    after = idle_ticks()
+    return max(sorted(os.sched_getaffinity(0), reverse=True), key=lambda cpu: after[cpu] - before[cpu])
 
 
 def _memory_folder() -> str:

@@ -1,0 +1,178 @@
+"""What a node must not be made of: each ends with the reason and the next step, and the machine converges afterwards.
+
+All cases meet one dirty machine in this order; the last test mends nothing and runs the site.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.node import fingerprint
+from tests.node.conftest import Boot
+from tests.node.machine.image import Disks
+from tests.node.machine.vm import Machine
+from tests.node.mirror.site import Mirror
+from tests.node.play import Playbooks, Run
+from tests.node.story import SITE, Step, playbooks_for
+
+OLD_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024"
+OLD_SYSTEM = 'ID=debian\nVERSION_ID="11"\nVERSION_CODENAME=bullseye\nPRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\n'
+LEFT_BYTES = 2 << 30
+HOLD_LOCK = """\
+import fcntl, time
+lock = open("/var/lib/dpkg/lock-frontend", "w")
+fcntl.lockf(lock, fcntl.LOCK_EX)
+time.sleep(3600)
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input.
+
+    break_it, mend_it: shell on the machine, before and after the run. forbidden, stalled: what the mirror does meanwhile.
+    reason, advice: patterns that the failure's message must contain, whatever the case of its letters.
+    """
+
+    reason: str
+    advice: str
+    variables: dict[str, Any] = field(default_factory=dict)
+    break_it: str = "true"
+    mend_it: str = "true"
+    forbidden: str = ""
+    stalled: str = ""
+
+
+# Seen before anything is changed.
+REFUSED = {
+    "no GPU where one is required": Case("no NVIDIA driver", "install the driver", {"nvidia_toolkit_gpu": "required"}),
+    "driver too old": Case(
+        r"driver is 470\.256\.02",
+        "install a newer one",
+        {"nvidia_toolkit_gpu": "auto"},
+        "mount -t tmpfs none /proc/driver && mkdir /proc/driver/nvidia && "
+        f"echo {shlex.quote(OLD_DRIVER)} > /proc/driver/nvidia/version",
+        "umount /proc/driver",
+    ),
+    "swap on zram": Case(
+        "zram0",
+        "swapoff",
+        {},
+        "modprobe zram && echo 32M > /sys/block/zram0/disksize && mkswap -q /dev/zram0 && swapon /dev/zram0",
+        "swapoff /dev/zram0 && modprobe -r zram",
+    ),
+    "wrong system": Case(
+        r"Debian GNU/Linux 11",
+        "preflight_distributions",
+        {},
+        f"printf %s {shlex.quote(OLD_SYSTEM)} > /run/os-release && mount --bind /run/os-release /usr/lib/os-release",
+        "umount /usr/lib/os-release",
+    ),
+    "two gigabytes of disk left": Case(
+        r"20\d\d MiB free",
+        "grow the disk",
+        {},
+        f"fallocate -l $(( $(df -B1 --output=avail / | tail -1) - {LEFT_BYTES} )) /filler",
+        "rm /filler",
+    ),
+    "a minor that is not in the table": Case(r"1\.99", "choose one of these", {"kubernetes_minor": "1.99"}),
+    "a misspelt variable": Case("crio_versoin", "supported", {"crio_versoin": "1.35.6"}),
+    "a mirror that answers 403": Case("answers 403", "mirrors.yml", forbidden="/kubernetes/"),
+    "a mirror that stalls": Case(
+        "says nothing for 3 s", "mirrors.yml", {"preflight_mirrors_timeout_s": 3}, stalled="/crio/"
+    ),
+}
+# Seen on the way, in this order: each leaves a machine half made.
+BROKEN_OFF = {
+    "a version that does not exist": Case(r"1\.35\.99", "versions.yml", {"kubernetes_packages_version": "1.35.99"}),
+    "a package that the mirror refuses": Case("403", "run again", forbidden="/kubernetes/kubelet_"),
+    "an apt lock held by another process": Case(
+        "lock",
+        "run again",
+        {"apt_lock_timeout_s": 3},
+        f"systemd-run -q --unit=holder python3 -c {shlex.quote(HOLD_LOCK)}",
+        "systemctl stop holder",
+    ),
+    "a kubelet that does not come up": Case(
+        "kubelet",
+        "journalctl",
+        {"control_plane_timeout_s": 8},
+        "mkdir -p /etc/systemd/system/kubelet.service.d && systemctl daemon-reload && "
+        "printf '[Service]\\nExecStartPre=/bin/false\\n' > /etc/systemd/system/kubelet.service.d/99-broken.conf && "
+        "systemctl daemon-reload",
+        "rm -r /etc/systemd/system/kubelet.service.d && systemctl daemon-reload",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def victim(boot: Boot, dirty_disks: Disks) -> Machine:
+    return boot(dirty_disks)
+
+
+@pytest.fixture(scope="module")
+def run_case(victim: Machine, mirror: Mirror) -> Callable[[Case], Run]:
+    """Run the site on the machine while it is broken in the case's way."""
+
+    def run(case: Case) -> Run:
+        playbooks: Playbooks = playbooks_for(victim, mirror, **case.variables)
+        with broken(victim, mirror, case):
+            return playbooks.run(SITE)
+
+    return run
+
+
+@contextmanager
+def broken(machine: Machine, mirror: Mirror, case: Case) -> Iterator[None]:
+    site = mirror.site
+    machine.ssh(case.break_it)
+    site.forbidden |= {case.forbidden} - {""}
+    site.stalled |= {case.stalled} - {""}
+    try:
+        yield
+    finally:
+        site.forbidden.clear()
+        site.stalled.clear()
+        machine.ssh(case.mend_it)
+
+
+def explained(run: Run, case: Case) -> None:
+    assert run.status != 0, "the run did not notice"
+    said = " ".join(task.message for task in run.failed)
+    assert re.search(case.reason, said, re.IGNORECASE), f"no reason in: {said}\n{run.explain()}"
+    assert re.search(case.advice, said, re.IGNORECASE), f"no next step in: {said}"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_before_anything_changes(name: str, run_case: Callable[[Case], Run], victim: Machine) -> None:
+    before = fingerprint.take(victim)
+    run = run_case(REFUSED[name])
+    explained(run, REFUSED[name])
+    assert run.changed == []
+    assert fingerprint.difference(before, fingerprint.take(victim)) == ""
+
+
+def test_cgroup_v1_is_refused(run_case: Callable[[Case], Run], victim: Machine) -> None:
+    victim.power_off()
+    victim.start("systemd.unified_cgroup_hierarchy=0", "systemd.legacy_systemd_cgroup_controller=1")
+    run = run_case(Case("need v2", "unified_cgroup_hierarchy=1"))
+    victim.power_off()
+    victim.start()
+    explained(run, Case("need v2", "unified_cgroup_hierarchy=1"))
+    assert run.changed == []
+
+
+@pytest.mark.parametrize("name", BROKEN_OFF)
+def test_it_is_explained_on_the_way(name: str, run_case: Callable[[Case], Run]) -> None:
+    explained(run_case(BROKEN_OFF[name]), BROKEN_OFF[name])
+
+
+def test_the_next_run_converges(victim: Machine, mirror: Mirror, again: Step) -> None:
+    run = playbooks_for(victim, mirror).run(SITE)
+    assert run.status == 0, run.explain()
+    assert fingerprint.difference(again.after, fingerprint.take(victim)) == ""
