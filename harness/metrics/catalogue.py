@@ -225,6 +225,7 @@ _METRICS = (
         "DCGM_FI_DEV_FB_USED",
         2.0**43,
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
+        scale="1048576 * ",
     ),
     _device(
         "gpu_power",

@@ -17,7 +17,8 @@ import numpy as np
 from harness.errors import MetricsError
 from harness.metrics.catalogue import CATALOGUE, Kind, Level, Metric, Source
 from harness.metrics.columns import ExperimentColumns, SeriesColumns, read_experiment
-from harness.metrics.steady import TOLERANCE, steady_state
+from harness.metrics.steady import TOLERANCE, WINDOWS, steady_state
+from harness.metrics.tick import NO_REQUESTS
 
 MISSING_SHARE = 0.01
 """More missing values than this share of a series degrade the experiment."""
@@ -28,6 +29,9 @@ BOUND_SLACK = 0.05
 COUNT_SLACK = 0.01
 STALL_SHARE = 0.10
 """A replica that serves nothing in this last share of the recording had stopped."""
+REQUESTS_PER_WINDOW = 10
+"""With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
+WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
 TOP_BOUND_S = 60.0
 """Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
 _GRID_TOLERANCE_S = 0.0011
@@ -132,7 +136,9 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Find
                 Severity.DEGRADED if missing > MISSING_SHARE * len(series.values) else Severity.INFO,
                 metric.name,
                 f"{metric.name} {name}: {missing} of {len(series.values)} values are missing: {_commonest([series])}.",
-                "Look at the replica's log and the recorder's summary.",
+                WINDOW_ADVICE
+                if NO_REQUESTS in series.reasons
+                else "Look at the replica's log and the recorder's summary.",
             )
         yield from _bounds(metric, name, series)
     if metric.nonzero_expected:
@@ -240,6 +246,10 @@ def _counts(experiment: ExperimentColumns, requests: Mapping[str, int]) -> Itera
 def _steadiness(experiment: ExperimentColumns) -> Iterator[Finding]:
     series = experiment.metrics.get("throughput", {}).get("all")
     if series is None or not len(series.present):
+        return
+    served = experiment.metrics.get("total_count", {}).get("all")
+    if served is not None and 0 < _growth(served.values) < REQUESTS_PER_WINDOW * WINDOWS:
+        yield Finding(Severity.INFO, "throughput", "There are too few requests to tell whether it was steady.")
         return
     state = steady_state(series.values)
     if not state.judged:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.metrics.prometheus.adapter import Series
 
@@ -29,12 +29,13 @@ def used_bounds(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
         the edge on either side of those, the highest finite bound (it answers for saturation) and +Inf.
         None of them when a histogram has no +Inf bucket: then every bucket has to be read.
     """
-    began = {_key(series.labels): float(series.values[-1]) for series in before}
-    histograms: dict[tuple[tuple[str, str], ...], list[Bucket]] = defaultdict(list)
+    began = {frozenset(series.labels.items()): float(series.values[-1]) for series in before}
+    histograms: dict[frozenset[tuple[str, str]], list[Bucket]] = defaultdict(list)
     for series in after:
         bound = series.labels.get("le", "")
-        growth = float(series.values[-1]) - began.get(_key(series.labels), 0.0)
-        histograms[_key(series.labels, without="le")].append((float(bound or "nan"), bound, growth))
+        labels = frozenset(series.labels.items())
+        growth = float(series.values[-1]) - began.get(labels, 0.0)
+        histograms[labels - {("le", bound)}].append((float(bound or "nan"), bound, growth))
     wanted: dict[float, str] = {}
     for buckets in histograms.values():
         buckets.sort()
@@ -52,7 +53,3 @@ def _needed(buckets: Sequence[Bucket]) -> list[Bucket]:
     empty = [place for place, (_, _, growth) in enumerate(buckets) if growth <= 0]
     full = next(place for place, (_, _, growth) in enumerate(buckets) if growth >= total)
     return [*buckets[empty[-1] if empty else 0 : full + 1], *buckets[-2:]]
-
-
-def _key(labels: Mapping[str, str], without: str = "") -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, value) for name, value in labels.items() if name not in {without, "__name__"}))

@@ -133,6 +133,11 @@ def server(tmp_path_factory, script, start_s):
             f'container_cpu_usage_seconds_total{{namespace="inference",pod="resnet50-a",{container}}} {100 + 2 * k} {start_s + 5 * k}'
             for k in range(-5, 20)
         ]
+    for k in range(-5, 20):
+        # The same device twice, as the exporter of a cluster shows it for two pods.
+        lines += [f'DCGM_FI_DEV_FB_USED{{gpu="1",pod="{pod}"}} {2000 + k} {start_s + 5 * k}' for pod in "ab"]
+        lines += [f'DCGM_FI_DEV_FB_USED{{gpu="0"}} 1000 {start_s + 5 * k}']
+        lines += [f'node_pressure_io_waiting_seconds_total{{instance="{n}"}} {9 + k} {start_s + 5 * k}' for n in "xy"]
     folder = tmp_path_factory.mktemp("prometheus")
     with prometheus(folder, database=backfill(folder, lines)) as url, PrometheusServer(url) as server:
         yield server
@@ -161,7 +166,7 @@ def exported_rows(server, start_s, job="known", rows=ROWS, step_s=STEP_S, metric
     summary = export(
         server,
         metrics=select(metrics),
-        dialect=local(job),
+        dialect=options.pop("dialect", local(job)),
         start_s=start_s,
         rows=rows,
         step_s=step_s,
@@ -249,11 +254,35 @@ def test_nothing_after_the_end(server, start_s):
 
 
 def test_what_the_server_has_not_is_absent_with_the_reason(server, start_s):
-    summary, sink = exported_rows(server, start_s, metrics="all")
-    assert set(summary.absent) == set(CATALOGUE) - set(RECORDED)
+    summary, sink = exported_rows(server, start_s, metrics="all", dialect=local("known", node='instance="x"'))
+    assert set(summary.absent) == set(CATALOGUE) - set(RECORDED) - {"gpu_memory", "io_psi"}
     assert "DCGM_FI_DEV_GPU_UTIL" in summary.absent["gpu_utilization"]
     assert [row.value for row in sink.series("gpu_utilization", "gpu")] == [None] * ROWS
-    assert [row.value for row in sink.series("io_psi", "node")] == [None] * ROWS
+    assert [row.value for row in sink.series("cpu_psi", "node")] == [None] * ROWS
+
+
+def test_each_device_is_one_series_in_bytes(server, start_s):
+    _, sink = exported_rows(server, start_s, rows=10, metrics=["gpu_memory"])
+    assert {row.series for row in sink.rows} == {"gpu-0", "gpu-1"}
+    assert [row.value for row in sink.series("gpu_memory", "gpu-0")] == [1000 * 2.0**20] * 10
+    assert [row.value for row in sink.series("gpu_memory", "gpu-1")] == [(2000 + k) * 2.0**20 for k in range(10)]
+
+
+def test_two_nodes_are_not_mixed(server, start_s):
+    with pytest.raises(UsageError, match="matches 2 series for one node"):
+        exported_rows(server, start_s, rows=10, metrics=["io_psi"])
+    sink = RowList()
+    export(
+        server,
+        metrics=select(["io_psi"]),
+        dialect=local("known", node='instance="x"'),
+        start_s=start_s,
+        rows=10,
+        step_s=5,
+        window_s=20,
+        sink=sink,
+    )
+    np.testing.assert_allclose([row.value for row in sink.rows], 20.0, rtol=1e-9)
 
 
 def test_containers_are_counted_once(server, start_s):

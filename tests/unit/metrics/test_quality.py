@@ -232,6 +232,25 @@ def test_unsteady_throughput_degrades_and_a_late_settling_is_told(judged):
     assert any("steady only from 60 s after" in finding.message for finding in findings)
 
 
+def test_a_handful_of_requests_is_not_called_unsteady(judged):
+    def change(columns):
+        columns["throughput", "all"] = list(np.linspace(0.1, 0.5, ROWS))
+        columns["total_count", "all"] = list(np.linspace(0, 90, ROWS))
+
+    findings = judged(change)
+    assert bad(findings) == []
+    assert any("too few requests" in finding.message for finding in findings)
+
+
+def test_windows_without_a_request_get_the_advice_that_helps(judged):
+    def change(columns):
+        columns["latency_p50", "replica-0"][::2] = [(None, NO_REQUESTS)] * (ROWS // 2)
+
+    findings = judged(change)
+    only(findings, Severity.DEGRADED, "latency_p50", "30 of 60 values are missing: no request finished in the window")
+    assert "rate_window_s" in bad(findings)[0].advice
+
+
 def test_a_folder_without_data_or_with_a_broken_file_is_invalid(judged, tmp_path):
     assert [f.severity for f in judge(tmp_path)] == [Severity.INVALID]
     judged()
