@@ -1,7 +1,8 @@
 """One test per check of the verdict: what was expected, what was found, what to do, and the unit's journal.
 
 Run against a machine, before and after a reboot:
-``pytest tests/testinfra --hosts=ansible://HOST --ansible-inventory=FILE``; ``-k swap`` takes one area alone.
+``pytest tests/testinfra --hosts=ansible://HOST --ansible-inventory=FILE`` (with ``--sudo`` where Ansible logs in as an
+ordinary user); ``-k swap`` takes one area alone.
 """
 
 from __future__ import annotations
