@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,12 @@ def scratch(tools: Tools) -> Iterator[Path]:
     """A short path for disks and sockets (a socket's path may have 107 characters), removed at the end."""
     runs = tools.cache / "run"
     runs.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=runs, ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+    with ExitStack() as stack:
+        with deps.lock(tools.cache / "run.lock"):
+            deps.remove_abandoned(runs)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=runs, ignore_cleanup_errors=True)))
+            stack.enter_context(deps.lock(folder / "lock"))
+        yield folder
 
 
 @pytest.fixture(scope="session")

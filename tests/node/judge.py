@@ -40,9 +40,9 @@ def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return found
 
 
-def verdict(playbooks: Playbooks) -> Verdict:
-    """Ask `harness verify-node` for its machine-readable verdict."""
-    done = harness(playbooks, "verify-node", "--json", "--wait", "60")
+def verdict(playbooks: Playbooks, *, wait_s: int = 60) -> Verdict:
+    """Ask `harness verify-node` for its machine-readable verdict; wait_s: how long to judge again while it fails."""
+    done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s))
     checks = document(done)["checks"]
     passed = frozenset(check["name"] for check in checks if check["ok"])
     failed = [check for check in checks if not check["ok"]]

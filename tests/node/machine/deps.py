@@ -104,6 +104,17 @@ def lock(path: Path) -> Iterator[None]:
         yield
 
 
+def remove_abandoned(folder: Path) -> None:
+    """Remove every folder in it whose `lock` nobody holds any more: a killed session cleans up nothing."""
+    for path in folder.iterdir():
+        with (path / "lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(path, ignore_errors=True)
+
+
 def _install_programs() -> None:
     packages = sorted({package for program, package in HOST_PROGRAMS.items() if shutil.which(program) is None})
     if not packages:

@@ -59,6 +59,12 @@ def load(arguments: list[str]) -> dict[str, object]:
     settings = yaml.safe_load(path.read_text())
     if not isinstance(settings, dict) or settings.get("kind") != "KubeletConfiguration":
         fail(f"failed to load kubelet config file, path: {path}: no KubeletConfiguration in it")
+    if folder := option(arguments, "--config-dir"):
+        for drop_in in sorted(Path(folder).glob("*.conf")):
+            more = yaml.safe_load(drop_in.read_text())
+            if not isinstance(more, dict) or more.get("kind") != "KubeletConfiguration":
+                fail(f"failed to load kubelet config, drop-in {drop_in}: no KubeletConfiguration in it")
+            settings |= more
     return settings
 
 

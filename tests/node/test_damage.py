@@ -1,0 +1,75 @@
+"""Damage a converged machine in many ways: the judges see each one, and one run mends them all."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tests.node import fingerprint, judge
+from tests.node.conftest import Boot
+from tests.node.judge import Verdict
+from tests.node.machine.image import Disks
+from tests.node.mirror.site import Mirror
+from tests.node.play import Playbooks, Run
+from tests.node.story import SITE, Step, playbooks_for
+
+# Check that must fail -> what is done to the machine. All are done to the same machine at once.
+DAMAGE = {
+    "swap/now": "swapon /swapfile",
+    "swap/fstab": "echo '/swapfile none swap sw 0 0' >> /etc/fstab",
+    "swap/failsafe": "systemctl disable -q node-swapoff.service",
+    "kernel/modules-at-boot": "rm /etc/modules-load.d/kubernetes.conf",
+    "kernel/sysctls-now": "sysctl -q -w net.ipv4.ip_forward=0",
+    "crio/no-strays": "cp /etc/crio/crio.conf.d/10-crio.conf /etc/crio/crio.conf.d/10-crio.conf.bak",
+    "crio/files": "rm /usr/libexec/crio/conmon",
+    "crio/cni": "cp /etc/cni/net.d/10-crio-bridge.conflist.disabled /etc/cni/net.d/10-crio-bridge.conflist",
+    "packages/versions": "apt-mark -q unhold kubelet",
+    "nvidia/handler": "sed -i /monitor_path/d /etc/crio/crio.conf.d/30-nvidia.conf",
+    "kubernetes/kubelet": "systemctl disable -q kubelet",
+    "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
+    "kubeconfig/users": "chown root: /home/ops/.kube/config",
+    "runtime-class/nvidia": "kubectl --kubeconfig /etc/kubernetes/admin.conf delete runtimeclass nvidia",
+}
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """What the judges said of the damaged machine, and the run that followed."""
+
+    verdict: Verdict
+    mended: Run
+    state: list[str]
+
+
+@pytest.fixture(scope="module")
+def damaged_playbooks(boot: Boot, converged_disks: Disks, mirror: Mirror) -> Playbooks:
+    return playbooks_for(boot(converged_disks), mirror)
+
+
+@pytest.fixture(scope="module")
+def damaged(damaged_playbooks: Playbooks) -> Damaged:
+    machine = damaged_playbooks.machine
+    for damage in DAMAGE.values():
+        machine.ssh(damage)
+    verdict = judge.verdict(damaged_playbooks, wait_s=0)
+    run = damaged_playbooks.run(SITE)
+    return Damaged(verdict, run, fingerprint.take(machine))
+
+
+@pytest.mark.parametrize("check", DAMAGE)
+def test_the_verdict_sees_it(damaged: Damaged, check: str) -> None:
+    assert check in damaged.verdict.failed, damaged.verdict.output
+
+
+def test_the_verdict_is_not_well(damaged: Damaged) -> None:
+    assert damaged.verdict.status != 0
+
+
+def test_one_run_mends_everything(damaged: Damaged, again: Step) -> None:
+    assert damaged.mended.status == 0, damaged.mended.explain()
+    assert fingerprint.difference(again.after, damaged.state) == ""
+
+
+def test_the_verdict_is_well_again(damaged_playbooks: Playbooks, damaged: Damaged) -> None:
+    assert damaged.mended.status == 0, damaged.mended.explain()
+    found = judge.verdict(damaged_playbooks)
+    assert (found.status, set(found.failed)) == (0, set()), found.output
