@@ -73,11 +73,11 @@ def test_what_the_server_remarks_is_kept_and_not_carried_over():
 
 
 def test_a_server_that_does_not_answer_costs_one_timeout_and_no_retry():
-    with serving(answer(MATRIX), delay_s=1.0) as (url, seen):
+    with serving(answer(MATRIX), delay_s=3.0) as (url, seen):
         begun_s = time.monotonic()
         with pytest.raises(PrometheusError, match=r"did not answer within 0\.2 s"):
             ask(url, timeout_s=0.2)
-        assert time.monotonic() - begun_s < 0.6
+        assert time.monotonic() - begun_s < 2
         assert len(seen) == 1
 
 
@@ -120,11 +120,11 @@ def test_headers_are_sent_and_never_shown():
 
 
 def test_threads_do_not_share_a_connection():
-    with serving(answer(MATRIX), delay_s=0.1) as (url, _), PrometheusServer(url) as server:
+    with serving(answer(MATRIX), delay_s=0.5) as (url, _), PrometheusServer(url) as server:
         begun_s = time.monotonic()
         threads = [threading.Thread(target=server.query, args=("up", 1.0)) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert time.monotonic() - begun_s < 0.35
+        assert time.monotonic() - begun_s < 1.9  # one after another would take 2 s

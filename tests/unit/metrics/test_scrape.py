@@ -136,8 +136,8 @@ def test_a_replica_that_hangs_costs_the_others_nothing(serve, scraper_of):
     slow, quick = serve([5.0]), serve([answer()])
     scraper = scraper_of(slow.url, quick.url)
     begun_s = time.monotonic()
-    missing, good = scrape(scraper, timeout_s=0.1)
-    assert time.monotonic() - begun_s < 0.3
+    missing, good = scrape(scraper, timeout_s=0.5)
+    assert time.monotonic() - begun_s < 2
     assert missing == Missing("the replica's /metrics: no answer in time")
     assert is_good(good)
 
@@ -151,11 +151,11 @@ def test_a_late_answer_is_not_taken_for_the_next_one(serve, scraper_of):
 
 
 def test_a_trickle_ends_at_the_deadline(serve, scraper_of):
-    trickle = [part for byte in answer()[:100] for part in (bytes([byte]), 0.02)]
+    trickle = [part for byte in answer()[:100] for part in (bytes([byte]), 0.05)]  # 5 s in all
     scraper = scraper_of(serve(trickle).url)
     begun_s = time.monotonic()
     assert isinstance(scrape(scraper, timeout_s=0.1)[0], Missing)
-    assert time.monotonic() - begun_s < 0.3
+    assert time.monotonic() - begun_s < 2
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,10 @@ def test_a_row_every_interval_with_every_column(tmp_path):
     summary = run(path, source)
     rows = read(path)
     assert list(rows[0]) == columns(2)
-    assert len(rows) == summary.rows == pytest.approx(7, abs=2)
+    assert len(rows) == summary.rows
+    assert 2 <= len(rows) <= 8
     elapsed_s = [float(row["elapsed_s"]) for row in rows]
-    assert all(abs(value / 0.05 - round(value / 0.05)) < 0.6 for value in elapsed_s)
+    assert all(value > 0.05 * (place + 1) - 0.002 for place, value in enumerate(elapsed_s))  # never before its time
     assert rows[0]["gpu1_power_w"] == "100.0"
     energy_j = [float(row["gpu0_energy_j"]) for row in rows]
     assert energy_j == sorted(energy_j)
