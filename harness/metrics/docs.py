@@ -88,6 +88,18 @@ Every experiment is judged from its files, and again by `harness verify`:
 | a metric that this machine cannot give; single missing values; a late settling | info |
 """
 
+_FIGURES = """
+## Figures
+
+Each command prints one figure and whether its bar is met.
+
+| bar | command |
+|---|---|
+| a tick begins within 20 ms of its schedule at p99, 8 replicas | `python -m tests.benchmarks.recorder_tick` |
+| 24 h at 1 s with 8 replicas add less than 50 MB | `python -m tests.benchmarks.recorder_memory` |
+| an export is 4 times faster than the client's data frames, same values | `python -m tests.benchmarks.export_speed` |
+"""
+
 
 def document() -> str:
     """The whole page."""
@@ -110,7 +122,7 @@ def document() -> str:
             tolerance=steady.TOLERANCE,
         )
     )
-    return "".join(parts)
+    return "".join([*parts, _FIGURES])
 
 
 def _row(metric: Metric) -> str:
