@@ -87,10 +87,10 @@ class Playbooks:
         """Run a playbook to its end; extra variables as keyword arguments."""
         return self._finish(playbook, self._start(playbook, arguments, variables), kill_at=None)
 
-    def run_killed(self, playbook: str, task_number: int, delay_s: float, **variables: Any) -> Run:
-        """Run a playbook and kill it, with every process of it, a moment after its n-th task began (from 0)."""
+    def run_killed(self, playbook: str, task_name: str, delay_s: float, **variables: Any) -> Run:
+        """Run a playbook and kill it, with every process of it, a moment after the task of that name began."""
         process = self._start(playbook, (), variables)
-        return self._finish(playbook, process, kill_at=(task_number, delay_s))
+        return self._finish(playbook, process, kill_at=(task_name, delay_s))
 
     def _inventory(self, variables: dict[str, Any]) -> dict[str, Any]:
         connection = {"ansible_ssh_common_args": f"-F {self.machine.ssh_config}", "ansible_host": HOST}
@@ -139,7 +139,7 @@ class Playbooks:
         }
 
     def _finish(
-        self, playbook: str, started: tuple["subprocess.Popen[bytes]", float], kill_at: tuple[int, float] | None
+        self, playbook: str, started: tuple["subprocess.Popen[bytes]", float], kill_at: tuple[str, float] | None
     ) -> Run:
         process, began = started
         try:
@@ -154,10 +154,10 @@ class Playbooks:
         output = (self.folder / "output.log").read_text(errors="replace")
         return Run(playbook, status, duration_s, tasks, counts, output)
 
-    def _kill_at(self, process: "subprocess.Popen[bytes]", task_number: int, delay_s: float) -> None:
+    def _kill_at(self, process: "subprocess.Popen[bytes]", task_name: str, delay_s: float) -> None:
+        wanted = f'"event": "start", "name": {json.dumps(task_name)}'
         while process.poll() is None:
-            begun = self.journal.read_text().count('"event": "start"') if self.journal.exists() else 0
-            if begun > task_number:
+            if self.journal.exists() and wanted in self.journal.read_text():
                 time.sleep(delay_s)
                 process.kill()
                 return

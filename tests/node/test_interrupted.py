@@ -22,12 +22,12 @@ def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
 
 
 @pytest.fixture(scope="module")
-def killed(disturbed: Playbooks, again: Step) -> list[Run]:
-    """One run after another on the same machine, each killed at a later task than the one before."""
-    task_count = len(again.run.tasks)
+def killed(disturbed: Playbooks, first_node_stage: Run, converged: Step) -> list[Run]:
+    """One run after another on the same machine, each killed in a later one of the tasks that change something."""
+    changing = [task.name for task in [*first_node_stage.changed, *converged.run.changed]]
+    names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
-    targets = [(2 * position + 1) * task_count // (2 * KILLS) for position in range(KILLS)]
-    return [disturbed.run_killed(SITE, target, delays.uniform(0, LONGEST_DELAY_S)) for target in targets]
+    return [disturbed.run_killed(SITE, name, delays.uniform(0, LONGEST_DELAY_S)) for name in names]
 
 
 @pytest.fixture(scope="module")
