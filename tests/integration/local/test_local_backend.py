@@ -145,8 +145,7 @@ def test_deploying_can_be_aborted(deploy, campaign_id):
 HARNESS = """
     import sys, threading, time
     from pathlib import Path
-    from harness.backends import local_check
-from harness.backends.local import LocalBackend
+    from harness.backends.local import LocalBackend
     from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
     LocalBackend(sys.argv[1]).deploy(
