@@ -109,6 +109,12 @@ def test_calico_has_the_control_plane_s_addresses_and_vxlan():
     (pool,) = network["ipPools"]
     assert (pool["cidr"], pool["encapsulation"], network["bgp"]) == ("10.244.0.0/16", "VXLAN", "Disabled")
     assert "mtu" not in network
+    # What the operator would write in, and the next run take out again.
+    assert {name: pool[name] for name in ("allowedUses", "assignmentMode", "disableNewAllocations")} == {
+        "allowedUses": ["Workload", "Tunnel"],
+        "assignmentMode": "Automatic",
+        "disableNewAllocations": False,
+    }
     assert documents("calico-installation.yaml.j2", calico_mtu=1400)[0]["spec"]["calicoNetwork"]["mtu"] == 1400
 
 
