@@ -114,14 +114,13 @@ class Machine(Protocol):
 
 
 class TestinfraMachine:
-    """A real machine, through a testinfra host."""
+    """A real machine, through a testinfra host, as it is in one moment: every question is asked once."""
 
     __test__ = False  # its name is no test's
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._packages: dict[str, PackageState] | None = None
-        self._units: dict[str, UnitState] = {}
+        self._asked: dict[tuple[str, ...], CommandOutput] = {}
 
     def read(self, path: str) -> str | None:
         """Text of a file; None where it cannot be read."""
@@ -142,21 +141,22 @@ class TestinfraMachine:
         return FileState(kind, int(mode, 8), owner, max(float(modified), float(changed)))
 
     def unit(self, name: str) -> UnitState:
-        """State of a systemd unit; load is ``not-found`` where there is none. Asked once."""
-        if name not in self._units:
-            output = self.command("systemctl", "show", name, f"--property={_UNIT_PROPERTIES}", "--timestamp=unix")
-            self._units[name] = unit_state(output.stdout)
-        return self._units[name]
+        """State of a systemd unit; load is ``not-found`` where there is none."""
+        output = self.command("systemctl", "show", name, f"--property={_UNIT_PROPERTIES}", "--timestamp=unix")
+        return unit_state(output.stdout)
 
     def packages(self) -> Mapping[str, PackageState]:
-        """Every Debian package the machine knows of. Asked once."""
-        if self._packages is None:
-            output = self.command("dpkg-query", "--show", "--showformat", r"${Package}|${Version}|${Status}\n")
-            self._packages = package_states(output.stdout)
-        return self._packages
+        """Every Debian package the machine knows of."""
+        output = self.command("dpkg-query", "--show", "--showformat", r"${Package}|${Version}|${Status}\n")
+        return package_states(output.stdout)
 
     def command(self, *arguments: str) -> CommandOutput:
         """Run a command that only reads. Raises NodeUnreachableError when the machine does not answer."""
+        if arguments not in self._asked:
+            self._asked[arguments] = self._ask(arguments)
+        return self._asked[arguments]
+
+    def _ask(self, arguments: tuple[str, ...]) -> CommandOutput:
         try:
             result = self._host.run(" ".join(["%s"] * len(arguments)), *arguments)
         except RuntimeError as error:  # what testinfra raises when ssh itself fails
@@ -208,16 +208,15 @@ def connect(project: Path, host: str, inventory: Path | None = None) -> Iterator
     with _ansible_environment(project), tempfile.TemporaryDirectory(prefix="harness-ssh-") as sockets:
         native = _native_host(host, inventory)
         _share_connection(native, sockets)
-        machine = TestinfraMachine(native)
-        if machine.command("id", "-u").stdout.strip() != "0":
+        if TestinfraMachine(native).command("id", "-u").stdout.strip() != "0":
             native.backend.sudo = True
-            if machine.command("id", "-u").stdout.strip() != "0":
+            if TestinfraMachine(native).command("id", "-u").stdout.strip() != "0":
                 raise UsageError(
                     f"Judging {host} needs root's rights, and sudo there does not give them without a password.",
                     advice="Log in as root, or allow this user sudo without a password.",
                 )
         try:
-            yield machine
+            yield TestinfraMachine(native)
         finally:
             _end_connection(sockets)
 
@@ -243,10 +242,13 @@ def _native_host(host: str, inventory: Path | None) -> Host:
 def _share_connection(native: Host, sockets: str) -> None:
     """One ssh connection for all commands: each of its own would take most of the time there is."""
     arguments = getattr(native.backend, "ssh_extra_args", None)
-    if arguments is not None and "controlpath" not in arguments.lower():
-        native.backend.ssh_extra_args = (
-            f"{arguments} -o ControlMaster=auto -o ControlPersist=60s -o ControlPath={sockets}/%C"
-        )
+    if arguments is None:  # no ssh: the machine we are on
+        return
+    if not native.backend.host.password:
+        arguments += " -o BatchMode=yes"  # a question nobody sees would be waited for
+    if "controlpath" not in arguments.lower():
+        arguments += f" -o ControlMaster=auto -o ControlPersist=60s -o ControlPath={sockets}/%C"
+    native.backend.ssh_extra_args = arguments
 
 
 def _end_connection(sockets: str) -> None:
