@@ -103,6 +103,7 @@ def manifests(arguments: list[str]) -> list[Object]:
 def apply(_: list[str], arguments: list[str]) -> None:
     server_side = any(word.startswith("--server-side") for word in arguments)
     for item in manifests(arguments):
+        record("kubectl-applied", [json.dumps(item)])
         stored, wanted = cluster.merged(item, namespace_of(arguments))
         if not any(word.startswith("--dry-run=server") for word in arguments) and stored != wanted:
             cluster.write(wanted)

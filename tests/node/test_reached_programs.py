@@ -1,0 +1,63 @@
+"""What the recorders were given on the converged machine, put before the real thing where there is one."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+
+from tests.node.machine.vm import Machine
+from tests.node.mirror.site import Mirror
+from tests.node.story import Step
+
+KUBEADM_CONFIGURATION = "/etc/kubernetes/kubeadm-init.yaml"
+CRIO_DROP_INS = "/etc/crio/crio.conf.d"
+# The stand-ins for other projects' manifests define kinds without their schemas.
+WITHOUT_SCHEMA = {"CustomResourceDefinition"}
+
+
+def real(program: str) -> str:
+    """Path of the real program on this host, or skip."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    found = shutil.which(program, path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
+    if found is None:
+        pytest.skip(f"no {program} on the PATH or in KUBEBUILDER_ASSETS")
+    return found
+
+
+def test_every_applied_object_fits_its_schema(machine: Machine, again: Step, mirror: Mirror) -> None:
+    assert again.run.status == 0, again.run.explain()
+    minor: str = mirror.table["kubernetes_minor"]
+    calls = machine.output("cat /var/log/recorded/kubectl-applied.jsonl").splitlines()
+    objects = [json.loads(json.loads(call)["arguments"][0]) for call in calls]
+    seen = set()
+    for item in objects:
+        if item["kind"] not in WITHOUT_SCHEMA and "tigera" not in item["apiVersion"]:
+            kubernetes_validate.validate(item, minor, strict=True)
+            seen.add(item["kind"])
+    assert {"RuntimeClass", "StorageClass", "Deployment", "CronJob"} <= seen
+
+
+def test_kubeadm_accepts_the_configuration(machine: Machine, again: Step, tmp_path: Path) -> None:
+    kubeadm = real("kubeadm")
+    assert again.run.status == 0, again.run.explain()
+    path = tmp_path / "kubeadm.yaml"
+    path.write_text(machine.output(f"cat {KUBEADM_CONFIGURATION}"))
+    done = subprocess.run(
+        [kubeadm, "config", "validate", "--config", path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_crio_reads_the_configuration(machine: Machine, again: Step, tmp_path: Path) -> None:
+    crio = real("crio")
+    assert again.run.status == 0, again.run.explain()
+    for name in machine.output(f"ls {CRIO_DROP_INS}").split():
+        (tmp_path / name).write_text(machine.output(f"cat {CRIO_DROP_INS}/{name}"))
+    command = [crio, "--config", "", "--config-dir", str(tmp_path), "config"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[crio.runtime.runtimes.nvidia]" in done.stdout
