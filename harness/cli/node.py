@@ -43,7 +43,7 @@ def provision(
     json: Json = False,
 ) -> None:
     """Make the nodes of the inventory: run site.yml, with progress, and show seconds and tasks per role."""
-    from harness.cli.node_progress import TaskLines
+    from harness.cli.node_progress import task_listener
     from harness.node.project import find_project
     from harness.node.runner import NodeRunner, RunRequest
 
@@ -51,8 +51,9 @@ def provision(
     request = RunRequest(
         Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
     )
-    runner = NodeRunner(find_project(), listener=TaskLines(), become_password=_password(asked=ask_become_pass))
-    summary = runner.run(request)
+    project, password = find_project(), _password(asked=ask_become_pass)
+    with task_listener() as listener:
+        summary = NodeRunner(project, listener=listener, become_password=password).run(request)
     if json:
         output.document(summary.to_dict())
     else:
@@ -102,7 +103,7 @@ def reboot_test(
     json: Json = False,
 ) -> None:
     """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
-    from harness.cli.node_progress import TaskLines
+    from harness.cli.node_progress import task_listener
     from harness.errors import UsageError
     from harness.node.project import find_project
     from harness.node.reboot import RebootTest
@@ -113,12 +114,14 @@ def reboot_test(
         raise UsageError("--before and --after are the two halves of one test.", advice="Give one of them.")
     request = VerifyRequest(inventory=inventory, limit=limit, wait_s=wait)
     password = _password(asked=ask_become_pass)
-    test = RebootTest(find_project(), request, TaskLines(), output.note, password)
-    if before:
-        test.save_state(before)
-        output.result(f"{before} written. Reboot, then: harness reboot-test --after {before}")
-        return
-    report = test.compare_state(after) if after else test.run()
+    project = find_project()
+    with task_listener() as listener:
+        test = RebootTest(project, request, listener, output.note, password)
+        if before:
+            test.save_state(before)
+            output.result(f"{before} written. Reboot, then: harness reboot-test --after {before}")
+            return
+        report = test.compare_state(after) if after else test.run()
     _print_reboot(report, json=json)
     _require_survived(report)
 

@@ -1,19 +1,38 @@
-"""A run of Ansible as it goes: one line per task, written when the next one begins."""
+"""A run of Ansible as it goes: one line per task when it has ended, and on a terminal the one that is running."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.markup import escape
 
 from harness.cli import output
-from harness.node.events import NodeEvent, Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
+from harness.node.events import Listener, NodeEvent, Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
 
 _ORDER = (Outcome.FAILED, Outcome.UNREACHABLE, Outcome.CHANGED, Outcome.OK, Outcome.IGNORED, Outcome.SKIPPED)
 
 
-class TaskLines:
-    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each."""
+@contextmanager
+def task_listener() -> Iterator[Listener]:
+    """A listener that fits where stderr goes."""
+    console = output.stderr_console()
+    if not console.is_terminal:
+        yield TaskLines()
+        return
+    with console.status("Ansible starts") as status:
+        yield TaskLines(running=lambda text: status.update(escape(text)))
 
-    def __init__(self) -> None:
+
+class TaskLines:
+    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each.
+
+    ``running`` is told what has just begun.
+    """
+
+    def __init__(self, running: Callable[[str], object] | None = None) -> None:
+        self._running = running or (lambda _: None)
         self._task: TaskStarted | None = None
         self._outcomes: Counter[Outcome] = Counter()
         self._errors: list[str] = []
@@ -27,6 +46,7 @@ class TaskLines:
             case TaskStarted():
                 self._finish(event.at_s)
                 self._task = event
+                self._running(f"{event.role}: {event.name}")
             case TaskEnded():
                 self._outcomes[event.outcome] += 1
                 if event.error and event.outcome is not Outcome.IGNORED:

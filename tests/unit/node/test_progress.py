@@ -1,0 +1,57 @@
+import pytest
+
+from harness.cli.node_progress import TaskLines, task_listener
+from harness.node.events import Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err.splitlines()
+
+
+def ended(outcome: Outcome, host: str = "a", error: str = "") -> TaskEnded:
+    return TaskEnded(1.0, host, "Install", "crio", outcome, error=error)
+
+
+def test_each_task_has_its_line_once_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = TaskLines()
+    lines(PlayStarted(0.0, "Node"))
+    lines(TaskStarted(0.0, "Install", "crio"))
+    lines(ended(Outcome.CHANGED))
+    assert told(capsys) == ["== Node"]
+    lines(TaskStarted(2.5, "Configure", "crio"))
+    assert told(capsys) == ["crio: Install  changed  2.5 s"]
+    lines(RunEnded(3.0, {}))
+    assert told(capsys) == ["crio: Configure  no host  0.5 s"]
+
+
+def test_several_hosts_are_counted_the_worst_first(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = TaskLines()
+    lines(TaskStarted(0.0, "Install", "crio"))
+    for host, outcome in [("a", Outcome.OK), ("b", Outcome.OK), ("c", Outcome.FAILED)]:
+        lines(ended(outcome, host, "no space\nleft" if outcome is Outcome.FAILED else ""))
+    lines(RunEnded(1.0, {}))
+    assert told(capsys) == ["crio: Install  1 failed, 2 ok  1.0 s", "  c | no space", "  c | left"]
+
+
+def test_an_ignored_failure_is_not_shouted(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = TaskLines()
+    lines(TaskStarted(0.0, "Install", "crio"))
+    lines(ended(Outcome.IGNORED, error="no"))
+    lines(RunEnded(1.0, {}))
+    assert told(capsys) == ["crio: Install  ignored  1.0 s"]
+
+
+def test_what_runs_now_is_told_and_warnings_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
+    running: list[str] = []
+    lines = TaskLines(running=running.append)
+    lines(TaskStarted(0.0, "Wait [for] it", "calico"))
+    lines(OutputLine(0.5, "[WARNING]: careful"))
+    assert running == ["calico: Wait [for] it"]
+    assert told(capsys) == ["[WARNING]: careful"]
+
+
+def test_without_a_terminal_there_are_lines_only() -> None:
+    with task_listener() as listener:
+        assert isinstance(listener, TaskLines)
