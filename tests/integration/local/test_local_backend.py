@@ -147,7 +147,6 @@ HARNESS = """
     from pathlib import Path
     from harness.backends.local import LocalBackend
     from tests.support.experiments import experiment
-from tests.support.processes import eventually, marked
     LocalBackend(sys.argv[1]).deploy(
         experiment(factory="with_children", replicas=2), Path(sys.argv[2]), abort=threading.Event(), on_death=print
     )
