@@ -21,25 +21,25 @@ def used_bounds(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
     """The ``le`` values to read. Only right when no counter was reset in the range.
 
     Args:
-        before: every bucket at the start of the range or earlier; a series that is not there began at 0.
+        before: every bucket at the first sample of the range; a series that is not there began at 0.
         after: every bucket at the end of the range.
 
     Returns:
         As the server spells them, ascending. Of each histogram: every bound whose count grew, but by less than all,
         the edge on either side of those, the highest finite bound (it answers for saturation) and +Inf.
-        None of them when a histogram has no +Inf bucket: then every bucket has to be read.
+        None of them when a histogram has no +Inf bucket or a count fell: then every bucket has to be read.
     """
-    began = {frozenset(series.labels.items()): float(series.values[-1]) for series in before}
+    began = {_labels(series): float(series.values[-1]) for series in before}
     histograms: dict[frozenset[tuple[str, str]], list[Bucket]] = defaultdict(list)
     for series in after:
         bound = series.labels.get("le", "")
-        labels = frozenset(series.labels.items())
+        labels = _labels(series)
         growth = float(series.values[-1]) - began.get(labels, 0.0)
         histograms[labels - {("le", bound)}].append((float(bound or "nan"), bound, growth))
     wanted: dict[float, str] = {}
     for buckets in histograms.values():
         buckets.sort()
-        if buckets[-1][0] != math.inf:
+        if buckets[-1][0] != math.inf or any(growth < 0 for _, _, growth in buckets):
             return []
         wanted |= {value: text for value, text, _ in _needed(buckets)}
     return [wanted[value] for value in sorted(wanted)]
@@ -53,3 +53,8 @@ def _needed(buckets: Sequence[Bucket]) -> list[Bucket]:
     empty = [place for place, (_, _, growth) in enumerate(buckets) if growth <= 0]
     full = next(place for place, (_, _, growth) in enumerate(buckets) if growth >= total)
     return [*buckets[empty[-1] if empty else 0 : full + 1], *buckets[-2:]]
+
+
+def _labels(series: Series) -> frozenset[tuple[str, str]]:
+    """Without the metric's name, which functions over a range take off."""
+    return frozenset(series.labels.items()) - {("__name__", series.labels.get("__name__", ""))}

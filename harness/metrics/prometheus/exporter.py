@@ -102,9 +102,14 @@ def export(
     if clock is not None:
         clock.wait_until(grid.end_ms / MS_PER_S + step_s)
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="prometheus") as pool:
-        run = _Export(server, pool, metrics, dialect, grid, replicas)
-        for chunk in grid.chunks(chunk_rows):
-            run.write(chunk, sink)
+        try:
+            run = _Export(server, pool, metrics, dialect, grid, replicas)
+            for chunk in grid.chunks(chunk_rows):
+                run.write(chunk, sink)
+        except BaseException:
+            # Whatever went wrong, the queries still waiting are of no use: on a server that hangs each costs a timeout.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     return run.summary()
 
 
@@ -263,11 +268,13 @@ class _Export:
         if has_reset(requests):
             return []
         buckets = f"inference_latency_seconds_bucket{{{self._dialect.replicas}}}"
-        start = self._pool.submit(self._instant, buckets, chunk.start_ms - chunk.window_ms)
+        # Only samples of the range itself may be the base: one from before it may belong to a process that has ended.
+        first = f"min_over_time({buckets}[{chunk.step_ms - 1}ms])"
+        before = self._pool.submit(self._instant, first, chunk.start_ms - chunk.window_ms + chunk.step_ms)
         after = self._instant(buckets, chunk.end_ms)
         if len({_histogram(series) for series in after}) < len(requests):
             return []  # a replica that ended more than the look-back ago: its buckets are not in the answer
-        return used_bounds(start.result(), after)
+        return used_bounds(before.result(), after)
 
     def _instant(self, promql: str, time_ms: int) -> list[Series]:
         try:

@@ -217,6 +217,23 @@ def test_chunks_join_without_gap_or_duplicate(server, start_s, exported):
     assert sink.rows == exported.rows
 
 
+def test_a_stretch_without_restart_reads_few_buckets_and_gives_the_same(server, start_s, exported, monkeypatch):
+    asked = []
+    query_range = server.query_range
+    monkeypatch.setattr(server, "query_range", lambda promql, *grid: asked.append(promql) or query_range(promql, *grid))
+    metrics = ["latency_p50", "latency_p95", "latency_p99"]
+    rows = RESET_AT - PRE_ROWS - 10
+    _, sink = exported_rows(server, start_s + 5 * STEP_S, rows=rows, metrics=metrics)
+    assert len(asked) == 6
+    for promql in asked:
+        read = promql.partition(',le=~"')[2].partition('"')[0].split("|")
+        assert 10 < len(read) < len(BOUNDS) / 2
+    for metric in metrics:
+        for series in ("replica-0", "replica-1", "replica-2", "all"):
+            whole = exported.series(metric, series)[5 : 5 + rows]
+            assert sink.series(metric, series) == whole
+
+
 def test_more_points_than_the_server_answers(server, start_s):
     with pytest.raises(UsageError, match="11001 points"):
         server.query_range("up", 0, MAX_POINTS * 1000, 1000)

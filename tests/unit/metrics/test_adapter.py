@@ -10,7 +10,11 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from harness.errors import NoDataError, PrometheusError
+from harness.metrics.catalogue import select
+from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.exporter import WORKERS, export
+from harness.metrics.promql import local
 
 MATRIX = [{"metric": {"pod": "a"}, "values": [[1800000000.1, "1.5"], [1800000000.2, "NaN"]]}]
 
@@ -110,6 +114,22 @@ def test_no_server():
     with pytest.raises(PrometheusError, match="cannot be reached") as caught:
         ask("http://127.0.0.1:9")
     assert caught.value.__cause__ is not None
+
+
+def test_an_export_from_a_server_that_hangs_ends_after_one_timeout():
+    with serving(answer(MATRIX), delay_s=5.0) as (url, seen), PrometheusServer(url, timeout_s=0.3) as server:
+        with pytest.raises(PrometheusError, match="did not answer within"):
+            export(
+                server,
+                metrics=select("all"),
+                dialect=local("replicas"),
+                start_s=1_800_000_000,
+                rows=10,
+                step_s=1,
+                window_s=4,
+                sink=RowList(),
+            )
+        assert len(seen) <= 2 * WORKERS  # of ten queries for a start
 
 
 def test_headers_are_sent_and_never_shown():

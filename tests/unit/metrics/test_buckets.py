@@ -32,6 +32,17 @@ def test_an_idle_replica_needs_only_the_end():
     assert used_bounds(same, same) == ["5.0", "+Inf"]
 
 
+def test_a_name_on_one_side_only_does_not_matter():
+    before = series("a", [5, 5, 5, 9, 9, 9, 9])
+    after = series("a", [5, 5, 7, 19, 19, 19, 19])
+    named = [Series({**one.labels, "__name__": "bucket"}, one.times_ms, one.values) for one in after]
+    assert used_bounds(before, named) == used_bounds(before, after)
+
+
+def test_after_a_reset_everything_has_to_be_read():
+    assert used_bounds(series("a", [5, 5, 5, 9, 9, 9, 9]), series("a", [5, 5, 5, 8, 9, 9, 9])) == []
+
+
 def test_without_an_infinite_bucket_everything_has_to_be_read():
     assert used_bounds([], series("a", [0, 3, 3, 3, 3, 3, 3])[:-1]) == []
     assert used_bounds([], []) == []
