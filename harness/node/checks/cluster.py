@@ -121,14 +121,12 @@ def workloads_are_available(node: Node) -> Observation:
 
 @check("calico/available", advice="`kubectl get tigerastatus` and the operator's log say what is missing.", kinds=_HERE)
 def calico_is_available(node: Node) -> Observation:
-    """The operator says that all of Calico is available."""
-    states = {
-        item["metadata"]["name"]: _condition(item, "Available")
-        for item in node.objects("tigerastatuses.operator.tigera.io")
-    }
-    found = ", ".join(f"{name} {state}" for name, state in sorted(states.items())) or "none"
-    good = states.get("calico") == "True" and all(state == "True" for state in states.values())
-    return Observation(good, "every tigerastatus Available", found)
+    """The operator says that Calico is available and that none of its parts is degraded."""
+    items = {item["metadata"]["name"]: item for item in node.objects("tigerastatuses.operator.tigera.io")}
+    degraded = [name for name, item in items.items() if _condition(item, "Degraded") == "True"]
+    available = _condition(items["calico"], "Available") if "calico" in items else "no such status"
+    found = f"calico available: {available}; degraded: {listed(degraded)}"
+    return Observation(available == "True" and not degraded, "calico Available, nothing Degraded", found)
 
 
 @check("calico/pool", advice="Run the calico role again (--tags calico).", kinds=_HERE)

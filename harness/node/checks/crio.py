@@ -21,7 +21,7 @@ _AGAIN = "Run the crio role again (--tags crio)"
 
 @check("crio/files", advice=f"{_AGAIN}: it reinstalls a package whose files are missing.", unit=_UNIT)
 def files_are_there(node: Node) -> Observation:
-    """A package can be "installed" and its binary missing."""
+    """The programs are there: a package can be "installed" and its binary missing."""
     states = {path: node.machine.stat(path) for path in _FILES}
     bad = [path for path, state in states.items() if state is None or not state.mode & _EXECUTABLE]
     return Observation(not bad, f"executable: {listed(_FILES)}", f"missing: {listed(bad)}")
@@ -29,7 +29,7 @@ def files_are_there(node: Node) -> Observation:
 
 @check("crio/service", advice=f"{_AGAIN}; its journal says why it does not run.", unit=_UNIT)
 def service_runs(node: Node) -> Observation:
-    """Running now, and at the next boot."""
+    """CRI-O runs now, and at the next boot."""
     unit = node.machine.unit(_UNIT)
     good = unit.active == "active" and unit.enabled == "enabled" and not unit.needs_reload
     reload = ", needs a daemon-reload" if unit.needs_reload else ""
@@ -49,7 +49,7 @@ def service_has_read_its_files(node: Node) -> Observation:
 
 @check("crio/socket", advice="`systemctl restart crio`, then read its journal.", unit=_UNIT)
 def socket_is_there(node: Node) -> Observation:
-    """The kubelet's way in."""
+    """The socket that the kubelet calls is there."""
     state = node.machine.stat(_SOCKET)
     return Observation(
         state is not None and state.kind == "socket", f"{_SOCKET} a socket", state.kind if state else "nothing"
@@ -58,7 +58,7 @@ def socket_is_there(node: Node) -> Observation:
 
 @check("crio/no-strays", advice=f"Remove them: CRI-O reads every file in {DROP_INS}, copies and backups included.")
 def no_stray_configuration(node: Node) -> Observation:
-    """Every file in the folder is configuration on purpose."""
+    """Every file in crio.conf.d is there on purpose: copies and backups would be configuration too."""
     names = node.machine.listing(DROP_INS)
     strays = [name for name in names if not name.endswith(".conf") or name.startswith(".")]
     return Observation(bool(names) and not strays, "only *.conf files", listed(strays) if strays else listed(names))

@@ -56,7 +56,7 @@ def fstab_has_no_duplicates(node: Node) -> Observation:
 
 @check("kernel/modules-now", advice="`modprobe` them; a kernel without them needs its modules package installed.")
 def modules_are_loaded(node: Node) -> Observation:
-    """Each module is loaded, or built into the kernel."""
+    """The modules overlay and br_netfilter are loaded, or built into the kernel."""
     loaded = {module for module in MODULES if node.machine.stat(f"/sys/module/{module}") is not None}
     if "overlay" in node.text("/proc/filesystems").split():
         loaded.add("overlay")
@@ -66,7 +66,7 @@ def modules_are_loaded(node: Node) -> Observation:
 
 @check("kernel/modules-at-boot", advice="Run the kernel role again (--tags kernel); it writes modules-load.d.")
 def modules_are_loaded_at_boot(node: Node) -> Observation:
-    """Each module is named in modules-load.d, so that it is there after a reboot too."""
+    """Both modules are named in modules-load.d, so that they are there after a reboot too."""
     named: set[str] = set()
     for folder in _MODULE_FOLDERS:
         for name in node.machine.listing(folder):
@@ -78,7 +78,7 @@ def modules_are_loaded_at_boot(node: Node) -> Observation:
 
 @check("kernel/sysctls-now", advice="Run the kernel role again (--tags kernel), or `sysctl --system`.")
 def sysctls_are_set(node: Node) -> Observation:
-    """The running kernel has the values."""
+    """The running kernel forwards IPv4 and shows bridged packets to iptables (bridge-nf-call-*)."""
     paths = {key: "/proc/sys/" + key.replace(".", "/") for key in SYSCTLS}
     found = {key: (node.machine.read(path) or "absent").strip() for key, path in paths.items()}
     return Observation(found == SYSCTLS, _assignments(SYSCTLS), _assignments(found))
@@ -89,7 +89,7 @@ def sysctls_are_set(node: Node) -> Observation:
     advice="Another file sets it later: `systemd-analyze cat-config sysctl.d` shows which; remove that line.",
 )
 def sysctls_are_set_at_boot(node: Node) -> Observation:
-    """The last file of sysctl.d to name each value gives the right one."""
+    """These values hold after a reboot too: the last file of sysctl.d to name each gives the right one."""
     found = dict.fromkeys(SYSCTLS, "absent")
     for line in node.output("systemd-analyze", "cat-config", "sysctl.d").splitlines():
         key, separator, value = line.partition("=")

@@ -35,7 +35,7 @@ def _kubelet_settings(node: Node) -> dict[str, Any]:
     "kubernetes/kubelet", advice="Read the kubelet's journal; before the cluster exists it cannot run.", unit=_KUBELET
 )
 def kubelet_runs(node: Node) -> Observation:
-    """Running now, and at the next boot."""
+    """The kubelet runs now, and at the next boot."""
     unit = node.machine.unit(_KUBELET)
     good = unit.active == "active" and unit.enabled == "enabled"
     return Observation(good, "active and enabled", f"{unit.active} ({unit.sub}), {unit.enabled or unit.load}")
@@ -113,7 +113,7 @@ def shutdown_is_graceful(node: Node) -> Observation:
     kinds=(CONTROL_PLANE,),
 )
 def users_own_their_kubeconfig(node: Node) -> Observation:
-    """Mode 0600, owned by the user: a file of root's is "permission denied"."""
+    """Each user's kubeconfig has mode 0600 and is the user's own: one of root's is "permission denied"."""
     found: list[str] = []
     ok = True
     for user in node.expected.users:

@@ -51,7 +51,7 @@ def _executable(node: Node, path: object) -> bool:
 
 @check("nvidia/driver", advice="Install the driver, reboot, and run again; or set nvidia_toolkit_gpu: absent.")
 def driver_is_loaded(node: Node) -> Observation:
-    """The kernel has the driver."""
+    """The NVIDIA driver is loaded."""
     _require_gpu(node)
     if node.expected.gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")

@@ -20,7 +20,11 @@ from harness.node.leash import descendants
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary
 
-pytestmark = pytest.mark.integration
+pytestmark = [
+    pytest.mark.integration,
+    # From Python 3.12 on, a fork beside threads warns; ansible-runner forks a terminal, and we read it in a thread.
+    pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning"),
+]
 
 T = TypeVar("T")
 

@@ -226,10 +226,16 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         objects("daemonsets", named("calico-node", spec={}, status={"desiredNumberScheduled": 1})),
         {"cluster/system-pods"},
     ),
-    "Calico is degraded": (
+    "Calico is not available": (
         objects(
             "tigerastatuses.operator.tigera.io",
             named("calico", status={"conditions": [{"type": "Available", "status": "False", "message": "x"}]}),
+        ),
+        {"calico/available"},
+    ),
+    "a part of Calico is degraded": (
+        lambda paper: paper.objects["tigerastatuses.operator.tigera.io"].append(
+            named("ippools", status={"conditions": [{"type": "Degraded", "status": "True"}]})
         ),
         {"calico/available"},
     ),
