@@ -49,7 +49,9 @@ class Files:
         """Replaces the file in one step: a reader sees the old one or the new one, also after a power cut."""
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         # One folder up, on the same disk: what is left by a kill in its own folder may be read as configuration.
-        handle, name = tempfile.mkstemp(dir=path.parent.parent, prefix=f".{path.name}.")
+        for left in path.parent.parent.glob(f".{path.name}.*.new"):
+            left.unlink()
+        handle, name = tempfile.mkstemp(dir=path.parent.parent, prefix=f".{path.name}.", suffix=".new")
         with os.fdopen(handle, "w", encoding="utf-8") as new:
             new.write(content)
             os.fchmod(new.fileno(), mode)

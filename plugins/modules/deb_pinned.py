@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.apt_get import AptGet
+from ansible.module_utils.apt_source import Source
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
@@ -30,6 +31,18 @@ options:
       version: {description: Upstream or exact version; empty takes any., type: str, default: ""}
       hold: {description: Hold it at this version., type: bool, default: true}
       files: {description: Files without which it does not count as installed., type: list, elements: str, default: []}
+  source:
+    description: The apt repository that has them; known, with its key and a fresh index, before anything else.
+    type: dict
+    suboptions:
+      name: {description: Name of the source and of its key file., type: str, required: true}
+      uri: {description: The repository., type: str, required: true}
+      suite: {description: Its suite; C(/) for a flat repository., type: str, default: /}
+      components: {description: Its components; none for a flat repository., type: list, elements: str, default: []}
+      key: {description: URL of the key; relative to O(source.uri) unless absolute., type: str, required: true}
+      fingerprint: {description: The primary key's fingerprint (40 hexadecimal digits); empty accepts any key.,
+                    type: str, default: ""}
+      timeout_s: {description: Seconds until a silent server of the key is given up., type: int, default: 20}
   also: {description: Packages taken along at any version and not held., type: list, elements: str, default: []}
   upgrade: {description: Change versions that are installed and held., type: bool, default: false}
   upgrade_with: {description: What to say one should run when O(upgrade) would be needed., type: str,
@@ -43,6 +56,7 @@ author: [the project]
 EXAMPLES = r"""
 - name: Install CRI-O
   deb_pinned:
+    source: {name: cri-o, uri: "https://mirror.example/crio/", key: Release.key}
     packages: [{name: cri-o, version: 1.35.6, files: [/usr/bin/crio]}]
 """
 
@@ -210,11 +224,13 @@ class Packages:
         return bool(there)
 
     def present(self) -> bool:
-        """Brings every package to its version; whether anything changed."""
+        """Brings the repository and every package to its version; whether anything changed."""
+        source = self.module.params["source"]
+        known = source is not None and Source(self.module, source, self.apt).apply()
         finished = self.finish_interrupted()
         installed = self.install()
         held = self.hold()
-        return finished or installed or held
+        return known or finished or installed or held
 
 
 def main() -> None:
@@ -225,9 +241,19 @@ def main() -> None:
         "hold": {"type": "bool", "default": True},
         "files": {"type": "list", "elements": "str", "default": []},
     }
+    source = {
+        "name": {"type": "str", "required": True},
+        "uri": {"type": "str", "required": True},
+        "suite": {"type": "str", "default": "/"},
+        "components": {"type": "list", "elements": "str", "default": []},
+        "key": {"type": "str", "required": True, "no_log": False},
+        "fingerprint": {"type": "str", "default": ""},
+        "timeout_s": {"type": "int", "default": 20},
+    }
     module = AnsibleModule(
         argument_spec={
             "packages": {"type": "list", "elements": "dict", "required": True, "options": package},
+            "source": {"type": "dict", "options": source},
             "also": {"type": "list", "elements": "str", "default": []},
             "upgrade": {"type": "bool", "default": False},
             "upgrade_with": {"type": "str", "default": "playbooks/upgrade.yml"},

@@ -28,7 +28,13 @@ def packages(installed="", *, offered=MADISON, wanted=None, want="install", **pa
             return (0, f"kubelet\t{want}\tinstalled\t{installed}\n", "") if installed else (1, "", "no packages found")
         return (0, offered, "") if words[:2] == ["apt-cache", "madison"] else None
 
-    defaults = {"also": [], "upgrade": False, "upgrade_with": "playbooks/upgrade.yml", "lock_timeout_s": 0}
+    defaults = {
+        "source": None,
+        "also": [],
+        "upgrade": False,
+        "upgrade_with": "playbooks/upgrade.yml",
+        "lock_timeout_s": 0,
+    }
     fake = FakeModule(answer, packages=[wanted or kubelet()], **{**defaults, **params})
     return module.Packages(fake), fake
 

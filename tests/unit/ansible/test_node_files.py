@@ -85,3 +85,13 @@ def test_what_cannot_be_written_ends_with_the_reason(tmp_path):
     nobody = {**wrong, "path": str(tmp_path / "d/x"), "owner": "no-such-user"}
     with pytest.raises(Failed, match="no-such-user"):
         files().apply({"files": [nobody], "links": {}, "absent": []})
+
+
+def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
+    left = tmp_path / ".c.conf.abcd.new"
+    other = tmp_path / ".other.abcd.new"
+    left.touch()
+    other.touch()
+    files().file(tmp_path / "d/c.conf", "x", "0644", "")
+    assert not left.exists()
+    assert other.exists()
