@@ -11,9 +11,10 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.node.checks import Check, Node, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError
+from harness.node.connection import connect
 from harness.node.errors import NodeUnreachableError
 from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
-from harness.node.machine import Machine, connect
+from harness.node.machine import Machine
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.variables import resolve
 from harness.node.verdict import CheckResult, NotApplicableCheck, Verdict
