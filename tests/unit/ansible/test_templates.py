@@ -133,6 +133,13 @@ def test_the_default_class_waits_for_its_consumer():
     assert found["volumeBindingMode"] == "WaitForFirstConsumer"
 
 
+def test_the_folders_are_made_by_an_account_that_exists():
+    (found,) = [one for one in documents("local-path.yaml.j2") if one["kind"] == "Deployment"]
+    (container,) = found["spec"]["template"]["spec"]["containers"]
+    (account,) = [one for one in container["env"] if one["name"] == "SERVICE_ACCOUNT_NAME"]
+    assert account["valueFrom"] == {"fieldRef": {"fieldPath": "spec.serviceAccountName"}}
+
+
 def drop_in(role, name, **changed):
     return tomllib.loads(render(ROOT / "roles" / role / "templates" / name, **changed))
 
