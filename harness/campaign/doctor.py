@@ -48,7 +48,7 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    wanted = ["torch", "transformers", "pandas", "pyarrow", "scipy", "matplotlib", "psutil", "prometheus_client"]
+    wanted = ["torch", "safetensors", "pandas", "pyarrow", "scipy", "matplotlib", "psutil", "requests"]
     missing = [name for name in wanted if importlib.util.find_spec(name) is None]
     found = f"missing: {', '.join(missing)}" if missing else "all there"
     return Check("packages", not missing, True, found, "Run scripts/setup." if missing else "")

@@ -1,8 +1,8 @@
 """What a replica publishes on ``/metrics``, in Prometheus's text format 0.0.4.
 
-Own code rather than the general client's: one observation costs under a microsecond however many buckets
-there are, and one scrape holds the interpreter for well under a millisecond, so that watching a replica
-does not slow it down.
+Own code rather than prometheus_client's, because it sits in the loop that is measured: with 175 buckets a request
+costs 1.6 against 8 microseconds (2 % of a 0.4 ms request), and a scrape holds the interpreter for 0.02 against
+2.6 milliseconds. The tests read what it writes with prometheus_client and with Prometheus itself.
 """
 
 from __future__ import annotations
