@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-PHASE_S = 0.1
-"""A burst begins this long after each full second, and is over about 0.1 s later."""
+PHASE_S = 0.2
+"""A burst begins this long after each full second."""
+END_S = 0.4
+"""No request begins later than this after a full second, however slow the machine."""
 
 
 class Bursts:
@@ -19,7 +21,7 @@ class Bursts:
         self._sleeps_s: list[float] = []
 
     def infer(self) -> int:
-        if not self._sleeps_s:
+        if not self._sleeps_s or time.time() % 1 > END_S:
             second = int(time.time() - PHASE_S) + 1
             if second % 5 == self._replica:
                 second += 1  # now and then a second is left out, so that the slowest request is sometimes twice as slow

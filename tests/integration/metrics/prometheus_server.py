@@ -12,6 +12,8 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.integration.metrics.replicas import FORWARD
+
 INSTALLED = shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 START_TIMEOUT_S = 60
 EMPTY_CONFIG = "global: {scrape_interval: 1h}\n"
@@ -45,6 +47,7 @@ def prometheus(folder: Path, config: str = EMPTY_CONFIG, database: Path | None =
     log = (folder / "prometheus.log").open("wb")
     process = subprocess.Popen(
         [
+            *FORWARD,
             "prometheus",
             f"--config.file={folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={database or folder / 'data'}",
