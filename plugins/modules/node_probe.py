@@ -213,13 +213,7 @@ def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
         return dict(zip(urls, pool.map(answer, urls), strict=True))
 
 
-def clock_synchronised(module: AnsibleModule) -> bool | None:
-    """Whether the clock follows a time source; None where timedatectl cannot say."""
-    code, out, _ = module.run_command(["timedatectl", "show", "--property", "NTPSynchronized", "--value"])
-    return out.strip() == "yes" if code == 0 and out.strip() in ("yes", "no") else None
-
-
-def machine(module: AnsibleModule) -> dict[str, Any]:
+def machine() -> dict[str, Any]:
     """The machine itself. Sizes in bytes, time in seconds since the epoch (UTC)."""
     release = os_release(read("/etc/os-release") or "")
     user = login_user()
@@ -238,7 +232,6 @@ def machine(module: AnsibleModule) -> dict[str, Any]:
         "cgroup": cgroup_version(),
         "psi": psi_readable(),
         "swaps": swaps(read("/proc/swaps") or ""),
-        "clock_synchronised": clock_synchronised(module),
         "time_s": int(time.time()),
         "gpu": gpu(),
         "login_user": user,
@@ -277,7 +270,7 @@ def main() -> None:
     module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
     result: dict[str, Any] = {"changed": False, "probe": probe(module)}
     if module.params["machine"]:
-        result["ansible_facts"] = {"node": {**machine(module), "disks": result["probe"]["disks"]}}
+        result["ansible_facts"] = {"node": {**machine(), "disks": result["probe"]["disks"]}}
     module.exit_json(**result)
 
 
