@@ -1,5 +1,6 @@
 """The embedded recorder against a real Prometheus server: two scrapers, one set of replicas, the same rows."""
 
+import dataclasses
 import json
 import time
 
@@ -30,6 +31,15 @@ ATTEMPTS = 4
 ROWS = 20
 STEP_S, WINDOW_S = 1.0, 4.0
 METRICS = ["latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput", "total_count"]
+EDGE = 0.002
+EDGES = [
+    dataclasses.replace(CATALOGUE[name], name=f"{name}{side:+d}", quantile=CATALOGUE[name].quantile + side * EDGE)
+    for name in METRICS
+    if CATALOGUE[name].kind is Kind.QUANTILE
+    for side in (-1, 1)
+]
+"""The quantiles just beside: where half of the requests end exactly at a bucket's bound, a millisecond of the server's
+own jitter decides between this bucket and the next that has any; there its answer may be either."""
 QUIET_S = (END_S + 0.15, 0.95)
 """Part of each second in which a scrape sees what the next full second's scrape will see."""
 
@@ -131,7 +141,9 @@ def record_and_export(replicas, server, job):
     clock, exported = SystemClock(), RowList()
     recorded = TimedRows(clock)
     start_s = float(int(clock.now_s()) + 6)
-    recorder = Recorder(replicas, metrics=select(METRICS), step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock)
+    recorder = Recorder(
+        replicas, metrics=[*select(METRICS), *EDGES], step_s=STEP_S, window_s=WINDOW_S, sink=recorded, clock=clock
+    )
     recorder.record(start_s, ROWS)
     summary = export(
         server,
@@ -172,6 +184,11 @@ def test_every_row_is_the_same(both, jitter, metric, series):
         assert found[0].tolist() == found[1].tolist()
         assert found[0][0] == 0
         assert found[0][-1] > 4 * (ROWS - 1)
+    elif CATALOGUE[metric].kind is Kind.QUANTILE:
+        low, high = ([row.value for row in recorded.series(f"{metric}{side:+d}", series)] for side in (-1, 1))
+        assert (found[1] > 0.99 * np.array(low)).all()
+        assert (found[1] < 1.01 * np.array(high)).all()
+        assert (np.abs(found[0] / found[1] - 1) < 0.01).mean() >= 0.8
     else:
         assert np.abs(found[0] / found[1] - 1).max() < 0.01 + (jitter if metric == "throughput" else 0)
 
