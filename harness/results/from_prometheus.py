@@ -14,7 +14,7 @@ from typing import Any
 from harness.errors import ConflictError, NoDataError, UsageError
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.exporter import export
+from harness.metrics.prometheus.exporter import export, natural
 from harness.metrics.promql import Dialect, cluster, local
 from harness.results.files import atomic_write
 from harness.results.writers import ExperimentWriter
@@ -131,4 +131,4 @@ def _replicas(server: PrometheusServer, dialect: Dialect, start_s: float, reques
             f"{request.url} holds no series {selector} in that range.",
             advice="Check the selector, the times, and that the server scrapes the replicas (its page /targets).",
         ) from error
-    return sorted(series.labels.get(dialect.by, "") for series in answer.series)
+    return sorted((series.labels.get(dialect.by, "") for series in answer.series), key=natural)

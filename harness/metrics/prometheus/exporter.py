@@ -295,13 +295,13 @@ class _Export:
         found: dict[str, list[str] | str] = {}
         for metric in self._metrics:
             series = pending[self._queries[metric.name].raw].result()
-            keys = sorted(by_label(series, self._label(metric)), key=_natural)
+            keys = sorted(by_label(series, self._label(metric)), key=natural)
             found[metric.name] = keys or f"Prometheus has no sample of {self._queries[metric.name].raw}"
         return found
 
     def _known_replicas(self, labels: dict[str, list[str] | str]) -> list[str]:
         names = {key for m in self._present if m.level is Level.REPLICA for key in labels[m.name]}
-        return sorted(names, key=_natural)
+        return sorted(names, key=natural)
 
     def _series_keys(self, metric: Metric, labels: list[str] | str) -> dict[str, str]:
         """Label value and series name of each series of one metric."""
@@ -322,6 +322,6 @@ def _histogram(series: Series) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in series.labels.items() if name != "le"))
 
 
-def _natural(text: str) -> list[tuple[int, str]]:
+def natural(text: str) -> list[tuple[int, str]]:
     """Sort key that puts ``pod-10`` after ``pod-9``."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(text)]
