@@ -16,6 +16,9 @@ pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="judging this machine needs root's rights")
+no_node = pytest.mark.skipif(Path("/etc/kubernetes/admin.conf").exists(), reason="this machine is a node, and well")
+
 
 def environment(project: Path) -> dict[str, str]:
     return {**os.environ, "COLUMNS": "120", "HARNESS_PROJECT": str(project), "PYTHONPATH": str(ROOT)}
@@ -136,6 +139,7 @@ def test_a_limit_that_matches_nothing_is_told() -> None:
     assert "nowhere" in done.stderr
 
 
+@needs_root
 def test_the_verdict_is_one_document_and_an_exit_code() -> None:
     done = harness("verify-node", "--json", "--only", "kernel", "--only", "swap")
     data = document(done)
@@ -148,6 +152,8 @@ def test_the_verdict_is_one_document_and_an_exit_code() -> None:
     assert data["others"] == []
 
 
+@needs_root
+@no_node
 def test_the_verdict_in_words_says_what_to_do(tmp_path: Path) -> None:
     done = harness("verify-node", "--only", "packages", cwd=tmp_path)
     assert done.returncode == 10
@@ -155,6 +161,8 @@ def test_the_verdict_in_words_says_what_to_do(tmp_path: Path) -> None:
     assert "  do: Run the crio and kubernetes_packages roles again" in done.stdout
 
 
+@needs_root
+@no_node
 def test_an_unwell_machine_saves_no_state(tmp_path: Path) -> None:
     done = harness("reboot-test", "--before", tmp_path / "state.json")
     assert done.returncode == 10

@@ -1,6 +1,7 @@
 """Real runs of ansible-playbook on this machine, with playbooks that do nothing but end in different ways."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def test_a_failing_task_gives_the_hosts_own_error(project: Path) -> None:
     assert summary.failures[0].path.endswith("play.yml:5")
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
 def test_an_unreachable_host_is_unreachable(project: Path) -> None:
     (project / "hosts.ini").write_text("gone ansible_host=127.0.0.1 ansible_port=9 ansible_ssh_retries=0\n")
     summary = NodeRunner(project).run(write(project, "- name: Ask\n  ansible.builtin.ping:\n"))

@@ -1,6 +1,7 @@
 """What the machine says, parsed; and a real machine, this one, asked through testinfra."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -77,6 +78,7 @@ def test_packages_of_this_machine(here: TestinfraMachine) -> None:
     assert here.packages()["dpkg"].installed
 
 
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
 def test_a_machine_that_does_not_answer_is_unreachable(tmp_path: Path) -> None:
     options = f"-o UserKnownHostsFile={tmp_path}/known -o BatchMode=yes"
     host = testinfra.get_host(f"ssh://{os.environ.get('USER', 'root')}@127.0.0.1:9", ssh_extra_args=options)
