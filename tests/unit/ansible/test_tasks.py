@@ -2,6 +2,7 @@
 
 import re
 
+import count_tasks
 import pytest
 import tree
 from tree import OWN_MODULES, ROOT
@@ -69,6 +70,20 @@ def test_no_handler_is_relied_upon():
     # A handler is lost when a run is killed before it is flushed: node_units looks at the machine instead.
     assert list((ROOT / "roles").glob("*/handlers/*.yml")) == []
     assert not [path for path, task in tree.every_task() if "notify" in task]
+
+
+def test_the_documented_number_of_tasks_is_the_counted_one():
+    total = sum((count_tasks.count(ROOT / "roles" / role) for role in tree.ROLES), count_tasks.Counter())
+    assert f"| this project | {total['tasks']} | 0 | 0 |" in (ROOT / "docs/node.md").read_text()
+    assert total["shell"] == total["swallowed"] == 0
+
+
+def test_the_count_sees_shells_and_swallowed_errors_inside_blocks_too(tmp_path):
+    path = tmp_path / "main.yml"
+    path.write_text(
+        "- block:\n  - {name: a, shell: x, ignore_errors: true}\n  rescue:\n  - {name: b, command: y, failed_when: false}\n"
+    )
+    assert count_tasks.count(path) == {"tasks": 2, "shell": 1, "swallowed": 2}
 
 
 def test_the_checks_see_what_they_are_for():

@@ -97,6 +97,19 @@ def test_the_control_plane_is_the_one_of_the_mission():
     assert kinds["KubeletConfiguration"]["failSwapOn"] is True
 
 
+def test_a_worker_joins_with_what_the_control_plane_said():
+    said = "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:12ab "
+    (task,) = [one for one in tree.load(ROOT / "roles/worker/tasks/join.yml") if "vars" in one]
+    found = tree.template(task["vars"], {"__worker_token": {"stdout": said}})
+    found.pop("join_words")
+    (document,) = documents("kubeadm-join.yaml.j2", **found)
+    assert document["discovery"]["bootstrapToken"] == {
+        "apiServerEndpoint": "192.0.2.1:6443",
+        "token": "abcdef.0123456789abcdef",
+        "caCertHashes": ["sha256:12ab"],
+    }
+
+
 def test_every_eviction_signal_is_named_because_one_left_out_is_switched_off():
     (kubelet,) = documents("kubelet-housekeeping.yaml.j2")
     assert set(kubelet["evictionHard"]) == EVICTION_SIGNALS

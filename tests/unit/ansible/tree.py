@@ -68,6 +68,16 @@ def variables() -> dict[str, Any]:
     return resolved
 
 
+def template(values: Any, given: dict[str, Any]) -> Any:
+    """Values that tasks or variable files hold as Ansible templates, resolved with what is given."""
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.template import Templar, trust_as_template
+
+    trusted = {name: trust_as_template(value) for name, value in values.items()}
+    templar = Templar(loader=DataLoader(), variables={**trusted, **given})
+    return {name: templar.template(value) for name, value in trusted.items()}
+
+
 def render(path: Path, **changed: Any) -> str:
     """A template rendered as the harness renders it: plain jinja2, and a missing variable is an error."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
