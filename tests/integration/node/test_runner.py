@@ -168,7 +168,7 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
 
 
 def test_a_slow_listener_costs_the_run_nothing(project: Path) -> None:
-    """Ten tasks, 0.2 s of drawing each: Ansible itself must not wait for the drawing."""
+    """Ten tasks of two events, 0.2 s of drawing each: Ansible itself must not wait 3.6 s for the drawing."""
     request = write(project, "".join(f"- name: Say {i}\n  ansible.builtin.debug: {{msg: x}}\n" for i in range(10)))
     ended: list[float] = []
 
@@ -181,7 +181,7 @@ def test_a_slow_listener_costs_the_run_nothing(project: Path) -> None:
     NodeRunner(project, listener=draw).run(request).require_ok()
     drawing_s = time.monotonic() - started
     assert drawing_s > 4.0
-    assert ended[-1] - ended[0] < drawing_s / 3
+    assert ended[-1] - ended[0] < 3.0
 
 
 def test_a_listener_that_fails_ends_the_run_and_is_heard(project: Path) -> None:
