@@ -53,6 +53,8 @@ def test_an_account_may_do_its_work(furnished, account, words):
     ("account", "words"),
     [
         (CLEAN_UP, ["delete", "deployments.apps", "--namespace=default"]),
+        (CLEAN_UP, ["deletecollection", "pods", "--namespace=default"]),
+        (CLEAN_UP, ["list", "namespaces"]),
         (CLEAN_UP, ["create", "pods", "--namespace=default"]),
         (CLEAN_UP, ["get", "secrets", "--namespace=kube-system"]),
         (STORAGE, ["create", "pods", "--namespace=default"]),
