@@ -90,7 +90,7 @@ REFUSED = {
 # Seen on the way, in this order: each leaves a machine half made.
 BROKEN_OFF = {
     "a version that does not exist": Case(r"1\.35\.99", "versions.yml", {"kubernetes_packages_version": "1.35.99"}),
-    "a package that the mirror refuses": Case("403", "run again", forbidden="/kubernetes/kubelet_"),
+    "a package that the mirror refuses": Case("403", "mirrors.yml", forbidden="/kubernetes/kubelet_"),
     "an apt lock held by another process": Case(
         "lock",
         "run again",

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -111,11 +112,13 @@ def _handler(answer: Callable[[str], tuple[HTTPStatus, bytes]]) -> type[BaseHTTP
 
         def do_GET(self) -> None:
             status, content = answer(self.path.partition("?")[0])
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(content)
+            # Whoever is killed or out of patience is gone by the time of the answer.
+            with suppress(ConnectionError):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(content)
 
         do_HEAD = do_GET  # noqa: N815 - the name the base class looks for
 
