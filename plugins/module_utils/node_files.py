@@ -89,6 +89,8 @@ class Files:
         """Files first, then links, then absences; ends the module with the reason when one cannot be had."""
         try:
             for one in params["files"]:
+                if one["only_mend"] and not Path(one["path"]).exists():
+                    continue
                 self.file(Path(one["path"]), self.content(one), one["mode"], one["owner"])
             for path, target in params["links"].items():
                 self.link(Path(path), target)

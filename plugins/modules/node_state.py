@@ -31,6 +31,8 @@ options:
       mode: {description: Permissions in octal., type: str, default: "0644"}
       owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
               default: ""}
+      only_mend: {description: Bring it to its content where it is there already; do not make it., type: bool,
+                  default: false}
   links: {description: Symbolic links as path and target; a real file in the way is an error., type: dict, default: {}}
   absent: {description: Files that must not be there; patterns as a shell would read them., type: list, elements: str,
            default: []}
@@ -81,6 +83,7 @@ def specification() -> dict[str, Any]:
         "source": {"type": "path"},
         "mode": {"type": "str", "default": "0644"},
         "owner": {"type": "str", "default": ""},
+        "only_mend": {"type": "bool", "default": False},
     }
     unit = {
         "name": {"type": "str", "required": True},

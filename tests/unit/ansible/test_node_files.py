@@ -79,7 +79,14 @@ def test_a_source_that_a_check_does_not_meet_yet_counts_as_empty(tmp_path):
 
 def test_what_cannot_be_written_ends_with_the_reason(tmp_path):
     (tmp_path / "file").touch()
-    wrong = {"path": str(tmp_path / "file/below"), "content": "x", "source": None, "mode": "0644", "owner": ""}
+    wrong = {
+        "path": str(tmp_path / "file/below"),
+        "content": "x",
+        "source": None,
+        "mode": "0644",
+        "owner": "",
+        "only_mend": False,
+    }
     with pytest.raises(Failed, match=r"could not be brought to its state.*run again"):
         files().apply({"files": [wrong], "links": {}, "absent": []})
     nobody = {**wrong, "path": str(tmp_path / "d/x"), "owner": "no-such-user"}
@@ -95,3 +102,20 @@ def test_what_a_killed_run_left_goes_with_the_next_write(tmp_path):
     files().file(tmp_path / "d/c.conf", "x", "0644", "")
     assert not left.exists()
     assert other.exists()
+
+
+def test_a_file_to_be_mended_only_is_not_made(tmp_path):
+    one = {
+        "path": str(tmp_path / "d/30-nvidia.conf"),
+        "content": "x",
+        "source": None,
+        "mode": "0644",
+        "owner": "",
+        "only_mend": True,
+    }
+    files().apply({"files": [one], "links": {}, "absent": []})
+    assert not (tmp_path / "d").exists()
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/30-nvidia.conf").write_text("damaged")
+    files().apply({"files": [one], "links": {}, "absent": []})
+    assert (tmp_path / "d/30-nvidia.conf").read_text() == "x"
