@@ -1,12 +1,14 @@
 """Every object of the roles against a real API server: taken, and nothing left to change afterwards."""
 
 import json
+import re
+import time
 
 import pytest
 import yaml
 
 from tests.integration.cluster.api_server import MISSING, WHY_NOT
-from tests.unit.ansible.tree import TEMPLATES, render
+from tests.unit.ansible.tree import TEMPLATES, every_task, render
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
 
@@ -85,3 +87,13 @@ def test_what_the_server_refuses_ends_with_its_words(cluster):
     result = cluster.apply(manifest.replace("name: nvidia", "name: other"))
     assert result["failed"] is True
     assert "handler: Invalid value" in result["msg"]
+
+
+def test_the_role_waits_although_kubectl_does_not_wait_for_what_is_not_there(cluster):
+    began_s = time.monotonic()
+    done = cluster.kubectl("wait", "--for=condition=Available", "runtimeclass/none", "--timeout=60s", check=False)
+    assert "NotFound" in done.stderr
+    assert time.monotonic() - began_s < 30
+    (task,) = (one for _, one in every_task() if one.get("name") == "Wait for Calico")
+    (part_s,) = re.findall(r"calico_timeout_s / (\d+)", task["retries"])
+    assert task["delay"] >= int(part_s)
