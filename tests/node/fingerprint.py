@@ -23,6 +23,8 @@ VOLATILE = [
     "/root/.kube/cache",
     "/home/ops/.ssh",
     "/etc/apt/keyrings",
+    # The unfinished half of an atomic write that was killed; the next write of that file removes it.
+    "*/.*.new",
 ]
 # Made anew in each cluster: only their being there, their mode and their owner count.
 SECRET = ("/etc/kubernetes/*.conf", "/etc/kubernetes/pki/*", "*/.kube/config", "/etc/ssh/ssh_host_*")
