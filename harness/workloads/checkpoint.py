@@ -35,7 +35,7 @@ def build(make_model: Callable[[], M], settings: Settings, device: torch.device)
         _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
     else:
         fill_randomly(model, settings.seed)
-    return model.eval().to(device=device, dtype=DTYPES[settings.precision])
+    return model.eval().requires_grad_(requires_grad=False).to(device=device, dtype=DTYPES[settings.precision])
 
 
 def read_config(settings: Settings) -> Mapping[str, object]:

@@ -80,7 +80,10 @@ def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, 
     def step(*inputs: Tensor) -> Tensor:
         return run(*(tensor.to(device, non_blocking=True) for tensor in inputs))
 
-    return step
+    def step_of_one(given: Tensor) -> Tensor:
+        return run(given.to(device, non_blocking=True))
+
+    return step_of_one if len(examples) == 1 else step
 
 
 def _compile(forward: Step) -> Step:

@@ -22,8 +22,9 @@ BUILTIN = {
 class Workload(Protocol):
     """What a replica runs.
 
-    Two more methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
-    device_name, parameters, ...), and ``close()``, after the last request.
+    Three more methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
+    device_name, parameters, ...), ``serving()``, a context that is entered once around all requests, and
+    ``close()``, after the last request.
     """
 
     name: str

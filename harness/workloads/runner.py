@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -61,27 +62,9 @@ class Replica:
         self._enter("loading", port=server.port)
         workload = registry.load(self._settings)
         self._describe(workload)
-        self._enter("warming")
-        for _ in range(self._settings.warmup_requests):
-            _checked(workload.infer(), workload)
-        # What loading left behind lives as long as the process: let no collection walk it again.
-        gc.collect()
-        gc.freeze()
-        self._enter("serving")
-        try:
-            self._serve(workload)
-        except RequestAbandoned:
-            self._status.update(abandoned_requests=1)
-            _say("the request in flight was abandoned: it took more than a second to finish after the signal")
-        finally:
-            self._metrics.in_flight = 0
-            if self._log:
-                self._log.close()
+        with _serving(workload):
+            self._warm_up_and_serve(workload)
         self._close(workload)
-
-    def in_request(self) -> bool:
-        """Whether a request is in flight."""
-        return self._metrics.in_flight > 0
 
     def begin_drain(self) -> None:
         """Stop after the request in flight; before the first one, end the process."""
@@ -126,6 +109,28 @@ class Replica:
         with self._phase_change:
             self._status.update(phase=phase, **facts)
         _say(f"{phase} {self._settings.workload} (replica {self._settings.replica}, port {self._status.fact('port')})")
+
+    def _warm_up_and_serve(self, workload: Workload) -> None:
+        self._enter("warming")
+        for _ in range(self._settings.warmup_requests):
+            _checked(workload.infer(), workload)
+        # What loading left behind lives as long as the process: let no collection walk it again.
+        gc.collect()
+        gc.freeze()
+        self._enter("serving")
+        try:
+            self._serve(workload)
+        except RequestAbandoned:
+            self._status.update(abandoned_requests=1)
+            _say("the request in flight was abandoned: it took more than a second to finish after the signal")
+        finally:
+            self._metrics.in_flight = 0
+            if self._log:
+                self._log.close()
+
+    def in_request(self) -> bool:
+        """Whether a request is in flight."""
+        return self._metrics.in_flight > 0
 
     def _describe(self, workload: Workload) -> None:
         describe: Callable[[], dict[str, object]] | None = getattr(workload, "describe", None)
@@ -174,6 +179,11 @@ class Replica:
             _say(str(facts.get("error") or phase))
         finally:
             os._exit(code)
+
+
+def _serving(workload: Workload) -> contextlib.AbstractContextManager[object]:
+    enter: Callable[[], contextlib.AbstractContextManager[object]] | None = getattr(workload, "serving", None)
+    return enter() if enter else contextlib.nullcontext()
 
 
 def _checked(inputs: object, workload: Workload) -> int:

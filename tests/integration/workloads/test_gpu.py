@@ -18,7 +18,8 @@ TINY = {"model_size": "tiny"}
 def answers(workload) -> list[list]:
     """What the workload says to each batch of its pool, twice over: replays must not remember."""
     serve = workload.transcribe if workload.name == "whisper" else workload.classify
-    return [serve(batch).tolist() for batch in (*workload.pool, *workload.pool)]
+    with workload.serving():
+        return [serve(batch).tolist() for batch in (*workload.pool, *workload.pool)]
 
 
 @pytest.mark.parametrize("name", BUILTIN)
