@@ -74,7 +74,7 @@ def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, 
     tensor on the device; with cuda-graph that tensor is overwritten by the next call.
     """
     if settings.execution == "cuda-graph":
-        return _capture(forward, examples, device)
+        return _Captured(forward, examples, device)
     run = _compile(forward) if settings.execution == "compiled" else forward
 
     def step(*inputs: Tensor) -> Tensor:
@@ -91,25 +91,29 @@ def _compile(forward: Step) -> Step:
     return compiled
 
 
-@torch.inference_mode()
-def _capture(forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> Step:
-    """Record the kernels of one call and replay them: no Python and no launch per kernel is left."""
-    static_inputs = [example.to(device, copy=True) for example in examples]
-    side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    side_stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side_stream):
-        for _ in range(_CAPTURE_WARMUPS):
-            forward(*static_inputs)
-    torch.cuda.current_stream(device).wait_stream(side_stream)
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = forward(*static_inputs)
+class _Captured:
+    """One recorded call: no Python and no launch per kernel is left.
 
-    def step(*inputs: Tensor) -> Tensor:
-        for static, given in zip(static_inputs, inputs, strict=True):
+    A graph knows only addresses, so ``forward`` is kept, and with it the weights and buffers that it works on.
+    """
+
+    @torch.inference_mode()
+    def __init__(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
+        self._forward = forward
+        self._inputs = [example.to(device, copy=True) for example in examples]
+        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):
+            for _ in range(_CAPTURE_WARMUPS):
+                forward(*self._inputs)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = forward(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        for static, given in zip(self._inputs, inputs, strict=True):
             static.copy_(given, non_blocking=True)
-        graph.replay()
-        return output
-
-    return step
+        self._graph.replay()
+        return self._output
