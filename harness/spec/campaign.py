@@ -100,7 +100,9 @@ class Timing(StrictModel):
 class Limits(StrictModel):
     """Where to stop."""
 
-    max_hours: float | None = Field(default=None, gt=0, description="Refuse a plan that takes longer; null means no limit.")
+    max_hours: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that takes longer; null means no limit."
+    )
     max_disk_gb: float | None = Field(
         default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
     )
