@@ -34,6 +34,7 @@ TEST_WITHIN_S = 1200
 Boot = Callable[[Disks], Machine]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:

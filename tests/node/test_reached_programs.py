@@ -20,12 +20,13 @@ WITHOUT_SCHEMA = {"CustomResourceDefinition"}
 
 
 def real(program: str) -> str:
-    """Path of the real program on this host, or skip."""
+    """Path of the real program on this host, or nothing."""
     assets = os.environ.get("KUBEBUILDER_ASSETS", "")
-    found = shutil.which(program, path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}")
-    if found is None:
-        pytest.skip(f"no {program} on the PATH or in KUBEBUILDER_ASSETS")
-    return found
+    return shutil.which(program, path=f"{assets}{os.pathsep}{os.environ.get('PATH', os.defpath)}") or ""
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not real(program), reason=f"no {program} on the PATH or in KUBEBUILDER_ASSETS")
 
 
 def test_every_applied_object_fits_its_schema(machine: Machine, again: Step, mirror: Mirror) -> None:
@@ -41,23 +42,23 @@ def test_every_applied_object_fits_its_schema(machine: Machine, again: Step, mir
     assert {"RuntimeClass", "StorageClass", "Deployment", "CronJob"} <= seen
 
 
+@needs("kubeadm")
 def test_kubeadm_accepts_the_configuration(machine: Machine, again: Step, tmp_path: Path) -> None:
-    kubeadm = real("kubeadm")
     assert again.run.status == 0, again.run.explain()
     path = tmp_path / "kubeadm.yaml"
     path.write_text(machine.output(f"cat {KUBEADM_CONFIGURATION}"))
     done = subprocess.run(
-        [kubeadm, "config", "validate", "--config", path], capture_output=True, text=True, check=False
+        [real("kubeadm"), "config", "validate", "--config", path], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
+@needs("crio")
 def test_crio_reads_the_configuration(machine: Machine, again: Step, tmp_path: Path) -> None:
-    crio = real("crio")
     assert again.run.status == 0, again.run.explain()
     for name in machine.output(f"ls {CRIO_DROP_INS}").split():
         (tmp_path / name).write_text(machine.output(f"cat {CRIO_DROP_INS}/{name}"))
-    command = [crio, "--config", "", "--config-dir", str(tmp_path), "config"]
+    command = [real("crio"), "--config", "", "--config-dir", str(tmp_path), "config"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "[crio.runtime.runtimes.nvidia]" in done.stdout
