@@ -47,7 +47,8 @@ class Files:
 
     def write(self, path: Path, content: str, mode: int, uid: int | None) -> None:
         """Replaces the file in one step: a reader sees the old one or the new one, also after a power cut."""
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # A folder that is made for a user is the user's alone, as it will be after the next boot.
+        path.parent.mkdir(mode=0o755 if uid is None else 0o700, parents=True, exist_ok=True)
         # One folder up, on the same disk: what is left by a kill in its own folder may be read as configuration.
         for left in path.parent.parent.glob(f".{path.name}.*.new"):
             left.unlink()
