@@ -1,5 +1,6 @@
 """What goes wrong on real machines: one clear sentence, the documented exit code, and nothing lost."""
 
+import errno
 import json
 import os
 import subprocess
@@ -227,18 +228,25 @@ def small_disk(folder: Path, megabytes: int):
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+def fill(path: Path) -> None:
+    """Write until nothing more goes onto the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(descriptor, bytes(1 << 16))
+    except OSError as error:
+        assert error.errno == errno.ENOSPC
+    finally:
+        os.close(descriptor)
+
+
 def test_a_disk_that_fills_up_while_recording(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=400):
         run = Run(tmp_path / "disk", record_s=6)
         process = run.start()
         assert eventually(lambda: run.recording, timeout_s=30)
         hog = tmp_path / "disk" / "hog"
-        with hog.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-            except OSError:
-                pass
+        fill(hog)
         said, _ = process.communicate(timeout=60)
 
         assert process.returncode == 7, said
