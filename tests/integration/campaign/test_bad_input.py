@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -230,7 +230,7 @@ def small_disk(folder: Path, megabytes: int):
 def fill(path: Path) -> None:
     """Write until nothing more goes onto the disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    with pytest.raises(OSError, match="No space left"):
+    with suppress(OSError):
         while True:
             os.write(descriptor, bytes(1 << 16))
     os.close(descriptor)
