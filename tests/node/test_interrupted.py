@@ -24,10 +24,21 @@ def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
 @pytest.fixture(scope="module")
 def killed(disturbed: Playbooks, first_node_stage: Run, converged: Step) -> list[Run]:
     """One run after another on the same machine, each killed in a later one of the tasks that change something."""
-    changing = [task.name for task in [*first_node_stage.changed, *converged.run.changed]]
+    changing = list(dict.fromkeys(task.name for task in [*first_node_stage.changed, *converged.run.changed]))
     names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
-    return [disturbed.run_killed(SITE, name, delays.uniform(0, LONGEST_DELAY_S)) for name in names]
+    runs = [disturbed.run_killed(SITE, name, delays.uniform(0, LONGEST_DELAY_S)) for name in names]
+    # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
+    # run every time.
+    further_down = [task.name for task in converged.run.tasks[-15:-5] if task.name not in names]
+    while len(victims(runs)) < KILLS and further_down:
+        runs.append(disturbed.run_killed(SITE, further_down.pop(0), 0.0))
+    return runs
+
+
+def victims(runs: list[Run]) -> set[str]:
+    """The tasks that were running when the runs were killed."""
+    return {f"{run.tasks[-1].role} : {run.tasks[-1].name}" for run in runs}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +50,8 @@ def recovered(disturbed: Playbooks, killed: list[Run]) -> Step:  # noqa: ARG001 
 
 def test_twenty_different_tasks_were_killed(killed: list[Run]) -> None:
     assert [run.explain() for run in killed if run.status == 0 or run.failed] == []
-    tasks = [f"{run.tasks[-1].role} : {run.tasks[-1].name}" for run in killed]
-    print(
-        "\n"
-        + "\n".join(f"killed after {run.duration_s:5.1f} s in {task}" for run, task in zip(killed, tasks, strict=True))
-    )
-    assert len(set(tasks)) == KILLS
+    print("\n" + "\n".join(f"killed after {run.duration_s:5.1f} s in {run.tasks[-1].name}" for run in killed))
+    assert len(victims(killed)) >= KILLS
 
 
 def test_the_next_run_converges(recovered: Step) -> None:
