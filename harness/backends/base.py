@@ -9,8 +9,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.metrics.sources import ReplicaTarget
-from harness.spec import ExperimentSpec
+from harness.clock import Clock
+from harness.metrics.catalogue import Metric
+from harness.metrics.recording import Recording
+from harness.metrics.rows import RowSink
+from harness.metrics.telemetry import Telemetry
+from harness.results.manifest import Provenance
+from harness.spec import ExperimentSpec, Timing
 
 
 class Severity(StrEnum):
@@ -44,30 +49,53 @@ class ReplicaDeath:
     Attributes:
         replica: its index.
         noticed_at_s: seconds since the epoch.
-        exit_code: as a shell would say it: 128 + n for signal n.
+        exit_code: as a shell would say it: 128 + n for signal n; None: it has none (its machine is gone).
         last_lines: the end of its log, newest last.
+        reason: why, in the words of whoever ended it, e.g. ``OOMKilled``; empty when only the exit code is known.
     """
 
     replica: int
     noticed_at_s: float
-    exit_code: int
+    exit_code: int | None
     last_lines: Sequence[str] = field(default_factory=tuple)
+    reason: str = ""
 
     def __str__(self) -> str:
-        how = (
-            f"was killed by signal {self.exit_code - 128}" if self.exit_code > 128 else f"exited with {self.exit_code}"
-        )
         said = " | ".join(self.last_lines) or "it printed nothing"
-        return f"replica {self.replica} {how}; last lines: {said}"
+        return f"replica {self.replica} {self._how()}; last lines: {said}"
+
+    def _how(self) -> str:
+        if self.exit_code is None:
+            return f"is gone ({self.reason or 'nobody says why'})"
+        code = self.exit_code
+        how = f"was killed by signal {code - 128}" if code > 128 else f"exited with {code}"
+        return f"{how} ({self.reason})" if self.reason else how
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingRequest:
+    """What is recorded of a deployment.
+
+    Attributes:
+        metrics: of the catalogue.
+        timing: of the experiment: step and window.
+        sink: takes the rows.
+        wake: ends the recording early when set.
+        on_tick: called with rows done and rows in all.
+        notice: told at once what goes wrong while recording, a sentence each.
+    """
+
+    metrics: Sequence[Metric]
+    timing: Timing
+    sink: RowSink
+    clock: Clock
+    wake: threading.Event
+    on_tick: Callable[[int, int], None]
+    notice: Callable[[str], None]
 
 
 class Deployment(Protocol):
     """The replicas of one experiment, all serving."""
-
-    @property
-    def targets(self) -> Sequence[ReplicaTarget]:
-        """Where each replica's metrics are read, in order of the index."""
-        ...
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
@@ -78,8 +106,20 @@ class Deployment(Protocol):
         """What each replica says of itself (device, precision, parameters, versions)."""
         ...
 
+    def recording(self, request: RecordingRequest) -> Recording:
+        """The way to record these replicas where they run."""
+        ...
+
+    def telemetry(self, path: Path, *, interval_s: float) -> Telemetry | None:
+        """The fast series beside the recording, written to ``path``; None where the machine is not this one."""
+        ...
+
+    def provenance(self) -> Provenance:
+        """The machines that the replicas run on, and the software that measures them."""
+        ...
+
     def stop(self, *, timeout_s: float) -> Sequence[str]:
-        """Drain and end every replica; returns a sentence for each that did not end cleanly. Idempotent."""
+        """Fetch what the replicas wrote, drain and end every one; a sentence for each unclean end. Idempotent."""
         ...
 
 
@@ -94,6 +134,19 @@ class Backend(Protocol):
 
     def sweep(self) -> Sequence[str]:
         """End what an earlier, killed harness left of this campaign; returns a sentence for each."""
+        ...
+
+    def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
+        """Before the first experiment of a run: whatever can only be known from a running replica.
+
+        Args:
+            experiment: the first to come.
+            folder: for logs; need not exist.
+            abort: when it is set, rehearsing stops.
+
+        Raises:
+            BackendError: the one replica could not be started; nothing is left running.
+        """
         ...
 
     def deploy(

@@ -11,13 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, ReplicaDeath
+from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.errors import BackendError, HarnessError
-from harness.metrics.sources import ReplicaTarget
+from harness.metrics.fakes import fake_sources, sample
+from harness.metrics.recorder import Recorder
+from harness.metrics.sources import ReplicaTarget, Sources
 from harness.results import layout
+from harness.results.manifest import Provenance
+from harness.results.provenance import collect
 from harness.spec import ExperimentSpec
 
 NOBODY = 2**22 + 1  # above the kernel's largest process id
+
+
+def busy(replicas: int) -> Sources:
+    """Sources of replicas that serve 100 requests of 4 ms between two scrapes."""
+    return fake_sources(replicas, lambda _replica, scrape: sample([0.004] * (100 * scrape)))
 
 
 @dataclass(slots=True)
@@ -26,13 +35,14 @@ class FakeDeployment:
 
     replicas: int
     on_death: Callable[[ReplicaDeath], None]
+    sources: Callable[[int], Sources] = busy
     stop_problems: Sequence[str] = ()
     stopped: bool = False
     _deaths: list[ReplicaDeath] = field(default_factory=list)
 
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
-        """Addresses that nobody answers at; give the recorder fake sources."""
+        """Addresses that nobody answers at; the recorder reads the fake sources."""
         return [ReplicaTarget(index, NOBODY + index, "http://127.0.0.1:9/metrics") for index in range(self.replicas)]
 
     @property
@@ -43,6 +53,27 @@ class FakeDeployment:
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What a replica would say of itself."""
         return [{"pid": target.pid, "port": 9, "phase": "serving", "device": "fake"} for target in self.targets]
+
+    def recording(self, request: RecordingRequest) -> Recorder:
+        """The embedded recorder, on the fake sources."""
+        return Recorder(
+            self.targets,
+            metrics=request.metrics,
+            step_s=request.timing.step_s,
+            window_s=request.timing.window_s,
+            sink=request.sink,
+            clock=request.clock,
+            sources=self.sources(self.replicas),
+            wake=request.wake,
+            on_tick=request.on_tick,
+        )
+
+    def telemetry(self, path: Path, *, interval_s: float) -> None:
+        """None: it would read real time."""
+
+    def provenance(self) -> Provenance:
+        """This machine."""
+        return collect()
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:  # noqa: ARG002 - the protocol's
         """Nothing to end."""
@@ -61,6 +92,9 @@ class FakeBackend:
 
     Attributes:
         findings: what ``check`` answers.
+        rehearsal: what ``rehearse`` answers, or raises.
+        rehearsed: the experiments that were rehearsed.
+        sources: what the recorders of the deployments read, by number of replicas.
         deploy_errors: raised by the next deployments, first one first; None: that one succeeds.
         stop_problems: what ``stop`` of every deployment answers.
         deployments: all that were made, newest last.
@@ -68,6 +102,9 @@ class FakeBackend:
 
     name: str = "fake"
     findings: Sequence[Finding] = ()
+    rehearsal: Sequence[Finding] | HarnessError = ()
+    rehearsed: list[str] = field(default_factory=list)
+    sources: Callable[[int], Sources] = busy
     deploy_errors: list[HarnessError | None] = field(default_factory=list)
     stop_problems: Sequence[str] = ()
     deployments: list[FakeDeployment] = field(default_factory=list)
@@ -79,6 +116,19 @@ class FakeBackend:
     def sweep(self) -> Sequence[str]:
         """There is never anything left."""
         return ()
+
+    def rehearse(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,  # noqa: ARG002 - the protocol's
+        *,
+        abort: threading.Event,  # noqa: ARG002 - the protocol's
+    ) -> Sequence[Finding]:
+        """The prepared findings, or the prepared error."""
+        self.rehearsed.append(experiment.experiment_id)
+        if isinstance(self.rehearsal, HarnessError):
+            raise self.rehearsal
+        return self.rehearsal
 
     def deploy(
         self,
@@ -97,5 +147,5 @@ class FakeBackend:
             log = layout.replica_log(folder, index)
             log.parent.mkdir(parents=True, exist_ok=True)
             log.write_text("a fake replica\n", encoding="utf-8")
-        self.deployments.append(FakeDeployment(experiment.replicas, on_death, self.stop_problems))
+        self.deployments.append(FakeDeployment(experiment.replicas, on_death, self.sources, self.stop_problems))
         return self.deployments[-1]

@@ -14,13 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, ReplicaDeath
+from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.backends.local_check import check_machine, gpu_facts
 from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ReplicaDiedError
+from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
+from harness.metrics.telemetry import Telemetry
 from harness.results import layout
+from harness.results.manifest import Provenance
+from harness.results.provenance import collect
 from harness.spec import Device, ExperimentSpec
 
 GUARD = Path(__file__).with_name("guard.py")
@@ -51,6 +55,16 @@ class LocalBackend:
     def sweep(self) -> Sequence[str]:
         """End processes that carry this campaign's mark but have no harness."""
         return end_strays(self._campaign_id)
+
+    def rehearse(
+        self,
+        experiment: ExperimentSpec,  # noqa: ARG002 - the protocol's
+        folder: Path,  # noqa: ARG002
+        *,
+        abort: threading.Event,  # noqa: ARG002
+    ) -> Sequence[Finding]:
+        """Nothing: what a replica of this machine shows is seen when it is deployed."""
+        return ()
 
     def deploy(
         self,
@@ -122,6 +136,27 @@ class LocalDeployment:
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What each replica wrote of itself; empty for one that has not."""
         return [_status(replica) for replica in self._replicas]
+
+    def recording(self, request: RecordingRequest) -> Recorder:
+        """The embedded recorder, on this machine's sources."""
+        return Recorder(
+            self.targets,
+            metrics=request.metrics,
+            step_s=request.timing.step_s,
+            window_s=request.timing.window_s,
+            sink=request.sink,
+            clock=request.clock,
+            wake=request.wake,
+            on_tick=request.on_tick,
+        )
+
+    def telemetry(self, path: Path, *, interval_s: float) -> Telemetry:
+        """NVML and this machine's CPU."""
+        return Telemetry(path, interval_s=interval_s, clock=self._clock)
+
+    def provenance(self) -> Provenance:
+        """This machine."""
+        return collect()
 
     def wait_ready(self, *, timeout_s: float, abort: threading.Event) -> None:
         """Return when every replica has served a request.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Backend, Deployment, ReplicaDeath
+from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
@@ -22,31 +22,31 @@ from harness.errors import BackendError, HarnessError, StorageError, Verificatio
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
-from harness.metrics.recorder import Recorder
 from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
+from harness.metrics.sources import GpuSource
 from harness.metrics.summary import RecordingSummary
-from harness.metrics.telemetry import Telemetry, TelemetrySummary
+from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
 from harness.results.experiment import finalise, verify_experiment
 from harness.results.files import storage_errors
-from harness.results.manifest import Manifest, StepRecord, Verdict
+from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
 from harness.spec import ExperimentSpec, OnReplicaDeath
 
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
+REHEARSAL = "rehearsal"
 COOLDOWN_POLL_S = 1.0
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Surroundings:
     """What every attempt of a campaign shares.
 
     Attributes:
-        sources: how the recorder's sources are made; None: the real ones, with the telemetry beside them.
         gpus: whose temperature ends a cool-down.
+        rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
     """
 
     folder: CampaignFolder
@@ -54,8 +54,8 @@ class Surroundings:
     clock: Clock
     journal: Journal
     listener: Listener
-    sources: Callable[[Sequence[ReplicaTarget]], Sources] | None = None
     gpus: Callable[[], GpuSource] = NvmlGpus
+    rehearsed: bool = False
 
 
 @dataclass(slots=True)
@@ -86,6 +86,7 @@ class Attempt:
     summary: RecordingSummary | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
+    provenance: Provenance | None = None
     start_s: float = 0.0
     ended_s: float = 0.0
     _deployment: Deployment | None = None
@@ -178,6 +179,17 @@ class Attempt:
         findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
+        if not self.shared.rehearsed:
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        shared = self.shared
+        number = shared.folder.next_attempt(REHEARSAL)
+        folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
+        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort))
+        preflight.refuse_errors(findings)
+        self.remarks += [finding.message for finding in findings]
+        shared.rehearsed = True
 
     def _deploy(self) -> None:
         with storage_errors(self.folder):
@@ -210,7 +222,6 @@ class Attempt:
     def _record(self) -> None:
         assert self._deployment is not None  # noqa: S101 - record follows deploy
         timing = self.experiment.timing
-        targets = self._deployment.targets
         metrics = [CATALOGUE[name] for name in self.experiment.metrics]
         writer = ExperimentWriter(
             self.folder,
@@ -220,30 +231,28 @@ class Attempt:
             start_s=self.start_s,
             step_s=timing.step_s,
         )
-        recorder = Recorder(
-            targets,
+        request = RecordingRequest(
             metrics=metrics,
-            step_s=timing.step_s,
-            window_s=timing.window_s,
+            timing=timing,
             sink=writer,
             clock=self.shared.clock,
-            sources=self.shared.sources(targets) if self.shared.sources else None,
             wake=self.abort,
             on_tick=self._on_tick,
+            notice=lambda sentence: self.shared.listener(Notice(sentence)),
         )
-        with writer, self._telemetry():
-            self.summary = recorder.record(self.start_s, timing.rows)
+        with writer, self._telemetry(self._deployment):
+            self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
         if self.summary.stopped:
             raise BackendError(self._why_aborted(f"after {self.summary.rows} of {timing.rows} rows"))
 
     @contextmanager
-    def _telemetry(self) -> Iterator[None]:
-        """The fast series beside the recording; it reads real time only."""
-        if self.shared.sources is not None:
+    def _telemetry(self, deployment: Deployment) -> Iterator[None]:
+        """The fast series beside the recording, where there is one."""
+        interval_s = self.experiment.timing.telemetry_interval_s
+        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY, interval_s=interval_s)
+        if telemetry is None:
             yield
             return
-        path, interval_s = self.folder / layout.TELEMETRY, self.experiment.timing.telemetry_interval_s
-        telemetry = Telemetry(path, interval_s=interval_s, clock=self.shared.clock)
         telemetry.start()
         try:
             yield
@@ -262,6 +271,7 @@ class Attempt:
         if self._deployment is None:
             return
         self.statuses = [dict(status) for status in self._deployment.statuses()]
+        self.provenance = self._deployment.provenance()
         self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
 
     def _export(self, verdict: Verdict) -> None:
@@ -274,7 +284,7 @@ class Attempt:
             attempt=self.number,
             experiment=self.experiment,
             command=["harness", *sys.argv[1:]],
-            provenance=collect(),
+            provenance=self.provenance or collect(),
             replicas=self.statuses,
             steps=self.steps,
             seeds={"workload": self.experiment.workload.seed, "campaign": self.shared.folder.spec.seed},

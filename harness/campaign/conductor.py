@@ -18,7 +18,7 @@ from harness.campaign.plan import estimate, expand
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError
 from harness.metrics.nvml import NvmlGpus
-from harness.metrics.sources import GpuSource, ReplicaTarget, Sources
+from harness.metrics.sources import GpuSource
 from harness.results.experiment import verify_experiment
 from harness.results.manifest import Status, Verdict, read_manifest
 from harness.spec import ExperimentSpec, OnReplicaDeath
@@ -48,7 +48,6 @@ class Conductor:
         backend: where the replicas live.
         clock: real, or simulated together with a fake backend.
         listener: told of every step; called from this thread and from the backend's.
-        sources: how the recorder's sources are made; None: the real ones.
         gpus: whose temperature ends a cool-down.
     """
 
@@ -59,14 +58,12 @@ class Conductor:
         *,
         clock: Clock | None = None,
         listener: events.Listener = lambda _event: None,
-        sources: Callable[[Sequence[ReplicaTarget]], Sources] | None = None,
         gpus: Callable[[], GpuSource] = NvmlGpus,
     ) -> None:
         self._folder = folder
         self._backend = backend
         self._clock = clock or SystemClock()
         self._listener = listener
-        self._sources = sources
         self._gpus = gpus
         self._interrupted = threading.Event()
         self._attempt: Attempt | None = None
@@ -108,9 +105,7 @@ class Conductor:
                 self._folder.path.name, len(experiments), len(experiments) - len(pending), estimate(pending).duration_s
             )
         )
-        surroundings = Surroundings(
-            self._folder, self._backend, self._clock, journal, self._listener, self._sources, self._gpus
-        )
+        surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
         for position, experiment in enumerate(experiments, start=1):
             if statuses[experiment.experiment_id] is not None:
                 continue

@@ -63,7 +63,7 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
 
 def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json = False) -> None:
     """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing."""
-    from harness.backends.local import LocalBackend
+    from harness.backends.choose import make_backend
     from harness.campaign import preflight
     from harness.campaign.plan import check_limits, estimate, expand, experiment_duration_s
     from harness.campaign.source import read_source
@@ -74,7 +74,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     experiments = expand(source.spec)
     cost = estimate(experiments)
     check_limits(source.spec, cost)
-    findings = preflight.check(experiments, results, LocalBackend(campaign_id="plan"))
+    findings = preflight.check(experiments, results, make_backend(source.spec, campaign_id="plan"))
     if json:
         output.document(
             {
@@ -141,7 +141,7 @@ def run(
     json: Json = False,
 ) -> None:
     """Run a campaign to the end and write its report."""
-    from harness.backends.local import LocalBackend
+    from harness.backends.choose import make_backend
     from harness.campaign import preflight
     from harness.campaign.conductor import Conductor
     from harness.campaign.folder import create
@@ -153,14 +153,14 @@ def run(
     source = read_source(file)
     experiments = expand(source.spec)
     check_limits(source.spec, estimate(experiments))
-    findings = preflight.check(experiments, results, LocalBackend(campaign_id="preflight"))
+    findings = preflight.check(experiments, results, make_backend(source.spec, campaign_id="preflight"))
     for finding in findings:
         output.note(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
     if not force:
         preflight.refuse_errors(findings)
     folder = create(results, source.spec, text=source.text, source=source.origin)
     with progress_listener() as listener:
-        conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
+        conductor = Conductor(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         _conduct(conductor, folder, report=report)
 
 
@@ -183,7 +183,7 @@ def resume(
     json: Json = False,
 ) -> None:
     """Go on with a campaign that was interrupted or killed; finished experiments are verified, not repeated."""
-    from harness.backends.local import LocalBackend
+    from harness.backends.choose import make_backend
     from harness.campaign.conductor import Conductor
     from harness.campaign.folder import check_source, open_folder
     from harness.cli.progress import progress_listener
@@ -194,7 +194,7 @@ def resume(
     if not as_started:
         check_source(folder)
     with progress_listener() as listener:
-        conductor = Conductor(folder, LocalBackend(folder.campaign_id), listener=listener)
+        conductor = Conductor(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         _conduct(conductor, folder, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 

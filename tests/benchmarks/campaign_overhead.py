@@ -40,9 +40,8 @@ def _simulated(results: Path) -> None:
     begun_s = clock.now_s()
     Conductor(
         folder,
-        FakeBackend(),
+        FakeBackend(sources=lambda replicas: fake_sources(replicas, _busy)),
         clock=clock,
-        sources=lambda targets: fake_sources(len(targets), _busy),
     ).run()
     wall_s = clock.now_s() - begun_s
     phases_s = estimate(expand(source.spec)).duration_s

@@ -1,14 +1,20 @@
 """What every backend promises to the conductor, held against the real one and the fake alike."""
 
+import math
 import os
 import threading
 
 import pytest
 
+from harness.backends.base import RecordingRequest, Severity
 from harness.backends.fake import FakeBackend
 from harness.backends.local import LocalBackend
+from harness.clock import SystemClock
 from harness.errors import BackendError
+from harness.metrics.catalogue import select
+from harness.metrics.fakes import RowList
 from harness.results import layout
+from harness.spec import Timing
 from tests.support.experiments import experiment
 
 pytestmark = pytest.mark.integration
@@ -26,15 +32,38 @@ def deployment(backend, tmp_path):
     deployed.stop(timeout_s=5)
 
 
-def test_a_deployment_has_one_target_and_one_status_per_replica_in_order(deployment):
-    assert [target.replica for target in deployment.targets] == [0, 1]
-    assert all(target.metrics_url.startswith("http://") for target in deployment.targets)
+def test_a_deployment_has_one_status_per_replica_and_says_where_they_run(deployment):
     assert [status["phase"] for status in deployment.statuses()] == ["serving", "serving"]
-    assert [status["pid"] for status in deployment.statuses()] == [target.pid for target in deployment.targets]
+    assert deployment.provenance().host.cpus > 0
+
+
+def test_a_deployment_is_recorded_where_it_runs(deployment):
+    rows, clock = RowList(), SystemClock()
+    request = RecordingRequest(
+        metrics=select(["throughput"]),
+        timing=Timing(step_s=0.2, stabilise_s=0, record_s=0.4),
+        sink=rows,
+        clock=clock,
+        wake=threading.Event(),
+        on_tick=lambda _rows, _of_rows: None,
+        notice=lambda _sentence: None,
+    )
+    start_s = math.ceil(clock.now_s() / 0.2 + 5) * 0.2
+
+    summary = deployment.recording(request).record(start_s, 3)
+
+    assert (summary.rows, summary.stopped) == (3, False)
+    assert {row.series for row in rows.rows} == {"replica-0", "replica-1", "all"}
+    assert all(row.value for row in rows.rows if row.timestamp_s == summary.end_s)
+
+
+def test_a_backend_rehearses_and_leaves_nothing(backend, tmp_path):
+    found = backend.rehearse(experiment(replicas=2), tmp_path / "rehearsal", abort=threading.Event())
+    assert [finding for finding in found if finding.severity is Severity.ERROR] == []
 
 
 def test_every_replica_has_a_log(deployment, tmp_path):
-    assert deployment.targets
+    assert deployment.statuses()
     assert all(layout.replica_log(tmp_path, index).is_file() for index in range(2))
 
 

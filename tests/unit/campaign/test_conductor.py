@@ -24,10 +24,6 @@ from tests.support.experiments import campaign
 TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
 
 
-def sources(targets):
-    return fake_sources(len(targets), lambda _replica, scrape: sample([0.004] * (100 * scrape)))
-
-
 class Stage:
     """A campaign folder, and whatever happens on it."""
 
@@ -37,16 +33,13 @@ class Stage:
         self.backend = FakeBackend()
         self.events = []
         self.react = lambda _event: None
-        self.sources = sources
 
     def conductor(self, clock=None, gpus=FakeGpus):
         def listen(event):
             self.events.append(event)
             self.react(event)
 
-        return Conductor(
-            self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, sources=self.sources, gpus=gpus
-        )
+        return Conductor(self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, gpus=gpus)
 
     def steps(self, experiment_id):
         return [e.step for e in self.events if isinstance(e, events.StepBegins) and e.experiment_id == experiment_id]
@@ -132,11 +125,11 @@ def test_data_that_say_nothing_are_a_failure_to_try_again(stage):
     on = stage(replicas=[1], limits=Limits(retries=1))
     idle = [True, False]
 
-    def once_idle(targets):
+    def once_idle(replicas):
         served = 0 if idle.pop(0) else 100
-        return fake_sources(len(targets), lambda _replica, scrape: sample([0.004] * (served * scrape)))
+        return fake_sources(replicas, lambda _replica, scrape: sample([0.004] * (served * scrape)))
 
-    on.sources = once_idle
+    on.backend.sources = once_idle
 
     assert on.conductor().run().statuses == {ONE: Status.VALID}
 
@@ -298,7 +291,7 @@ def test_two_harnesses_on_one_campaign(stage):
     def react(event):
         if isinstance(event, events.StepBegins) and event.step == "record" and not caught:
             try:
-                Conductor(open_folder(on.folder.path), FakeBackend(), clock=SimulatedClock(), sources=sources).run()
+                Conductor(open_folder(on.folder.path), FakeBackend(), clock=SimulatedClock()).run()
             except ConflictError as error:
                 caught.append(error)
 
@@ -342,3 +335,24 @@ def test_status_before_during_and_after(stage):
     assert (after.done, after.running, after.remaining_s) == (2, False, 0)
     assert after.activity == "finished"
     json.dumps(after.as_dict())
+
+
+def test_the_backend_rehearses_once_a_run_and_what_it_found_is_kept(stage):
+    on = stage(replicas=[1, 2])
+    on.backend.rehearsal = [Finding(Severity.WARNING, "canary", "io_psi gives no sample here.")]
+
+    assert set(on.conductor().run().statuses.values()) == {Status.VALID}
+
+    assert on.backend.rehearsed == [ONE]
+    assert "io_psi gives no sample here." in on.manifest(ONE).steps["preflight"].reasons
+
+
+def test_a_rehearsal_that_fails_spends_no_hour_and_is_tried_again_by_the_next_experiment(stage):
+    on = stage(replicas=[1, 2], limits=Limits(retries=0))
+    on.backend.rehearsal = BackendError("the canary did not serve.")
+
+    assert set(on.conductor().run().statuses.values()) == {Status.INVALID}
+
+    assert on.backend.deployments == []
+    assert len(on.backend.rehearsed) == 2
+    assert on.manifest(ONE).verdict.reasons == ["preflight: the canary did not serve."]
