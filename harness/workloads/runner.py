@@ -53,6 +53,7 @@ class Replica:
         self._log: LatencyLog | None = None
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
+        self._told_to_stop = threading.Event()
 
     def run(self) -> None:
         """Serve until told to stop. Raises what the workload raises."""
@@ -64,15 +65,17 @@ class Replica:
         self._describe(workload)
         with _serving(workload):
             self._warm_up_and_serve(workload)
+        self._linger()
         self._close(workload)
 
     def begin_drain(self) -> None:
         """Stop after the request in flight; before the first one, end the process."""
         with self._phase_change:
             self._stopping.set()
+            self._told_to_stop.set()
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
-            if self._status.phase != "serving":
+            if self._status.phase not in {"serving", "finished"}:
                 self._end_process("stopped", ExitCode.STOPPED)
             self._status.update(phase="draining")
 
@@ -95,7 +98,12 @@ class Replica:
             raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
 
     def _listen(self) -> MetricsServer:
-        routes = {"/metrics": self._answer_metrics, "/health": self._answer_health}
+        routes = {
+            "/metrics": self._answer_metrics,
+            "/health": self._answer_health,
+            "/status": self._answer_status,
+            "/latencies": self._answer_latencies,
+        }
         host, port = self._settings.host, self._settings.port
         try:
             return MetricsServer(host, port, routes)
@@ -118,15 +126,28 @@ class Replica:
         gc.collect()
         gc.freeze()
         self._enter("serving")
+        limit = _timer(self._settings.run_s, self._stopping.set)
         try:
             self._serve(workload)
         except RequestAbandoned:
             self._status.update(abandoned_requests=1)
             _say("the request in flight was abandoned: it took more than a second to finish after the signal")
         finally:
+            limit.cancel()
             self._metrics.in_flight = 0
             if self._log:
                 self._log.close()
+
+    def _linger(self) -> None:
+        """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
+        with self._phase_change:
+            if self._told_to_stop.is_set() or self._settings.run_s is None:
+                return
+            self._status.update(phase="finished")
+        _say(
+            f"finished after {self._metrics.requests} requests; stays {self._settings.linger_s:g} s to be asked for them"
+        )
+        self._told_to_stop.wait(self._settings.linger_s)
 
     def in_request(self) -> bool:
         """Whether a request is in flight."""
@@ -173,12 +194,30 @@ class Replica:
         body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
         return Response(200 if ready else 503, body, "application/json")
 
+    def _answer_status(self) -> Response:
+        return Response(200, self._status.render(), "application/json")
+
+    def _answer_latencies(self) -> Response:
+        if self._log is None:
+            return Response(404, b"no REPLICA_DIR is set, so no latencies are kept\n")
+        self._log.flush()
+        return Response(200, b"", "application/octet-stream", self._log.path)
+
     def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
         try:
             self._status.update(phase=phase, **facts)
             _say(str(facts.get("error") or phase))
         finally:
             os._exit(code)
+
+
+def _timer(duration_s: float | None, action: Callable[[], None]) -> threading.Timer:
+    """Return a timer, running unless there is no time to run."""
+    timer = threading.Timer(duration_s or 0.0, action)
+    timer.daemon = True
+    if duration_s is not None:
+        timer.start()
+    return timer
 
 
 def _serving(workload: Workload) -> contextlib.AbstractContextManager[object]:

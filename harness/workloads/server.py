@@ -1,4 +1,4 @@
-"""The replica's HTTP endpoint: GET /metrics and GET /health.
+"""The replica's HTTP endpoint: GET /metrics, /health, /status and /latencies.
 
 Small on purpose. The standard library's HTTP server parses headers as e-mail and answers in several writes,
 which costs the request loop its interpreter lock and a kept-alive client 40 ms (Nagle's algorithm against
@@ -7,26 +7,42 @@ delayed acknowledgements); here a request is one line that matters and an answer
 
 from __future__ import annotations
 
+import re
 import socket
 import socketserver
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 _MAX_LINE_BYTES = 8192
 _MAX_HEADERS = 100
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REASONS = {
+    200: "OK",
+    206: "Partial Content",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    416: "Range Not Satisfiable",
+    503: "Service Unavailable",
+}
+_OPEN_RANGE = re.compile(rb"bytes=(\d+)-")
 _CLIENT_WENT_AWAY = (ConnectionError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer."""
+    """One answer.
+
+    Attributes:
+        file: sent after an empty body, from the byte that the request's range begins with; never held in memory.
+    """
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
+    file: Path | None = None
 
 
 Routes = dict[str, Callable[[], Response]]
@@ -87,7 +103,11 @@ class _Handler(socketserver.StreamRequestHandler):
         keep = version == "HTTP/1.1" and b"close" not in headers.get(b"connection", b"").lower()
         # A body is never read, so the connection cannot be used again after one.
         keep = keep and headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
-        self._send(self._answer(method, target), keep=keep, head=method == "HEAD")
+        response = self._answer(method, target)
+        if response.file is None:
+            self._send(response, keep=keep, head=method == "HEAD")
+        else:
+            self._send_file(response, response.file, headers.get(b"range", b""), keep=keep, head=method == "HEAD")
         return keep
 
     def _headers(self) -> dict[bytes, bytes] | None:
@@ -104,12 +124,31 @@ class _Handler(socketserver.StreamRequestHandler):
         if method not in {"GET", "HEAD"}:
             return Response(405, b"only GET is served here\n")
         route = self.server.routes.get(target.partition("?")[0])
-        return route() if route else Response(404, b"try /metrics or /health\n")
+        return route() if route else Response(404, b"try /metrics, /health, /status or /latencies\n")
 
     def _send(self, response: Response, *, keep: bool, head: bool = False) -> None:
-        header = (
-            f"HTTP/1.1 {response.status} {_REASONS[response.status]}\r\n"
-            f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.body)}\r\n"
-            f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
-        )
-        self.request.sendall(header.encode() + (b"" if head else response.body))
+        header = _header(response.status, response.content_type, len(response.body), keep=keep)
+        self.request.sendall(header + (b"" if head else response.body))
+
+    def _send_file(self, response: Response, path: Path, wanted: bytes, *, keep: bool, head: bool) -> None:
+        """Send a file as it is now, or its end: ``bytes=N-`` is the one range that is understood."""
+        match = _OPEN_RANGE.fullmatch(wanted)
+        first = int(match[1]) if match else 0
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            if first > size:
+                self._send(Response(416, b"the file is not that long\n"), keep=keep, head=head)
+                return
+            status = 206 if match else response.status
+            span = f"Content-Range: bytes {first}-{size - 1}/{size}\r\n" if match else ""
+            self.request.sendall(_header(status, response.content_type, size - first, keep=keep, more=span))
+            if not head and size > first:
+                self.request.sendfile(stream, first, size - first)
+
+
+def _header(status: int, content_type: str, length: int, *, keep: bool, more: str = "") -> bytes:
+    return (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\n"
+        f"Content-Type: {content_type}\r\nContent-Length: {length}\r\n{more}"
+        f"Connection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+    ).encode()

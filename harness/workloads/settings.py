@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +40,10 @@ class Settings:
         options: JSON object, for the workload itself (``WORKLOAD_OPTIONS``).
         host: address that ``/metrics`` listens on.
         port: its port; 0: any free one.
-        replica: index; it varies the synthetic inputs, never the weights.
+        replica: index; it varies the synthetic inputs, never the weights. Unset, a number made of ``REPLICA_NAME``.
         replica_dir: folder of ``replica.json`` and ``latencies.bin``; None: neither is written.
+        run_s: seconds to serve before it ends by itself (``RUN_SECONDS``); None: until a signal.
+        linger_s: seconds it then stays to be asked for what it wrote, serving nothing (``LINGER_SECONDS``).
     """
 
     workload: str = "resnet50"
@@ -58,6 +61,8 @@ class Settings:
     port: int = 8000
     replica: int = 0
     replica_dir: Path | None = None
+    run_s: float | None = None
+    linger_s: float = 0.0
 
     def option(self, name: str, default: T) -> T:
         """Return option ``name``, of the kind of its default. Raises SettingError on another kind."""
@@ -102,9 +107,16 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         options=_options(given),
         host=given.get("HOST", default.host),
         port=_integer(given, "PORT", default.port, maximum=65_535),
-        replica=_integer(given, "REPLICA", default.replica),
+        replica=_integer(given, "REPLICA", _number_of(given.get("REPLICA_NAME", ""))),
         replica_dir=_path(given, "REPLICA_DIR"),
+        run_s=_seconds(given, "RUN_SECONDS", 0.0) if "RUN_SECONDS" in given else None,
+        linger_s=_seconds(given, "LINGER_SECONDS", default.linger_s),
     )
+
+
+def _number_of(name: str) -> int:
+    """Pods of one Deployment share their settings and differ in name alone; their inputs shall differ, too."""
+    return zlib.crc32(name.encode()) % 2**31
 
 
 def _hint(given: str, known: tuple[str, ...]) -> str:

@@ -15,7 +15,8 @@ FILE_NAME = "replica.json"
 class ReplicaStatus:
     """The replica's phase and facts; every change is written by one rename, so that no reader sees half of it.
 
-    Phases: starting, loading, warming, serving, draining, stopped; or failed, with the error.
+    Phases: starting, loading, warming, serving, finished (it had a time to run), draining, stopped; or failed,
+    with the error.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -50,6 +51,11 @@ class ReplicaStatus:
         value = self._facts.get(name)
         return "" if value is None else str(value)
 
+    def render(self) -> bytes:
+        """Return all facts as the file has them."""
+        with self._lock:
+            return json.dumps(self._facts, indent=1).encode() + b"\n"
+
     def update(self, **facts: object) -> None:
         """Change facts and write the file. Raises OSError."""
         with self._lock:
@@ -57,5 +63,5 @@ class ReplicaStatus:
             if self._path is None:
                 return
             temporary = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
-            temporary.write_text(json.dumps(self._facts, indent=1) + "\n", encoding="utf-8")
+            temporary.write_bytes(self.render())
             temporary.replace(self._path)

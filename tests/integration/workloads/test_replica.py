@@ -1,9 +1,11 @@
 """A replica as whoever starts it sees it: a process, a port, two files and an exit code."""
 
 import itertools
+import json
 import signal
 import socket
 import time
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -261,3 +263,37 @@ def test_two_replicas_take_ports_of_their_own(start, own_source):
     one.wait_until_ready()
     two.wait_until_ready()
     assert one.status["port"] != two.status["port"]
+
+
+def test_a_replica_with_a_time_to_run_ends_by_itself_and_can_be_asked_for_its_results(start, own_source):
+    replica = start(own_source(infer="time.sleep(0.002)"), RUN_SECONDS="0.3", LINGER_SECONDS="30")
+    replica.wait_for_phase("finished")
+
+    served = replica.metrics()["inference_requests_total"]
+    assert served > 10
+    assert replica.get("/health")[0] == 503
+    assert json.loads(replica.get("/status")[1])["phase"] == "finished"
+    assert len(replica.latencies) == served
+    code, took_s = replica.stop()
+    assert (code, replica.status["phase"]) == (0, "stopped")
+    assert took_s < 1.0
+
+
+def test_a_time_to_run_without_a_stay_ends_with_0(start, own_source):
+    replica = start(own_source(infer="time.sleep(0.002)"), RUN_SECONDS="0.2")
+
+    assert replica.process.wait(20) == 0
+    assert replica.status["phase"] == "stopped"
+
+
+def test_what_was_logged_up_to_now_is_served_on_demand(start, own_source):
+    replica = start(own_source(infer="time.sleep(0.002)"))
+    replica.wait_until_ready()
+    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
+
+    before = replica.metrics()["inference_requests_total"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{replica.status['port']}/latencies", timeout=5) as answer:
+        log = answer.read()
+
+    assert len(log) % 16 == 0
+    assert len(log) // 16 >= before

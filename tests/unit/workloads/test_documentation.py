@@ -36,7 +36,7 @@ def test_every_variable_that_is_read_is_documented_and_no_other():
     read = set(re.findall(r'given(?:, |\.get\()"([A-Z_]+)"', inspect.getsource(from_environment)))
     read |= set(re.findall(r'given\.get\("([A-Z_]+)"', inspect.getsource(settings_module)))
     assert set(rows("Settings")) - {"Variable"} == read
-    assert len(read) == len(dataclasses.fields(Settings))
+    assert len(read - {"REPLICA_NAME"}) == len(dataclasses.fields(Settings))
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_kept_connection_answers_at_once_again_and_again(connection):
 
 def test_unknown_paths_and_methods_are_refused(connection):
     connection.request("GET", "/secret")
-    assert connection.getresponse().read() == b"try /metrics or /health\n"
+    assert connection.getresponse().read() == b"try /metrics, /health, /status or /latencies\n"
     connection.request("POST", "/metrics", body=b"data")
     response = connection.getresponse()
     assert (response.status, response.getheader("Connection")) == (405, "close")
@@ -114,3 +114,26 @@ def test_a_silent_client_does_not_keep_others_waiting(server, connection):
     with socket.create_connection(("127.0.0.1", server.port)):
         connection.request("GET", "/metrics")
         assert connection.getresponse().status == 200
+
+
+def test_a_file_is_sent_whole_or_from_a_byte_on(tmp_path):
+    (tmp_path / "log").write_bytes(b"0123456789")
+    server = MetricsServer(
+        "127.0.0.1", 0, {"/latencies": lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")}
+    )
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    answers = []
+    for wanted in ("", "bytes=7-", "bytes=10-", "bytes=11-", "bytes=2-4"):
+        connection.request("GET", "/latencies", headers={"Range": wanted} if wanted else {})
+        response = connection.getresponse()
+        answers.append((response.status, response.getheader("Content-Range"), response.read()))
+    connection.close()
+    server.close()
+
+    assert answers == [
+        (200, None, b"0123456789"),
+        (206, "bytes 7-9/10", b"789"),
+        (206, "bytes 10-9/10", b""),
+        (416, None, b"the file is not that long\n"),
+        (200, None, b"0123456789"),  # a range that is not understood may be ignored
+    ]

@@ -105,3 +105,17 @@ def test_an_unknown_option_is_named_with_the_nearest_known_one():
     settings = Settings(workload="whisper", options={"new_token": 3})
     with pytest.raises(SettingError, match=r"whisper has no option 'new_token'; did you mean new_tokens\?"):
         settings.known_options("model_size", "new_tokens")
+
+
+def test_replicas_that_differ_in_name_alone_get_different_numbers():
+    numbers = {from_environment({"REPLICA_NAME": name}).replica for name in ("tiny-7d4-abcde", "tiny-7d4-fghij")}
+
+    assert len(numbers) == 2
+    assert from_environment({"REPLICA_NAME": "tiny-7d4-abcde", "REPLICA": "3"}).replica == 3
+
+
+def test_a_time_to_run_is_none_or_seconds():
+    assert from_environment({}).run_s is None
+    assert from_environment({"RUN_SECONDS": "0.5", "LINGER_SECONDS": "2"}).run_s == 0.5
+    with pytest.raises(SettingError, match="RUN_SECONDS"):
+        from_environment({"RUN_SECONDS": "-1"})
