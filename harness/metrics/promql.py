@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from string import Template
 
 from harness.metrics.catalogue import Metric
 from harness.metrics.windows import range_ms
+
+_SPECIAL = re.compile(r"[.\\+*?^$|()\[\]{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,8 @@ class Dialect:
         containers: matchers of the replicas' CPU and memory; never empty.
         gpus: matchers of the devices' metrics.
         node: matchers of the node's metrics.
+        node_label: label that tells nodes apart on the nodes' metrics; empty: there is one node.
+        gpu_node_label: the same on the devices' metrics; empty: every device is on one node.
         cpu_seconds: counter of a replica's CPU seconds.
         memory_bytes: gauge of a replica's memory.
     """
@@ -29,23 +34,59 @@ class Dialect:
     containers: str
     gpus: str = ""
     node: str = ""
+    node_label: str = ""
+    gpu_node_label: str = ""
     cpu_seconds: str = "container_cpu_usage_seconds_total"
     memory_bytes: str = "container_memory_working_set_bytes"
 
 
-def cluster(namespace: str, pods: str, *, gpus: str = "", node: str = "") -> Dialect:
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Names of the labels by which a cluster's Prometheus tells things apart.
+
+    Attributes:
+        pod: of a replica's own metrics and of its containers'.
+        node: of the nodes' metrics: the Kubernetes node name.
+        gpu_node: the same on the devices' metrics, e.g. ``Hostname`` where DCGM's own label is all there is.
+    """
+
+    pod: str = "pod"
+    node: str = "node"
+    gpu_node: str = "node"
+
+
+def cluster(
+    namespace: str,
+    pods: str,
+    *,
+    nodes: Sequence[str] = (),
+    gpus: str = "",
+    node: str = "",
+    labels: Labels | None = None,
+) -> Dialect:
     """A Kubernetes cluster: pods whose names match the regular expression ``pods``.
 
     Sums over containers leave out the pod's own cgroup and the pause container, which would count
-    everything twice.
+    everything twice. Nodes are never mixed: each has series of its own.
+
+    Args:
+        namespace: of the pods.
+        pods: regular expression of their names.
+        nodes: only these nodes and their devices; none: all.
+        gpus: further matchers of the devices' metrics.
+        node: further matchers of the nodes' metrics.
+        labels: how this Prometheus names pods and nodes.
     """
-    replicas = f"namespace={quote(namespace)},pod=~{quote(pods)}"
+    names = labels or Labels()
+    replicas = f"namespace={quote(namespace)},{names.pod}=~{quote(pods)}"
     return Dialect(
-        by="pod",
+        by=names.pod,
         replicas=replicas,
         containers=f'{replicas},container!="",container!="POD"',
-        gpus=gpus,
-        node=node,
+        gpus=_among(names.gpu_node, nodes, gpus),
+        node=_among(names.node, nodes, node),
+        node_label=names.node,
+        gpu_node_label=names.gpu_node,
     )
 
 
@@ -91,6 +132,8 @@ def render(
         "containers": dialect.containers,
         "gpus": dialect.gpus,
         "node": dialect.node,
+        "device": f"{dialect.gpu_node_label}, gpu" if dialect.gpu_node_label else "gpu",
+        "per_node": f"max by ({dialect.node_label}) " if dialect.node_label else "",
         "cpu_seconds": dialect.cpu_seconds,
         "memory_bytes": dialect.memory_bytes,
         "window": f"{range_ms(window_s)}ms",
@@ -102,6 +145,19 @@ def render(
         pooled=Template(metric.promql_pooled).substitute(values),
         raw=Template(metric.promql_raw).substitute(values),
     )
+
+
+def _among(label: str, values: Sequence[str], more: str) -> str:
+    """Matchers: ``label`` is one of ``values``, where there are any, and ``more``."""
+    if not values:
+        return more
+    matcher = f"{label}=~{quote(one_of(values))}"
+    return f"{matcher},{more}" if more else matcher
+
+
+def one_of(values: Sequence[str]) -> str:
+    """A regular expression that matches exactly one of the values."""
+    return "|".join(_SPECIAL.sub(r"\\\g<0>", value) for value in values)
 
 
 def quote(text: str) -> str:

@@ -24,7 +24,13 @@ from harness.metrics.catalogue import (
 )
 from harness.metrics.rows import Row, RowSink
 from harness.metrics.sources import Reading, ReplicaTarget, Sources, real_sources
-from harness.metrics.summary import LatenessHistogram, MetricSummary, RecordingSummary, RowStatistics
+from harness.metrics.summary import (
+    LatenessHistogram,
+    MetricSummary,
+    RecordingSummary,
+    RowStatistics,
+    missing_warnings,
+)
 from harness.metrics.tick import LATE_TICK, TickComputer
 from harness.metrics.windows import MS_PER_S, range_ms, to_ms
 
@@ -223,9 +229,4 @@ def absent_metrics(metrics: Sequence[Metric], sources: Sources) -> dict[str, str
 def _warnings(metrics: dict[str, MetricSummary], rows: int, missed: int) -> Iterator[str]:
     if missed:
         yield f"{missed} of {rows} ticks were missed: {LATE_TICK}."
-    for name, summary in metrics.items():
-        if summary.missing:
-            reason = max(summary.reasons, key=summary.reasons.__getitem__)
-            yield (
-                f"{name}: {summary.missing} of {summary.missing + summary.values} values are missing, most often: {reason}."
-            )
+    yield from missing_warnings(metrics)

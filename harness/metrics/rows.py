@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,48 @@ class Row:
             raise ValueError(f"a row has either a value or a reason for its absence: {self.metric} {self.series}")
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One series over many grid times.
+
+    Attributes:
+        metric: name in the catalogue.
+        series: as of a row.
+        values: one per grid time; anything where ``reasons`` says why there is none.
+        reasons: why the value is missing; empty when it is not.
+    """
+
+    metric: str
+    series: str
+    values: Sequence[float]
+    reasons: Sequence[str]
+
+    def row(self, place: int, time_s: float) -> Row:
+        """The value at one grid time."""
+        reason = self.reasons[place]
+        return Row(self.metric, self.series, time_s, None if reason else self.values[place], reason)
+
+
 class RowSink(Protocol):
     """Takes the rows of one grid time at once; must not hold them."""
 
     def write(self, rows: Iterable[Row]) -> None:
         """Write the rows. Raises StorageError when they cannot be written."""
+        ...
+
+
+@runtime_checkable
+class ColumnSink(RowSink, Protocol):
+    """Takes many grid times at once, too, which is much faster."""
+
+    def write_columns(self, times_s: Sequence[float], columns: Sequence[Column]) -> None:
+        """Write what ``write`` would, called with the rows of all columns for one grid time after another.
+
+        Args:
+            times_s: grid times, seconds since the epoch.
+            columns: every series, each with one value per grid time.
+
+        Raises:
+            StorageError: they cannot be written.
+        """
         ...

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.metrics.rows import Row
+from harness.metrics.rows import Column, Row
 
 _BINS_PER_DECADE = 50
 _LOWEST_S = 1e-6
@@ -53,6 +53,7 @@ class RecordingSummary:
         metrics: by name, of those that this machine can give.
         absent: reasons by name, of those that it cannot.
         warnings: sentences for the verdict.
+        identities: what a series stands for, by series name (pod, node, device), where names alone do not say.
     """
 
     start_s: float
@@ -64,6 +65,7 @@ class RecordingSummary:
     metrics: dict[str, MetricSummary]
     absent: dict[str, str]
     warnings: list[str] = field(default_factory=list)
+    identities: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for the manifest."""
@@ -128,6 +130,18 @@ class RowStatistics:
             known = row.reason in reasons or len(reasons) < _MAX_REASONS
             reasons[row.reason if known else _OTHER_REASONS] += 1
 
+    def add_column(self, column: Column) -> None:
+        """Count the rows of one series."""
+        counted = Counter(column.reasons)
+        present = counted.pop("", 0)
+        if present:
+            self._values[column.metric] += present
+            self._series[column.metric][column.series] = None
+        reasons = self._reasons[column.metric]
+        for reason, count in counted.items():
+            known = reason in reasons or len(reasons) < _MAX_REASONS
+            reasons[reason if known else _OTHER_REASONS] += count
+
     def summaries(self, names: Sequence[str]) -> dict[str, MetricSummary]:
         """One summary per metric, in the order given."""
         return {
@@ -139,3 +153,13 @@ class RowStatistics:
             )
             for name in names
         }
+
+
+def missing_warnings(metrics: Mapping[str, MetricSummary]) -> Iterator[str]:
+    """A sentence for each metric that misses values, with the commonest reason."""
+    for name, summary in metrics.items():
+        if summary.missing:
+            reason = max(summary.reasons, key=summary.reasons.__getitem__)
+            yield (
+                f"{name}: {summary.missing} of {summary.missing + summary.values} values are missing, most often: {reason}."
+            )

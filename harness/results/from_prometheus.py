@@ -14,7 +14,8 @@ from typing import Any
 from harness.errors import ConflictError, NoDataError, UsageError
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.exporter import export, natural
+from harness.metrics.prometheus.exporter import export
+from harness.metrics.prometheus.naming import natural
 from harness.metrics.promql import Dialect, cluster, local
 from harness.results.files import atomic_write
 from harness.results.writers import ExperimentWriter

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from harness.errors import ConflictError
-from harness.metrics.rows import Row
+from harness.metrics.rows import Column, Row
 from harness.results.files import atomic_write, storage_error, storage_errors, sync_folder, write_all
 from harness.results.layout import METRIC_COLUMNS, iso, metric_file_name, reason_cell
 
@@ -64,6 +64,20 @@ class ExperimentWriter:
             pending.setdefault(row.metric, []).append((*self._time_columns(row.timestamp_s), *_value_columns(row)))
         for metric, lines in pending.items():
             self._files[metric].append(_csv_lines(lines))
+            self.rows[metric] += len(lines)
+
+    def write_columns(self, times_s: Sequence[float], columns: Sequence[Column]) -> None:
+        """Append what ``write`` would, called with the rows of all columns for one grid time after another.
+
+        Raises StorageError when the disk refuses, KeyError on a metric that was not announced.
+        """
+        times = [",".join(self._time_columns(time_s)) for time_s in times_s]
+        together: dict[str, list[list[str]]] = {}
+        for column in columns:
+            together.setdefault(column.metric, []).append(_cells(column))
+        for metric, cells in together.items():
+            lines = [f"{time},{cell}\n" for time, *row in zip(times, *cells, strict=True) for cell in row]
+            self._files[metric].append("".join(lines).encode())
             self.rows[metric] += len(lines)
 
     def close(self) -> None:
@@ -131,6 +145,18 @@ class _LineFile:
 def _value_columns(row: Row) -> tuple[str, str, str]:
     value = "" if row.value is None else repr(float(row.value))
     return row.series, value, reason_cell(row.reason)
+
+
+def _cells(column: Column) -> list[str]:
+    """Series, value and reason of every row, as the CSV has them."""
+    missing = {
+        reason: _csv_lines([[column.series, "", reason_cell(reason)]]).decode()[:-1] for reason in set(column.reasons)
+    }
+    head = missing.pop("", f"{column.series},,")[:-1]
+    return [
+        missing[reason] if reason else f"{head}{value!r},"
+        for value, reason in zip(map(float, column.values), column.reasons, strict=True)
+    ]
 
 
 def _csv_lines(lines: Iterable[Sequence[str]]) -> bytes:

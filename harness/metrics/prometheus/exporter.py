@@ -6,8 +6,7 @@ a value only where the metric's own raw samples say that something was measured.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -19,19 +18,26 @@ from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import Kind, Level, Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, PrometheusServer, Series
 from harness.metrics.prometheus.buckets import used_bounds
-from harness.metrics.prometheus.grid import NO_SAMPLE, Column, Grid, cells, column, summed
-from harness.metrics.prometheus.presence import CountedTotal, by_label, has_reset, measured
+from harness.metrics.prometheus.grid import NO_SAMPLE, Grid, averaged, cells, column, summed
+from harness.metrics.prometheus.naming import (
+    ALL_NODES,
+    device_names,
+    identity,
+    key_labels,
+    mixed,
+    natural,
+    node_names,
+    replica_names,
+)
+from harness.metrics.prometheus.presence import CountedTotal, Key, by_labels, has_reset, measured
 from harness.metrics.promql import Dialect, Queries, render
-from harness.metrics.rows import Row, RowSink
+from harness.metrics.rows import Column, ColumnSink, RowSink
 from harness.metrics.summary import MetricSummary, RowStatistics
 from harness.metrics.tick import NO_REPLICA
 from harness.metrics.windows import MS_PER_S, to_ms
 
 WORKERS = 4
 """Queries at once: enough to keep a small server busy, few enough not to starve what it scrapes."""
-
-_DIGITS = re.compile(r"(\d+)")
-_GPU_LABEL = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,7 @@ class ExportSummary:
         replicas: label values, in the order of ``replica-0``, ``replica-1``...
         metrics: by name, of those that the server has.
         absent: reasons by name, of those that it has not.
+        identities: what each series stands for, by series name: labels and their values.
         notes: the server's warnings and infos.
     """
 
@@ -56,6 +63,7 @@ class ExportSummary:
     replicas: list[str]
     metrics: dict[str, MetricSummary]
     absent: dict[str, str]
+    identities: dict[str, dict[str, str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -133,13 +141,17 @@ class _Export:
         self._statistics = RowStatistics()
         self._notes: dict[str, None] = {}
         self._queries = {metric.name: self._render(metric) for metric in metrics}
+        self._labels = {metric.name: key_labels(metric, dialect) for metric in metrics}
         found = self._discover()
-        self._absent = {m.name: found[m.name] for m in metrics if isinstance(found[m.name], str)}
+        self._absent = {
+            m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not found[m.name]
+        }
         self._present = [m for m in metrics if m.name not in self._absent]
-        labels = {m.name: found[m.name] for m in self._present}
-        self._replicas = list(replicas) if replicas is not None else self._known_replicas(labels)
-        self._keys = {m.name: self._series_keys(m, labels[m.name]) for m in self._present}
-        self._totals = {key: CountedTotal(grid.start_ms) for key in self._replicas}
+        self._replicas = list(replicas) if replicas is not None else self._known_replicas(found)
+        self._names = self._series_names(found)
+        self._keys = {m.name: self._keys_of(m, found[m.name]) for m in self._present}
+        self._identities = self._identify(found)
+        self._totals = {key: CountedTotal(grid.start_ms) for key in self._names[Level.REPLICA]}
         self._counted_to_ms = grid.start_ms - grid.window_ms
 
     def summary(self) -> ExportSummary:
@@ -151,26 +163,27 @@ class _Export:
             rows=self._grid.rows,
             replicas=self._replicas,
             metrics=self._statistics.summaries([metric.name for metric in self._present]),
-            absent={name: str(reason) for name, reason in self._absent.items()},
+            absent=dict(self._absent),
+            identities=self._identities,
             notes=list(self._notes),
         )
 
     def write(self, chunk: Grid, sink: RowSink) -> None:
         """Fetch one chunk and write it, grid time by grid time."""
         columns = list(self._columns(chunk))
-        for place, time_ms in enumerate(chunk.times_ms().tolist()):
-            time_s = time_ms / MS_PER_S
-            rows = [
-                Row(c.metric, c.series, time_s, None if c.reasons[place] else c.values[place], c.reasons[place])
-                for c in columns
-            ]
-            self._statistics.add(rows)
-            rows += [
-                Row(m.name, m.level.absent_series, time_s, None, str(self._absent[m.name]))
-                for m in self._metrics
-                if m.name in self._absent
-            ]
-            sink.write(rows)
+        for one in columns:
+            self._statistics.add_column(one)
+        columns += [
+            Column(m.name, m.level.absent_series, [np.nan] * chunk.rows, [self._absent[m.name]] * chunk.rows)
+            for m in self._metrics
+            if m.name in self._absent
+        ]
+        times_s = (chunk.times_ms() / MS_PER_S).tolist()
+        if isinstance(sink, ColumnSink):
+            sink.write_columns(times_s, columns)
+            return
+        for place, time_s in enumerate(times_s):
+            sink.write([one.row(place, time_s) for one in columns])
 
     def _columns(self, chunk: Grid) -> Iterator[Column]:
         light = [metric for metric in self._present if metric.quantile is None and metric.promql]
@@ -181,7 +194,7 @@ class _Export:
         if heavy:
             requests = raw[self._queries[heavy[0].name].raw]
             bounds = self._bounds(chunk, requests)
-            merge = any(len(series) > 1 for series in by_label(requests, self._dialect.by).values())
+            merge = any(len(series) > 1 for series in by_labels(requests, (self._dialect.by,)).values())
             pending |= {
                 metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
             }
@@ -203,9 +216,9 @@ class _Export:
     ) -> Iterator[Column]:
         """Columns of a metric that the server evaluates."""
         grid_ms = chunk.times_ms()
-        label = self._label(metric)
-        raw = by_label(samples, label)
-        answers = by_label(each.result(), label)
+        labels = self._labels[metric.name]
+        raw = by_labels(samples, labels)
+        answers = by_labels(each.result(), labels)
         every: list[Column] = []
         for key, name in self._keys[metric.name].items():
             found = answers.get(key, [])
@@ -214,8 +227,15 @@ class _Export:
                     f"{metric.name}: the selector matches {len(found)} series for one {metric.level.value}.",
                     advice="Narrow the selector to one node.",
                 )
-            every.append(column(metric, name, chunk, found, measured(raw.get(key, ()), grid_ms, chunk.step_ms)))
+            own = raw.get(key, [])
+            problem = mixed(metric, own)
+            if problem:
+                every.append(Column(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
+            else:
+                every.append(column(metric, name, chunk, found, measured(own, grid_ms, chunk.step_ms)))
         yield from every
+        if metric.level is Level.NODE and len(every) > 1:
+            yield averaged(metric, ALL_NODES, every)
         if metric.pooled and metric.kind is Kind.GAUGE:
             yield summed(metric, every)  # the server's own sum looks back to replicas that are gone
         elif pooled is not None:
@@ -224,14 +244,14 @@ class _Export:
 
     def _counter_columns(self, metric: Metric, chunk: Grid, samples: Sequence[Series]) -> Iterator[Column]:
         """Columns of a metric that is counted on raw samples."""
-        grid_ms, label = chunk.times_ms(), self._dialect.by
+        grid_ms, labels = chunk.times_ms(), self._labels[metric.name]
         fresh = [
             Series(s.labels, s.times_ms[late], s.values[late])
             for s in samples
             if (late := s.times_ms > self._counted_to_ms).any()
         ]
         self._counted_to_ms = chunk.end_ms
-        raw, new = by_label(samples, label), by_label(fresh, label)
+        raw, new = by_labels(samples, labels), by_labels(fresh, labels)
         every: list[NDArray[np.float64]] = []
         for key, name in self._keys[metric.name].items():
             values = self._totals[key].advance(new.get(key, ()), grid_ms)
@@ -285,34 +305,48 @@ class _Export:
     def _raw_selectors(self) -> list[str]:
         return list(dict.fromkeys(self._queries[metric.name].raw for metric in self._present))
 
-    def _discover(self) -> dict[str, list[str] | str]:
-        """For each metric the label values that have samples, or why it has none."""
+    def _discover(self) -> dict[str, list[Series]]:
+        """For each metric the series that have samples, with one value each; none: the server has not got it."""
         length_ms = self._grid.end_ms - self._grid.start_ms + self._grid.window_ms
         pending = {
             raw: self._pool.submit(self._instant, f"last_over_time({raw}[{length_ms}ms])", self._grid.end_ms)
             for raw in dict.fromkeys(queries.raw for queries in self._queries.values())
         }
-        found: dict[str, list[str] | str] = {}
-        for metric in self._metrics:
-            series = pending[self._queries[metric.name].raw].result()
-            keys = sorted(by_label(series, self._label(metric)), key=natural)
-            found[metric.name] = keys or f"Prometheus has no sample of {self._queries[metric.name].raw}"
-        return found
+        return {metric.name: pending[self._queries[metric.name].raw].result() for metric in self._metrics}
 
-    def _known_replicas(self, labels: dict[str, list[str] | str]) -> list[str]:
-        names = {key for m in self._present if m.level is Level.REPLICA for key in labels[m.name]}
-        return sorted(names, key=natural)
+    def _known_replicas(self, found: Mapping[str, Sequence[Series]]) -> list[str]:
+        series = [one for m in self._present if m.level is Level.REPLICA for one in found[m.name]]
+        return sorted({one.labels.get(self._dialect.by, "") for one in series}, key=natural)
 
-    def _series_keys(self, metric: Metric, labels: list[str] | str) -> dict[str, str]:
-        """Label value and series name of each series of one metric."""
+    def _series_names(self, found: Mapping[str, Sequence[Series]]) -> dict[Level, dict[Key, str]]:
+        """Names by key; devices and nodes are the same ones for all metrics of their level."""
+        keys: dict[Level, set[Key]] = {level: set() for level in Level}
+        for metric in self._present:
+            keys[metric.level] |= by_labels(found[metric.name], self._labels[metric.name]).keys()
+        return {
+            Level.REPLICA: replica_names(self._replicas),
+            Level.DEVICE: device_names(keys[Level.DEVICE]),
+            Level.NODE: node_names(keys[Level.NODE]),
+        }
+
+    def _keys_of(self, metric: Metric, found: Sequence[Series]) -> dict[Key, str]:
+        """Key and series name of each series of one metric: every replica, and the devices or nodes that it has."""
+        names = self._names[metric.level]
         if metric.level is Level.REPLICA:
-            return {key: f"replica-{index}" for index, key in enumerate(self._replicas)}
-        if metric.level is Level.DEVICE:
-            return {key: f"gpu-{key}" for key in labels}
-        return {"": "node"}
+            return names
+        own = by_labels(found, self._labels[metric.name])
+        return {key: name for key, name in names.items() if key in own}
 
-    def _label(self, metric: Metric) -> str:
-        return {Level.REPLICA: self._dialect.by, Level.DEVICE: _GPU_LABEL, Level.NODE: ""}[metric.level]
+    def _identify(self, found: Mapping[str, Sequence[Series]]) -> dict[str, dict[str, str]]:
+        """What each series stands for, as far as labels say."""
+        identities: dict[str, dict[str, str]] = {}
+        for metric in self._present:
+            for key, series in by_labels(found[metric.name], self._labels[metric.name]).items():
+                name = self._keys[metric.name].get(key)
+                if name is not None:
+                    known = identity(metric, self._dialect, series[-1].labels)
+                    identities[name] = identities.get(name, {}) | known
+        return {name: identities[name] for name in sorted(identities, key=natural) if identities[name]}
 
     def _render(self, metric: Metric, bounds: Sequence[str] = (), *, merge: bool = True) -> Queries:
         return render(metric, self._dialect, self._grid.window_ms / MS_PER_S, bounds=bounds, merge=merge)
@@ -320,8 +354,3 @@ class _Export:
 
 def _histogram(series: Series) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((name, value) for name, value in series.labels.items() if name != "le"))
-
-
-def natural(text: str) -> list[tuple[int, str]]:
-    """Sort key that puts ``pod-10`` after ``pod-9``."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(text)]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from harness.errors import PrometheusError
 from harness.metrics.catalogue import Metric, Source
 from harness.metrics.prometheus.adapter import MAX_POINTS, Series
+from harness.metrics.rows import Column
 from harness.metrics.tick import NO_REPLICA, NO_REQUESTS, TOO_FEW
 
 NO_SAMPLE = "Prometheus holds no sample of this step: a gap, or it scrapes more rarely than the step"
@@ -42,16 +43,6 @@ class Grid:
             yield Grid(self.start_ms + first * self.step_ms, self.step_ms, self.window_ms, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One series of one chunk: values with NaN where ``reasons`` says why; both of length rows."""
-
-    metric: str
-    series: str
-    values: list[float]
-    reasons: list[str]
-
-
 def column(
     metric: Metric,
     name: str,
@@ -78,10 +69,22 @@ def column(
 
 def summed(metric: Metric, columns: Sequence[Column]) -> Column:
     """The series ``all`` of a gauge: the sum of the replicas that were measured at each grid time."""
+    values, present = _stacked(columns)
+    return cells(metric, "all", np.where(present, values, 0.0).sum(axis=0), np.asarray(present.any(axis=0)), NO_REPLICA)
+
+
+def averaged(metric: Metric, name: str, columns: Sequence[Column]) -> Column:
+    """Series ``name``: the mean of those columns that were measured at each grid time."""
+    values, present = _stacked(columns)
+    count = present.sum(axis=0)
+    means = np.where(present, values, 0.0).sum(axis=0) / np.maximum(count, 1)
+    return cells(metric, name, means, count > 0, NO_SAMPLE)
+
+
+def _stacked(columns: Sequence[Column]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Values and whether they are there; both of shape (columns, rows)."""
     values = np.array([column.values for column in columns])
-    present = np.array([[not reason for reason in column.reasons] for column in columns])
-    anywhere = np.asarray(present.any(axis=0))
-    return cells(metric, "all", np.where(present, values, 0.0).sum(axis=0), anywhere, NO_REPLICA)
+    return values, np.array([[not reason for reason in column.reasons] for column in columns])
 
 
 def cells(

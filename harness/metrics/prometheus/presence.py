@@ -17,13 +17,15 @@ from harness.metrics.prometheus.adapter import Series
 from harness.metrics.windows import RunningTotal
 
 Flags = NDArray[np.bool_]
+Key = tuple[str, ...]
+"""Values of the labels that tell series apart."""
 
 
-def by_label(series: Sequence[Series], label: str) -> dict[str, list[Series]]:
-    """The series grouped by the value of one label (several: a container that was restarted)."""
-    groups: dict[str, list[Series]] = defaultdict(list)
+def by_labels(series: Sequence[Series], names: Sequence[str]) -> dict[Key, list[Series]]:
+    """The series grouped by the values of some labels (several in a group: a container that was restarted)."""
+    groups: dict[Key, list[Series]] = defaultdict(list)
     for one in series:
-        groups[one.labels.get(label, "")].append(one)
+        groups[tuple(one.labels.get(name, "") for name in names)].append(one)
     return dict(groups)
 
 

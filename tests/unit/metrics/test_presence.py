@@ -2,7 +2,7 @@ import numpy as np
 
 from harness.metrics.prometheus.adapter import Series
 from harness.metrics.prometheus.grid import Grid
-from harness.metrics.prometheus.presence import CountedTotal, by_label, has_reset, measured
+from harness.metrics.prometheus.presence import CountedTotal, by_labels, has_reset, measured
 
 
 def series(times_ms, values=None, **labels):
@@ -63,8 +63,8 @@ def test_resets_are_seen():
 
 
 def test_series_are_grouped_by_the_replicas_label():
-    groups = by_label([series([0], pod="a"), series([0], pod="b"), series([1], pod="a"), series([0])], "pod")
-    assert {key: len(group) for key, group in groups.items()} == {"a": 2, "b": 1, "": 1}
+    groups = by_labels([series([0], pod="a"), series([0], pod="b"), series([1], pod="a"), series([0])], ["pod"])
+    assert {key: len(group) for key, group in groups.items()} == {("a",): 2, ("b",): 1, ("",): 1}
 
 
 def test_chunks_cover_the_grid_once():
