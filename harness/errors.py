@@ -10,7 +10,8 @@
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
     ├── BackendError             8   replicas could not be started, watched or stopped
-    │   └── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
+    │   ├── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
+    │   └── ClusterError         8   the Kubernetes API was not reached, or refused
     ├── MetricsError             9   a metric could not be read
     │   ├── PrometheusError      9   the server refused, timed out or answered with an error
     │   └── NoDataError          9   the query is right and nothing matches it
@@ -97,6 +98,18 @@ class BackendError(HarnessError):
 
 class ReplicaDiedError(BackendError):
     """A replica ended by itself."""
+
+
+class ClusterError(BackendError):
+    """The Kubernetes API was not reached, or refused.
+
+    Attributes:
+        status: of the HTTP answer; None: there was none.
+    """
+
+    def __init__(self, message: str, *, advice: str = "", status: int | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.status = status
 
 
 class MetricsError(HarnessError):

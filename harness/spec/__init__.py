@@ -10,6 +10,7 @@ from harness.spec.campaign import (
     Sharing,
     Timing,
 )
+from harness.spec.kubernetes import KubernetesSpec, PullPolicy, Toleration, WorkloadKind
 from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
@@ -17,12 +18,16 @@ __all__ = [
     "Device",
     "Execution",
     "ExperimentSpec",
+    "KubernetesSpec",
     "Limits",
     "MetricSelection",
     "OnReplicaDeath",
     "Order",
     "Precision",
+    "PullPolicy",
     "Sharing",
     "Timing",
+    "Toleration",
+    "WorkloadKind",
     "WorkloadSpec",
 ]

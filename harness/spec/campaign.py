@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
 from harness.spec.workload import WorkloadSpec
 
@@ -124,8 +125,12 @@ class CampaignSpec(StrictModel):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$", description="Names the results folder.")
     description: str = Field(default="", description="One line for the report.")
-    backend: str = Field(
-        default="local", pattern=r"^local$", description="Where replicas live: local (processes of this machine)."
+    backend: Literal["local", "kubernetes"] = Field(
+        default="local",
+        description="Where replicas live: local (processes of this machine) or kubernetes (pods of a cluster).",
+    )
+    kubernetes: KubernetesSpec | None = Field(
+        default=None, description="The cluster, for backend kubernetes; {} takes every default."
     )
     sharing: list[Sharing] = Field(
         default=[Sharing.TIME_SLICING], min_length=1, description="Sharing modes to compare."
@@ -145,6 +150,16 @@ class CampaignSpec(StrictModel):
         default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
     )
     limits: Limits = Field(default_factory=Limits, description="Where to stop.")
+
+    @model_validator(mode="after")
+    def _cluster_where_it_is_used(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and self.kubernetes is None:
+            raise ValueError(
+                "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes the current context and every default."
+            )
+        if self.backend != "kubernetes" and self.kubernetes is not None:
+            raise ValueError("`kubernetes` has no effect with backend local: say `backend: kubernetes`, or remove it.")
+        return self
 
     @field_validator("replicas", "sharing")
     @classmethod

@@ -8,7 +8,7 @@ import pytest
 from harness.campaign.source import read_source, shipped_names
 from harness.campaign.starter import starter_text
 from harness.errors import CampaignFileError
-from harness.spec import CampaignSpec
+from harness.spec import CampaignSpec, KubernetesSpec
 from harness.spec.load import parse_campaign
 from harness.spec.model import StrictModel
 
@@ -151,11 +151,38 @@ def test_the_starter_is_valid_and_names_every_field():
 
     assert parse_campaign(text, origin="starter").name == "my-campaign"
     for model in set(models()) - {CampaignSpec}:
-        if model.__name__ != "ExperimentSpec":
+        if model.__name__ not in {"ExperimentSpec", "Toleration"}:
             assert all(re.search(rf"\b{name}:", text) for name in model.model_fields), model
 
 
 def test_uncommenting_everything_in_the_starter_is_valid():
     lines = [re.sub(r"^(\s*)# (\w+: |\w+:$)", r"\1\2", line) for line in starter_text("mine").splitlines()]
 
-    assert parse_campaign("\n".join(lines), origin="starter").limits.retries == 1
+    text = "\n".join(lines).replace("backend: local", "backend: kubernetes")
+    spec = parse_campaign(text, origin="starter")
+    assert spec.limits.retries == 1
+    assert spec.kubernetes == KubernetesSpec()
+
+
+CLUSTER = GOOD + "backend: kubernetes\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CLUSTER, "backend kubernetes needs a section `kubernetes`"),
+        (GOOD + "kubernetes: {}\n", "`kubernetes` has no effect with backend local"),
+        (GOOD + "backend: slurm\n", "c.yaml:6: `backend`: Input should be 'local' or 'kubernetes'"),
+        (CLUSTER + "kubernetes: {contex: a}\n", "c.yaml:7: unknown key `kubernetes.contex`; did you mean `context`?"),
+        (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: String should match pattern"),
+        (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
+        (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: Input should be 'deployment' or 'job'"),
+        (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
+    ],
+)
+def test_a_cluster_is_described_strictly(text, expected):
+    assert expected in faults(text)
+
+
+def test_every_field_of_a_cluster_has_a_default():
+    assert parse_campaign(CLUSTER + "kubernetes: {}\n", origin="c").kubernetes == KubernetesSpec()
