@@ -55,8 +55,9 @@ def bare_loop(counter_path: str) -> None:
 
     settings = from_environment(os.environ)
     workload = registry.load(settings)
-    for _ in range(settings.warmup_requests):
-        workload.infer()
+    with torch.inference_mode():
+        for _ in range(settings.warmup_requests):
+            workload.infer()
     with open(counter_path, "r+b") as file:  # noqa: PTH123 - mmap wants a descriptor
         counter = memoryview(mmap.mmap(file.fileno(), 16)).cast("q")
     serve = bare_request(workload, settings.execution)

@@ -22,6 +22,9 @@ def answers(workload) -> list[list]:
         return [serve(batch).tolist() for batch in (*workload.pool, *workload.pool)]
 
 
+# torch's compiler imports a deprecated part of torch, and recommends TF32 where fp32 was asked for.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("name", BUILTIN)
 @pytest.mark.parametrize("execution", ["cuda-graph", "compiled"])
 def test_every_way_to_run_gives_the_answers_of_eager_on_the_cpu(name, execution):
