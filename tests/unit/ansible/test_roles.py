@@ -9,6 +9,7 @@ from tree import ROLES, ROOT, load
 LAYOUT = {
     *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
     *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
+    *("device_plugin",),
 }
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}
 
@@ -66,7 +67,7 @@ def test_every_role_verifies_its_own_effect(role):
 def test_every_variable_is_used(role):
     folders = ("tasks", "templates", "vars")
     files = [path for folder in folders for path in (ROOT / "roles" / role / folder).glob("*")]
-    text = "".join(path.read_text() for path in [*files, *tree.TEMPLATES.glob("*.j2")])
+    text = "".join(path.read_text() for path in [*files, *tree.TEMPLATES.rglob("*.j2")])
     assert [name for name in defaults(role) if not re.search(rf"\b{name}\b", text)] == []
 
 

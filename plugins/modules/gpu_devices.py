@@ -1,0 +1,178 @@
+#!/usr/bin/python3
+"""The GPUs of a machine, and what a device plugin has to advertise for them under a way of sharing."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: gpu_devices
+short_description: Reads the GPUs and MIG instances of a machine and says what its node has to advertise
+description:
+  - Asks C(nvidia-smi), changes nothing, and puts the answer into C(ansible_facts.gpu).
+  - Ends with the reason where the GPUs, MIG and the way of sharing do not go together, before a plugin starts
+    that would only say it in its log.
+options:
+  node: {description: Name of the machine in the cluster., type: str, required: true}
+  wanted: {description: Whether GPUs are to be advertised at all; without it nothing is asked., type: bool, default: true}
+  assumed: {description: GPUs counted where there is no C(nvidia-smi); 0 makes that an error., type: int, default: 0}
+  sharing: {description: How GPUs are shared., type: str, choices: [exclusive, time-slicing, mps], default: exclusive}
+  replicas: {description: Slices per device; counts unless O(sharing=exclusive)., type: int, default: 1}
+  mig_strategy: {description: How MIG instances are named., type: str, choices: [none, single, mixed], default: none}
+  resource: {description: Name of a whole GPU., type: str, default: nvidia.com/gpu}
+author: [the project]
+"""
+
+EXAMPLES = r"""
+- name: Look at the GPUs
+  gpu_devices:
+    node: controlplane
+    sharing: time-slicing
+    replicas: 10
+"""
+
+RETURN = r"""
+ansible_facts:
+  description:
+    - C(gpu.devices), each with index, uuid, name, compute_mode, mig (on or off) and instances (profiles).
+    - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
+  type: dict
+  returned: always
+"""
+
+FIELDS = "index,uuid,name,compute_mode,mig.mode.current"
+# As the control daemon itself checks (compute capability 7.5 and newer); fewer on older devices.
+MPS_CLIENTS_MAX = 48
+
+
+def parse_devices(rows: str) -> list[dict[str, Any]]:
+    """The rows of ``nvidia-smi --query-gpu`` as devices without their instances."""
+    devices = []
+    for row in filter(None, map(str.strip, rows.splitlines())):
+        index, uuid, name, compute_mode, mig = (field.strip() for field in row.split(",", 4))
+        device = {"index": int(index), "uuid": uuid, "name": name, "compute_mode": compute_mode}
+        devices.append({**device, "mig": mig == "Enabled", "instances": []})
+    return devices
+
+
+def parse_instances(listing: str) -> dict[str, list[str]]:
+    """Profiles of the MIG instances in ``nvidia-smi -L`` by the UUID of their GPU."""
+    found: dict[str, list[str]] = {}
+    gpu = ""
+    for line in listing.splitlines():
+        if match := re.match(r"GPU \d+:.*\(UUID: (GPU-\S+)\)", line):
+            gpu = match[1]
+        elif match := re.match(r"\s+MIG (\S+)\s+Device", line):
+            found.setdefault(gpu, []).append(match[1])
+    return found
+
+
+def contradictions(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_strategy: str) -> list[str]:
+    """Why this cannot be advertised; each says what to do."""
+    found = []
+    if sharing != "exclusive" and replicas < 2:
+        found.append(f"{sharing} needs at least 2 slices per GPU, not {replicas}: raise device_plugin_replicas")
+    if sharing == "mps" and mig_strategy != "none":
+        found.append("MPS is not supported on MIG instances: share them by time-slicing, or turn MIG off")
+    if sharing == "mps" and replicas > MPS_CLIENTS_MAX:
+        found.append(
+            f"an MPS server takes at most {MPS_CLIENTS_MAX} clients, not {replicas}: lower device_plugin_replicas"
+        )
+    for device in devices:
+        name = f"GPU {device['index']} ({device['name']})"
+        if device["mig"] and mig_strategy == "none":
+            found.append(
+                f"{name} has MIG on: set device_plugin_mig_strategy, or `nvidia-smi -i {device['index']} -mig 0`"
+            )
+        elif device["mig"] and not device["instances"]:
+            found.append(f"{name} has MIG on and no instance: make some (`nvidia-smi mig -cgi ... -C`)")
+        elif not device["mig"] and mig_strategy == "single":
+            found.append(f"{name} has MIG off, and `single` wants every GPU divided: use mixed, or turn MIG on")
+    profiles = {profile for device in devices for profile in device["instances"]}
+    if mig_strategy == "single" and len(profiles) > 1:
+        found.append(f"`single` wants one profile, there are {', '.join(sorted(profiles))}: use mixed")
+    return found
+
+
+def resources(devices: list[dict[str, Any]], mig_strategy: str, whole: str) -> dict[str, int]:
+    """Devices by the resource name that the plugin gives them."""
+    count: Counter[str] = Counter()
+    prefix = whole.rpartition("/")[0]
+    for device in devices:
+        if not device["instances"] or mig_strategy == "none":
+            count[whole] += 1
+        elif mig_strategy == "single":
+            count[whole] += len(device["instances"])
+        else:
+            count.update(f"{prefix}/mig-{profile.replace('+', '.')}" for profile in device["instances"])
+    return dict(sorted(count.items()))
+
+
+class Devices:
+    """What nvidia-smi says."""
+
+    def __init__(self, module: AnsibleModule) -> None:
+        self.module = module
+
+    def ask(self, *words: str) -> str:
+        """Standard output of nvidia-smi; ends the module with its own words when it fails."""
+        code, out, err = self.module.run_command(["nvidia-smi", *words])
+        if code != 0:
+            self.module.fail_json(
+                msg=f"nvidia-smi {' '.join(words)} ended with {code}: {(out or err).strip()[-400:]}"
+                " A driver whose library and kernel module differ wants a reboot; `dmesg | grep -i nvrm` says more."
+            )
+        return str(out)
+
+    def read(self, assumed: int) -> list[dict[str, Any]]:
+        """Every device with its instances; stand-ins where nothing can be asked and some are assumed."""
+        if self.module.get_bin_path("nvidia-smi") is None:
+            if assumed == 0:
+                self.module.fail_json(
+                    msg="there is no nvidia-smi on this machine, so its GPUs cannot be counted. Install the driver's"
+                    " utilities (nvidia-utils-580-server), or set device_plugin_gpus_assumed."
+                )
+            device = {"uuid": "", "name": "assumed", "compute_mode": "Default", "mig": False, "instances": []}
+            return [{"index": index, **device} for index in range(assumed)]
+        devices = parse_devices(self.ask(f"--query-gpu={FIELDS}", "--format=csv,noheader"))
+        instances = parse_instances(self.ask("-L")) if any(device["mig"] for device in devices) else {}
+        return [{**device, "instances": instances.get(device["uuid"], [])} for device in devices]
+
+
+def main() -> None:
+    """Runs the module."""
+    module = AnsibleModule(
+        argument_spec={
+            "node": {"type": "str", "required": True},
+            "wanted": {"type": "bool", "default": True},
+            "assumed": {"type": "int", "default": 0},
+            "sharing": {"type": "str", "choices": ["exclusive", "time-slicing", "mps"], "default": "exclusive"},
+            "replicas": {"type": "int", "default": 1},
+            "mig_strategy": {"type": "str", "choices": ["none", "single", "mixed"], "default": "none"},
+            "resource": {"type": "str", "default": "nvidia.com/gpu"},
+        },
+        supports_check_mode=True,
+    )
+    module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
+    asked = module.params
+    devices = Devices(module).read(asked["assumed"]) if asked["wanted"] else []
+    if asked["wanted"] and not devices:
+        module.fail_json(
+            msg="the driver shows no GPU (`nvidia-smi -L` is empty): see `dmesg | grep -i nvrm`, or reboot."
+        )
+    wrong = contradictions(devices, asked["sharing"], asked["replicas"], asked["mig_strategy"]) if devices else []
+    if wrong:
+        module.fail_json(msg=f"{asked['node']}: {'; '.join(wrong)}. Nothing was changed.")
+    slices = 1 if asked["sharing"] == "exclusive" else asked["replicas"]
+    found = resources(devices, asked["mig_strategy"], asked["resource"])
+    advertised = {name: count * slices for name, count in found.items()}
+    facts = {"node": asked["node"], "devices": devices, "resources": found, "advertised": advertised}
+    module.exit_json(changed=False, ansible_facts={"gpu": facts})
+
+
+if __name__ == "__main__":
+    main()
