@@ -14,6 +14,7 @@
     │   └── ClusterError         8   the Kubernetes API was not reached, or refused
     ├── MetricsError             9   a metric could not be read
     │   ├── PrometheusError      9   the server refused, timed out or answered with an error
+    │   │   └── PrometheusUnavailableError 9 it did not answer at all; asking again later may help
     │   └── NoDataError          9   the query is right and nothing matches it
     ├── NodeError               10   provisioning or verifying the node failed
     └── CampaignInterruptedError 130 stopped by SIGINT or SIGTERM; the campaign can be resumed
@@ -120,6 +121,10 @@ class MetricsError(HarnessError):
 
 class PrometheusError(MetricsError):
     """The Prometheus server refused, timed out or answered with an error."""
+
+
+class PrometheusUnavailableError(PrometheusError):
+    """The Prometheus server is down, starting, or too slow: asking again later may help."""
 
 
 class NoDataError(MetricsError):

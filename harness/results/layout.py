@@ -27,6 +27,7 @@ LOGS = "logs"
 REPLICAS = "replicas"
 ATTEMPTS = "attempts"
 RAW_LATENCIES = "latencies.bin"
+PROMETHEUS = "prometheus.json"
 CAMPAIGN_JSON = "campaign.json"
 STATE = "state.jsonl"
 

@@ -1,9 +1,9 @@
 """The one place that talks to a Prometheus server, through prometheus-api-client.
 
-Only ``custom_query`` and ``custom_query_range`` are used. What the client leaves open is closed
-here: every call has a timeout and no hidden retry; times are UTC and keep their milliseconds (the
-client rounds them to seconds); the server's ``warnings`` and ``infos`` are kept; an empty answer and
-an answer that is no answer are errors of ours.
+Only ``custom_query`` and ``custom_query_range`` are used, and its session for what is no query. What
+the client leaves open is closed here: every call has a timeout and no hidden retry; times are UTC and
+keep their milliseconds (the client rounds them to seconds); the server's ``warnings`` and ``infos`` are
+kept; an empty answer and an answer that is no answer are errors of ours.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from http import HTTPStatus
+from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -24,7 +25,7 @@ from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
-from harness.errors import NoDataError, PrometheusError, UsageError
+from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
 from harness.metrics.windows import MS_PER_S, to_ms
 
 MAX_POINTS = 11_000
@@ -35,6 +36,9 @@ _NOTES_BYTES = 65_536
 _NOTED = re.compile(rb'"(?:warnings|infos)"\s*:\s*\[')
 _NO_RETRY = Retry(total=0, read=False)
 """``read=False`` too: otherwise the client calls a server that is slow one that cannot be reached."""
+
+_UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
+"""503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
 
 _CLIP = 300
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -57,6 +61,22 @@ class Answer:
     notes: tuple[str, ...] = ()
 
 
+class Queryable(Protocol):
+    """What an export asks of a server; see ``PrometheusServer`` for what each call raises."""
+
+    def query(self, promql: str, time_s: float | None = None) -> Answer:
+        """Evaluate at one instant."""
+        ...
+
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+        """Evaluate on a grid."""
+        ...
+
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+        """The samples themselves."""
+        ...
+
+
 class PrometheusServer:
     """One Prometheus server; safe to use from several threads.
 
@@ -64,18 +84,33 @@ class PrometheusServer:
         url: e.g. ``http://127.0.0.1:30090``.
         timeout_s: for every query, here and on the server.
         headers: sent with every request, e.g. for authentication; never shown.
+        verify: whether the server's certificate is checked, or the file of those who may have signed it.
+        cert: files of a client certificate and its key.
     """
 
-    def __init__(self, url: str, *, timeout_s: float = 30.0, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        verify: bool | str = True,
+        cert: tuple[str, str] | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = dict(headers or {})
+        self._verify = verify
+        self._cert = cert
         self._local = threading.local()
         self._connections: list[PrometheusConnect] = []
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"PrometheusServer({self.url!r})"
+
+    def __str__(self) -> str:
+        return f"Prometheus at {self.url}"
 
     def __enter__(self) -> Self:
         return self
@@ -91,14 +126,22 @@ class PrometheusServer:
             self._connections.clear()
         self._local = threading.local()
 
-    def query(self, promql: str, time_s: float) -> Answer:
-        """Evaluate at one instant.
+    def impatient(self, timeout_s: float) -> PrometheusServer:
+        """The same server, asked with a timeout of its own."""
+        return PrometheusServer(
+            self.url, timeout_s=timeout_s, headers=self._headers, verify=self._verify, cert=self._cert
+        )
+
+    def query(self, promql: str, time_s: float | None = None) -> Answer:
+        """Evaluate at one instant; None: now, by the server's own clock.
 
         Raises:
             NoDataError: the query is right and nothing matches it.
             PrometheusError: refused, timed out, or answered with an error or with garbage.
         """
-        params = {"time": _timestamp(to_ms(time_s)), "timeout": f"{self._timeout_s:g}s"}
+        params = {"timeout": f"{self._timeout_s:g}s"}
+        if time_s is not None:
+            params["time"] = _timestamp(to_ms(time_s))
         return self._ask(promql, lambda client: client.custom_query(promql, params=params, timeout=self._timeout_s))
 
     def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
@@ -147,38 +190,57 @@ class PrometheusServer:
             raise NoDataError(f"Prometheus at {self.url} has no sample of {_clip(selector)} in the range.")
         return Answer(kept, answer.notes)
 
-    def _ask(self, promql: str, call: Any) -> Answer:
-        where = f"Prometheus at {self.url}"
-        client = self._client()
+    def read(self, path: str, **params: str) -> Any:
+        """What the server says of itself: ``data`` of the answer to ``GET /api/v1/<path>``, e.g. ``targets``.
+
+        Raises:
+            PrometheusError: refused, timed out, or answered with an error or with garbage.
+        """
+
+        def call(client: PrometheusConnect) -> Any:
+            response = client._session.get(  # noqa: SLF001 - the client has no call for this; its session is made here
+                f"{self.url}/api/v1/{path}", params=params, headers=self._headers, timeout=self._timeout_s
+            )
+            if response.status_code != HTTPStatus.OK:
+                raise PrometheusApiClientException(f"HTTP Status Code {response.status_code} ({response.content!r})")
+            return response.json()["data"]
+
+        return self._call(path, call)
+
+    def _ask(self, promql: str, call: Callable[[PrometheusConnect], Any]) -> Answer:
         self._local.notes = ()
+        series = _series(self._call(promql, call), str(self))
+        if not series:
+            raise NoDataError(f"{self} has nothing that matches {_clip(promql)}.")
+        return Answer(series, self._local.notes)
+
+    def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
         try:
-            result = call(client)
+            return call(self._client())
         except requests.Timeout as error:
-            raise PrometheusError(
-                f"{where} did not answer within {self._timeout_s:g} s: {_clip(promql)}.",
+            raise PrometheusUnavailableError(
+                f"{self} did not answer within {self._timeout_s:g} s: {_clip(what)}.",
                 advice="Ask for less at once, or raise the timeout.",
             ) from error
-        except requests.ConnectionError as error:
-            raise PrometheusError(
-                f"{where} cannot be reached.", advice="Check its address and that it runs."
+        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+            raise PrometheusUnavailableError(
+                f"{self} cannot be reached.", advice="Check its address and that it runs."
             ) from error
         except PrometheusApiClientException as error:
-            raise PrometheusError(f"{where} refused {_clip(promql)}: {_clip(str(error))}") from error
+            kind = PrometheusUnavailableError if _UNAVAILABLE.search(str(error)) else PrometheusError
+            raise kind(f"{self} refused {_clip(what)}: {_clip(str(error))}") from error
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise PrometheusError(
-                f"{where} answered something that is no Prometheus answer ({type(error).__name__}).",
+                f"{self} answered something that is no Prometheus answer ({type(error).__name__}).",
                 advice="Check that the address is Prometheus itself and not a proxy's login page.",
             ) from error
-        series = _series(result, where)
-        if not series:
-            raise NoDataError(f"{where} has nothing that matches {_clip(promql)}.")
-        return Answer(series, self._local.notes)
 
     def _client(self) -> PrometheusConnect:
         """This thread's connection: the client's session is not made for sharing."""
         client = getattr(self._local, "client", None)
         if client is None:
             session = requests.Session()
+            session.verify, session.cert = self._verify, self._cert
             if urlsplit(self.url).hostname in _LOOPBACK:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
             session.hooks["response"].append(self._keep_notes)

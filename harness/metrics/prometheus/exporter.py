@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import Kind, Level, Metric
-from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, PrometheusServer, Series
+from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, Queryable, Series
 from harness.metrics.prometheus.buckets import used_bounds
 from harness.metrics.prometheus.grid import NO_SAMPLE, Grid, averaged, cells, column, summed
 from harness.metrics.prometheus.naming import (
@@ -68,7 +68,7 @@ class ExportSummary:
 
 
 def export(
-    server: PrometheusServer,
+    server: Queryable,
     *,
     metrics: Sequence[Metric],
     dialect: Dialect,
@@ -126,7 +126,7 @@ class _Export:
 
     def __init__(
         self,
-        server: PrometheusServer,
+        server: Queryable,
         pool: ThreadPoolExecutor,
         metrics: Sequence[Metric],
         dialect: Dialect,

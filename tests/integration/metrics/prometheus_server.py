@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from tests.integration.metrics.replicas import FORWARD
 
@@ -39,35 +40,65 @@ def backfill(folder: Path, lines: list[str]) -> Path:
     return database
 
 
-@contextlib.contextmanager
-def prometheus(folder: Path, config: str = EMPTY_CONFIG, database: Path | None = None) -> Iterator[str]:
-    """Run a server until the block ends; yields its address."""
-    (folder / "prometheus.yml").write_text(config)
-    port = free_port()
-    log = (folder / "prometheus.log").open("wb")
-    process = subprocess.Popen(
-        [
+class RunningPrometheus:
+    """A server that a test may kill and start again: same address, same data. Ends with the block."""
+
+    def __init__(self, folder: Path, config: str = EMPTY_CONFIG, database: Path | None = None, *options: str) -> None:
+        self._folder = folder
+        (folder / "prometheus.yml").write_text(config)
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._command = [
             *FORWARD,
             "prometheus",
             f"--config.file={folder / 'prometheus.yml'}",
             f"--storage.tsdb.path={database or folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
+            f"--web.listen-address=127.0.0.1:{self._port}",
             "--storage.tsdb.retention.time=365d",
-        ],
-        stdout=log,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, folder / "prometheus.log")
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
+            *options,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        log = self._folder / "prometheus.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
+        wait_until_ready(self.url, self._process, log)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def __enter__(self) -> Self:
         try:
-            process.wait(15)
+            self.start()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(15)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        log.close()
+            self.kill()
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, config: str = EMPTY_CONFIG, database: Path | None = None) -> Iterator[str]:
+    """Run a server until the block ends; yields its address."""
+    with RunningPrometheus(folder, config, database) as server:
+        yield server.url
 
 
 def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:

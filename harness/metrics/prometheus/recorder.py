@@ -1,0 +1,168 @@
+"""A recording by a Prometheus server: it scrapes, the harness watches over it and collects the rows at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from harness.clock import Clock
+from harness.errors import MetricsError, PrometheusUnavailableError, UsageError
+from harness.metrics.catalogue import Metric
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.exporter import ExportSummary, export
+from harness.metrics.prometheus.naming import replica_names
+from harness.metrics.prometheus.patience import PatientServer
+from harness.metrics.prometheus.watch import Watch
+from harness.metrics.promql import Dialect
+from harness.metrics.rows import RowSink
+from harness.metrics.summary import Lateness, RecordingSummary, missing_warnings
+from harness.metrics.windows import MS_PER_S, to_ms
+
+PATIENCE_S = 300.0
+WOKEN_PATIENCE_S = 10.0
+"""Whoever ends a recording early is waiting."""
+LOOK_S = 2.0
+"""Between two looks at the server, at least; otherwise every step."""
+LOOK_TIMEOUT_S = 2.0
+MAX_WARNINGS = 200
+"""A target that comes and goes for hours must not fill the manifest."""
+
+
+class PrometheusRecorder:
+    """Records one experiment from the server that scrapes it.
+
+    Args:
+        server: where the metrics are.
+        dialect: how this server names the replicas, their nodes and devices.
+        replicas: label values (pod names), in the order of ``replica-0``...
+        metrics: what to record.
+        step_s: seconds between rows; the server should scrape as often.
+        window_s: how far rates and quantiles look back.
+        sink: takes the rows, all at the end.
+        clock: real time; a server has no other.
+        wake: ends the recording early when set.
+        on_tick: called at each grid time with rows done and rows in all.
+        notice: told at once what the server stops seeing, a sentence each.
+        patience_s: how long the server may be away at the end before collecting is given up.
+    """
+
+    def __init__(
+        self,
+        server: PrometheusServer,
+        *,
+        dialect: Dialect,
+        replicas: Sequence[str],
+        metrics: Sequence[Metric],
+        step_s: float,
+        window_s: float,
+        sink: RowSink,
+        clock: Clock,
+        wake: threading.Event | None = None,
+        on_tick: Callable[[int, int], None] | None = None,
+        notice: Callable[[str], None] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self._server = server
+        self._dialect = dialect
+        self._replicas = list(replicas)
+        self._metrics = list(metrics)
+        self._step_s = step_s
+        self._window_s = window_s
+        self._sink = sink
+        self._clock = clock
+        self._wake = wake
+        self._on_tick = on_tick
+        self._notice = notice
+        self._patience_s = patience_s
+        self._warnings: list[str] = []
+
+    def record(self, start_s: float, rows: int) -> RecordingSummary:
+        """Wait until ``rows`` rows are scraped, then collect them; fewer only when woken.
+
+        Args:
+            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
+            rows: rows per series.
+
+        Raises:
+            UsageError: ``start_s`` is not on the grid.
+            MetricsError: the server was away at the end for longer than it may, or refused; says how to
+                collect the same rows later.
+            StorageError: the sink cannot write.
+        """
+        if to_ms(start_s) % to_ms(self._step_s):
+            raise UsageError(
+                f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
+                advice="Floor the start to the step, so that all metrics share timestamps.",
+            )
+        done = self._wait(start_s, rows)
+        if done == rows:
+            # The last row's own scrape may come up to one interval after its grid time.
+            self._clock.wait_until(start_s + rows * self._step_s)
+        found = self._collect(start_s, done, self._patience_s if done == rows else WOKEN_PATIENCE_S) if done else None
+        return self._summary(start_s, done, found, stopped=done < rows)
+
+    def _wait(self, start_s: float, rows: int) -> int:
+        """Watch until the last grid time; the rows whose scrapes are over when woken before."""
+        with self._server.impatient(LOOK_TIMEOUT_S) as server:
+            watch = Watch(
+                server,
+                metrics=self._metrics,
+                dialect=self._dialect,
+                names=replica_names(self._replicas),
+                stale_s=self._window_s,
+            )
+            looked_s = 0.0
+            for index in range(rows):
+                if self._clock.wait_until(start_s + index * self._step_s, self._wake):
+                    over = (self._clock.now_s() - start_s) / self._step_s
+                    return min(max(int(over), 0), index)
+                if self._clock.now_s() - looked_s >= LOOK_S:
+                    looked_s = self._clock.now_s()
+                    for sentence in watch.look(looked_s):
+                        self._warn(sentence)
+                if self._on_tick is not None:
+                    self._on_tick(index + 1, rows)
+        return rows
+
+    def _collect(self, start_s: float, rows: int, patience_s: float) -> ExportSummary:
+        patient = PatientServer(self._server, clock=self._clock, patience_s=patience_s, notice=self._warn)
+        try:
+            return export(
+                patient,
+                metrics=self._metrics,
+                dialect=self._dialect,
+                start_s=start_s,
+                rows=rows,
+                step_s=self._step_s,
+                window_s=self._window_s,
+                sink=self._sink,
+                replicas=self._replicas,
+            )
+        except PrometheusUnavailableError as error:
+            raise MetricsError(
+                f"{rows} rows were scraped and could not be collected: {error.message}",
+                advice="Prometheus keeps them for its retention time. When it answers again, collect them with: "
+                "harness export NEW_FOLDER --from THIS_EXPERIMENT",
+            ) from error
+
+    def _warn(self, sentence: str) -> None:
+        if len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(sentence)
+        if self._notice is not None:
+            self._notice(sentence)
+
+    def _summary(self, start_s: float, rows: int, found: ExportSummary | None, *, stopped: bool) -> RecordingSummary:
+        metrics = found.metrics if found else {}
+        remarks = [f"Prometheus remarked: {note}" for note in found.notes] if found else []
+        return RecordingSummary(
+            start_s=to_ms(start_s) / MS_PER_S,
+            end_s=found.end_s if found else None,
+            step_s=self._step_s,
+            rows=rows,
+            stopped=stopped,
+            lateness=Lateness(ticks=0, missed=0, p50_s=None, p99_s=None, max_s=None),
+            metrics=metrics,
+            absent=found.absent if found else {},
+            warnings=[*self._warnings, *remarks, *missing_warnings(metrics)],
+            identities=found.identities if found else {},
+        )

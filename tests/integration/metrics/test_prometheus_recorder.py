@@ -1,0 +1,250 @@
+"""A recording by a real Prometheus of real HTTP targets: watched while it lasts, collected at its end."""
+
+import contextlib
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from harness.clock import SystemClock
+from harness.errors import MetricsError, UsageError
+from harness.metrics.catalogue import select
+from harness.metrics.fakes import RowList
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.grid import NO_SAMPLE
+from harness.metrics.prometheus.recorder import PrometheusRecorder
+from harness.metrics.promql import cluster
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, free_port
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+STEP_S, WINDOW_S = 1.0, 4.0
+PODS = ["work-a", "work-b"]
+METRICS = select(["gpu_power", "io_psi", "throughput", "total_count"])
+
+
+class Pages:
+    """What a cluster's Prometheus scrapes, with the labels that its configuration gives to each target."""
+
+    def __init__(self):
+        self.down = set()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.begun_s = time.time()
+
+    def page(self, name):
+        served = int(10 * (time.time() - self.begun_s))
+        return {
+            "work-a": f"inference_requests_total {served}\n",
+            "work-b": f"inference_requests_total {2 * served}\n",
+            "dcgm": 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1"} 60\n',
+            "node": f"node_pressure_io_waiting_seconds_total {served / 100}\n",
+        }[name]
+
+    def config(self):
+        def job(name, page, **labels):
+            target = {"targets": [f"127.0.0.1:{self._server.server_port}"], "labels": labels}
+            return {"job_name": name, "metrics_path": f"/{page}", "static_configs": [target]}
+
+        jobs = [job(pod, pod, namespace="inference", pod=pod, node="n1") for pod in PODS]
+        jobs += [job("dcgm-exporter", "dcgm", node="n1"), job("node-exporter", "node", node="n1")]
+        return json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "500ms"}, "scrape_configs": jobs})
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def handler(pages):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.strip("/")
+            body = pages.page(name).encode() if name not in pages.down else b""
+            self.send_response(500 if name in pages.down else 200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    return Handler
+
+
+@pytest.fixture(scope="module")
+def pages():
+    with contextlib.closing(Pages()) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def server(pages, tmp_path_factory):
+    with RunningPrometheus(tmp_path_factory.mktemp("prometheus"), pages.config()) as server:
+        yield server
+
+
+@pytest.fixture
+def running(server):
+    """A server that has just scraped everything for a window, whatever a test before did to it."""
+    if not server.alive:
+        server.start()
+    wait_for(lambda: scraped(server.url))
+    return server
+
+
+def scraped(url):
+    with PrometheusServer(url) as server, contextlib.suppress(Exception):
+        return len(server.query("count_over_time(inference_requests_total[4s]) > 2").series) == len(PODS)
+
+
+def wait_for(condition, timeout_s=30):
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.2)
+
+
+class Recorded:
+    """One recording of ``rows`` rows; ``at`` says what happens after a row."""
+
+    def __init__(self, url, rows, at=None, patience_s=30.0, metrics=METRICS, wake_after=None):
+        self.sink, self.notices, self.ticks = RowList(), [], []
+        at, wake, clock = at or {}, threading.Event(), SystemClock()
+        self.seen_at = {}
+
+        def on_tick(done, _of):
+            self.ticks.append(done)
+            if done in at:
+                at[done]()
+            if done == wake_after:
+                wake.set()
+
+        def notice(sentence):
+            self.notices.append(sentence)
+            self.seen_at[sentence] = len(self.ticks)
+
+        start_s = float(int(clock.now_s()) + 2)
+        with PrometheusServer(url, timeout_s=5) as server:
+            recorder = PrometheusRecorder(
+                server,
+                dialect=cluster("inference", "work-.*", nodes=["n1"]),
+                replicas=PODS,
+                metrics=metrics,
+                step_s=STEP_S,
+                window_s=WINDOW_S,
+                sink=self.sink,
+                clock=clock,
+                wake=wake,
+                on_tick=on_tick,
+                notice=notice,
+                patience_s=patience_s,
+            )
+            self.summary = recorder.record(start_s, rows)
+
+    def missing(self, metric, series):
+        return [k for k, row in enumerate(self.sink.series(metric, series)) if row.value is None]
+
+
+def test_an_undisturbed_recording_has_every_row_and_no_remark(running):
+    found = Recorded(running.url, 5)
+
+    assert found.notices == []
+    assert found.summary.warnings == []
+    assert found.ticks == [1, 2, 3, 4, 5]
+    assert (found.summary.rows, found.summary.stopped, found.summary.absent) == (5, False, {})
+    assert {(row.metric, row.series) for row in found.sink.rows} == {
+        ("gpu_power", "gpu-0"),
+        ("io_psi", "node"),
+        *((metric, name) for metric in ("throughput", "total_count") for name in ("replica-0", "replica-1", "all")),
+    }
+    assert [row for row in found.sink.rows if row.value is None] == []
+    assert found.summary.identities["gpu-0"] == {"node": "n1", "gpu": "0", "UUID": "GPU-1"}
+    assert found.summary.identities["replica-1"] == {"pod": "work-b"}
+
+
+def test_a_target_that_goes_is_said_within_seconds_and_missing_with_a_reason(running, pages):
+    at = {2: lambda: pages.down.add("work-b"), 8: pages.down.clear}
+    found = Recorded(running.url, 13, at)
+
+    gone, back = found.notices
+    assert "no sample of inference_requests_total of replica-1 (work-b)" in gone
+    assert found.seen_at[gone] <= 2 + 4
+    assert "replica-1 (work-b) is there again" in back
+    assert set(found.notices) <= set(found.summary.warnings)
+    hole = found.missing("total_count", "replica-1")
+    assert 4 <= len(hole) <= 8
+    assert {found.sink.series("total_count", "replica-1")[k].reason for k in hole} == {NO_SAMPLE}
+    assert found.missing("total_count", "replica-0") == []
+    assert found.missing("total_count", "all") == []
+
+
+def test_a_restart_in_mid_record_is_said_and_leaves_a_hole(running):
+    found = Recorded(running.url, 16, {3: running.kill, 8: running.start})
+
+    assert any("cannot be reached" in sentence for sentence in found.notices)
+    assert any("answers again" in sentence for sentence in found.notices)
+    assert any("was restarted" in sentence for sentence in found.notices)
+    assert found.summary.rows == 16
+    hole = found.missing("total_count", "all")
+    assert 2 <= len(hole) <= 11
+    assert len(found.sink.series("total_count", "all")) == 16
+    assert found.missing("total_count", "replica-0")[-1] < 15
+
+
+def test_a_server_that_is_away_at_the_end_is_waited_for(running):
+    later = threading.Timer(4.0, running.start)
+    found = Recorded(running.url, 6, {5: lambda: (running.kill(), later.start())})
+    later.join()
+
+    assert found.summary.rows == 6
+    assert any("asked again for 30 s" in sentence for sentence in found.notices)
+    assert found.missing("total_count", "replica-0") in ([], [5])
+
+
+def test_a_server_that_stays_away_ends_in_an_error_that_says_how_to_collect_later(running):
+    begun_s = time.monotonic()
+    with pytest.raises(MetricsError, match="4 rows were scraped and could not be collected") as caught:
+        Recorded(running.url, 4, {3: running.kill}, patience_s=2.0)
+    assert "harness export NEW_FOLDER --from" in caught.value.advice
+    assert time.monotonic() - begun_s < 20
+
+
+def test_woken_it_gives_the_rows_up_to_then(running):
+    found = Recorded(running.url, 60, wake_after=5)
+
+    assert found.summary.stopped
+    assert found.summary.rows in {4, 5}
+    assert len(found.sink.series("total_count", "all")) == found.summary.rows
+    assert [row for row in found.sink.rows if row.value is None] == []
+
+
+def test_a_metric_that_is_not_there_is_said_at_once_and_absent_with_the_reason(running):
+    found = Recorded(running.url, 4, metrics=select(["gpu_power", "gpu_memory", "total_count"]))
+
+    [sentence] = found.notices
+    assert "no sample of DCGM_FI_DEV_FB_USED of any device at the beginning" in sentence
+    assert found.seen_at[sentence] == 0
+    assert "DCGM_FI_DEV_FB_USED" in found.summary.absent["gpu_memory"]
+    assert [row.value for row in found.sink.series("gpu_memory", "gpu")] == [None] * 4
+
+
+def test_a_start_off_the_grid_is_refused():
+    with PrometheusServer(f"http://127.0.0.1:{free_port()}") as server:
+        recorder = PrometheusRecorder(
+            server,
+            dialect=cluster("inference", ".+"),
+            replicas=PODS,
+            metrics=METRICS,
+            step_s=5.0,
+            window_s=20.0,
+            sink=RowList(),
+            clock=SystemClock(),
+        )
+        with pytest.raises(UsageError, match="no whole multiple"):
+            recorder.record(1_800_000_001.0, 3)
