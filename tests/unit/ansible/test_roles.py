@@ -10,6 +10,7 @@ LAYOUT = {
     *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
     *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
     *("device_plugin",),
+    *("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics", "kepler"),
 }
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}
 
