@@ -131,7 +131,10 @@ def from_variables(variables: Mapping[str, Any]) -> OfflineList:
     return OfflineList(
         repositories=repositories,
         packages=packages,
-        distribution_packages=tuple(variables["versions_packages_distribution"]),
+        distribution_packages=(
+            *variables["versions_packages_distribution"],
+            *variables.get("versions_packages_build", ()),
+        ),
         files=tuple(files),
         images=tuple(images),
         image_sources={image: f"{mirror}/{image}" if mirror else image for image in images},

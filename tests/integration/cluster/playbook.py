@@ -1,0 +1,72 @@
+"""Our playbooks against the test's API server, on this machine, in mount namespaces of their own.
+
+The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``. Both are laid over this machine's own
+folders in a namespace that ends with the run, so that nothing here changes and no cluster of this machine is reached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.integration.cluster.api_server import ROOT, Cluster, found
+
+WITHIN_S = 300
+_INSIDE = """\
+set -eu
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/etc" "$1/etc-work" "$1/bin" "$1/bin-work"
+cp "$2" "$1/admin.conf"
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc-work" /etc
+mkdir -p /etc/kubernetes
+cp "$1/admin.conf" /etc/kubernetes/admin.conf
+mount -t overlay overlay -o "lowerdir=/usr/bin,upperdir=$1/bin,workdir=$1/bin-work" /usr/bin
+rm -f /usr/bin/kubectl
+cp "$3" /usr/bin/kubectl
+shift 3
+exec "$@"
+"""
+
+
+def possible() -> bool:
+    """Whether this machine lets us lay one folder over another in a namespace of our own."""
+    if os.geteuid() != 0:
+        return False
+    script = "mount -t tmpfs tmpfs /mnt && mkdir /mnt/u /mnt/w && mount -t overlay o -o lowerdir=/etc,upperdir=/mnt/u,workdir=/mnt/w /etc"
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run said, and its recap."""
+
+    status: int
+    output: str
+
+    @property
+    def changed(self) -> int:
+        """Tasks that changed something, over all hosts."""
+        return sum(int(count) for count in re.findall(r"changed=(\d+)", self.output))
+
+
+def play(cluster: Cluster, playbook: str, *arguments: str, **variables: Any) -> Run:
+    """Run a playbook of this project against the cluster; host variables as keyword arguments."""
+    folder = cluster.kubeconfig.with_name("laid-over")
+    folder.mkdir(exist_ok=True)
+    inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE, "sh", str(folder)]
+    inside += [str(cluster.kubeconfig), str(found("kubectl"))]
+    program = Path(sys.executable).with_name("ansible-playbook")
+    extra = json.dumps({"ansible_python_interpreter": sys.executable, **variables})
+    command = [*inside, str(program), "-i", "inventory/hosts.yml", playbook, "-e", extra, *arguments]
+    environment = os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=WITHIN_S
+    )
+    return Run(done.returncode, done.stdout + done.stderr)

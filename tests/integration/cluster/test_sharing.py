@@ -1,0 +1,111 @@
+"""The GPU stage and its switch, as playbooks, against a real API server; kubelet and plugin are played by the test."""
+
+from collections.abc import Iterator
+
+import pytest
+import yaml
+
+from tests.integration.cluster.api_server import MISSING, WHY_NOT, Cluster
+from tests.integration.cluster.gpu_node import NAMESPACE, NODE, GpuNode
+from tests.integration.cluster.playbook import Run, play, possible
+from tests.unit.ansible.tree import TEMPLATES, render
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(bool(MISSING), reason=WHY_NOT),
+    pytest.mark.skipif(not possible(), reason="one folder cannot be laid over another here"),
+]
+GPUS = 2
+MACHINE = {"nvidia_toolkit_gpu": "assumed", "device_plugin_gpus_assumed": GPUS, "device_plugin_timeout_s": 30}
+HOLDER = {
+    "apiVersion": "v1",
+    "kind": "Pod",
+    "metadata": {"name": "holder", "namespace": "default"},
+    "spec": {
+        "containers": [
+            {"name": "main", "image": "registry.example/image:1", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        ]
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def gpus(cluster: Cluster) -> Iterator[GpuNode]:
+    assert "failed" not in cluster.apply(render(TEMPLATES / "runtime-class.yaml.j2"))
+    with GpuNode(cluster, gpus=GPUS) as node:
+        yield node
+
+
+def switch(gpus: GpuNode, sharing: str, replicas: int = 10, **variables) -> Run:
+    wanted = {"device_plugin_sharing": sharing, "device_plugin_replicas": replicas}
+    return play(gpus.cluster, "playbooks/sharing.yml", **MACHINE | wanted | variables)
+
+
+def config(gpus: GpuNode) -> dict:
+    text = gpus.cluster.get("configmap", "device-plugin", "--namespace", NAMESPACE)["data"]["config.yaml"]
+    return dict(yaml.safe_load(text))
+
+
+def names(gpus: GpuNode, kind: str) -> set[str]:
+    return {one["metadata"]["name"] for one in gpus.cluster.get(kind, "--namespace", NAMESPACE)["items"]}
+
+
+@pytest.mark.timeout(600)
+def test_every_way_of_sharing_is_reached_from_the_one_before(gpus):
+    jobs = set()
+    for sharing, replicas, advertised in (("time-slicing", 10, 20), ("mps", 4, 8), ("exclusive", 4, 2)):
+        run = switch(gpus, sharing, replicas)
+        assert run.status == 0, run.output
+        assert (run.changed > 0, gpus.advertised()) == (True, str(advertised))
+        daemons = {"device-plugin", *(["mps-control-daemon"] if sharing == "mps" else [])}
+        assert names(gpus, "daemonsets") == daemons
+        assert len(names(gpus, "jobs") - jobs) == len(names(gpus, "jobs")) == 1
+        jobs |= names(gpus, "jobs")
+    again = switch(gpus, "exclusive", 4)
+    assert (again.status, again.changed) == (0, 0), again.output
+    labels = gpus.cluster.get("node", NODE)["metadata"]["labels"]
+    assert labels["nvidia.com/gpu.present"] == "true"
+    assert "nvidia.com/mps.capable" not in labels
+    assert gpus.errors == []
+
+
+@pytest.mark.timeout(300)
+def test_nobody_loses_a_gpu_unless_told(gpus):
+    assert switch(gpus, "exclusive").status == 0
+    gpus.create(HOLDER)
+    try:
+        same, refused = switch(gpus, "exclusive"), switch(gpus, "time-slicing")
+        assert (same.status, same.changed) == (0, 0), same.output
+        assert refused.status != 0
+        assert "default/holder hold a GPU" in refused.output
+        assert (gpus.advertised(), "sharing" in config(gpus)) == (str(GPUS), False)
+        assert switch(gpus, "time-slicing", device_plugin_forced=True).status == 0
+        assert gpus.advertised() == str(10 * GPUS)
+    finally:
+        gpus.cluster.kubectl("delete", "pod/holder", "--grace-period=0", "--force")
+
+
+@pytest.mark.timeout(300)
+def test_a_plugin_that_does_not_come_is_explained(gpus):
+    gpus.broken = "Back-off pulling image"
+    try:
+        run = switch(gpus, "time-slicing", 3, device_plugin_timeout_s=5)
+    finally:
+        gpus.broken = ""
+        gpus.cluster.kubectl(
+            "delete", "pod/device-plugin-x", "-n", NAMESPACE, "--grace-period=0", "--force", check=False
+        )
+    assert run.status != 0
+    assert "node controlplane: it advertises nvidia.com/gpu: 0 and should advertise nvidia.com/gpu: 6" in run.output
+    assert "pod device-plugin-x Pending device-plugin: ImagePullBackOff: Back-off pulling image" in run.output
+
+
+@pytest.mark.timeout(300)
+def test_check_mode_changes_nothing_and_nonsense_is_refused(gpus):
+    before = config(gpus)
+    checked = play(gpus.cluster, "playbooks/gpu.yml", "--check", **MACHINE, device_plugin_sharing="mps")
+    assert checked.status == 0, checked.output
+    nonsense = switch(gpus, "mig")
+    assert "Choose exclusive, time-slicing or mps" in nonsense.output
+    assert "at least 2 slices" in switch(gpus, "mps", 1).output
+    assert config(gpus) == before
