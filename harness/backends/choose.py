@@ -14,5 +14,8 @@ def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:
         spec: the campaign.
         campaign_id: marks everything that the backend starts, so that a later harness finds strays.
     """
-    del spec  # one backend so far
+    if spec.backend == "kubernetes" and spec.kubernetes is not None:
+        from harness.backends.kubernetes.backend import KubernetesBackend
+
+        return KubernetesBackend(spec.kubernetes, campaign_id)
     return LocalBackend(campaign_id)

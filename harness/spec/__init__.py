@@ -10,7 +10,7 @@ from harness.spec.campaign import (
     Sharing,
     Timing,
 )
-from harness.spec.kubernetes import KubernetesSpec, PullPolicy, Toleration, WorkloadKind
+from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PrometheusLabels, PullPolicy, Toleration, WorkloadKind
 from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
@@ -18,12 +18,14 @@ __all__ = [
     "Device",
     "Execution",
     "ExperimentSpec",
+    "GrafanaCost",
     "KubernetesSpec",
     "Limits",
     "MetricSelection",
     "OnReplicaDeath",
     "Order",
     "Precision",
+    "PrometheusLabels",
     "PullPolicy",
     "Sharing",
     "Timing",

@@ -47,6 +47,16 @@ class Toleration(StrictModel):
     )
 
 
+class PrometheusLabels(StrictModel):
+    """What a Prometheus that is not ours calls things."""
+
+    pod: str = Field(default="pod", description="Label with the pod's name.")
+    node: str = Field(default="node", description="Label with the node's name.")
+    gpu_node: str = Field(
+        default="node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
+    )
+
+
 class KubernetesSpec(StrictModel):
     """The cluster, and how replicas stand in it."""
 
@@ -72,6 +82,11 @@ class KubernetesSpec(StrictModel):
     gpus_per_replica: int = Field(
         default=1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
     )
+    expected_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs that the replicas' nodes must have between them; null means any number.",
+    )
     runtime_class: str | None = Field(
         default="nvidia",
         pattern=_NAME,
@@ -95,6 +110,9 @@ class KubernetesSpec(StrictModel):
         default="monitoring/prometheus:9090",
         pattern=r"^[a-z0-9-]+/[a-z0-9-]+:[a-z0-9-]+$",
         description="Its Service, as namespace/name:port.",
+    )
+    prometheus_labels: PrometheusLabels = Field(
+        default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
     )
     scrape_interval_s: float = Field(
         default=5.0, gt=0, le=300, description="Seconds between two scrapes; preflight compares it with the server's."

@@ -1,0 +1,1 @@
+"""Replicas as pods of a cluster, through the Kubernetes API alone."""

@@ -1,0 +1,110 @@
+"""Starts deployments on the cluster that a kubeconfig names."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.backends.base import Finding, ReplicaDeath, Severity
+from harness.backends.kubernetes import objects
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.deployment import KubernetesDeployment
+from harness.clock import Clock, SystemClock
+from harness.errors import BackendError, ClusterError
+from harness.spec import ExperimentSpec, KubernetesSpec
+
+SWEPT_GONE_S = 60.0
+SWEEP_POLL_S = 0.2
+
+
+class KubernetesBackend:
+    """Starts one Deployment (or Job) per experiment.
+
+    Args:
+        spec: which cluster, and how replicas stand in it.
+        campaign_id: labels every object of the campaign; clean-up is by this label alone.
+        clock: real time; pods do not live in any other.
+        connect: makes the API client; None: from ``spec``, when it is first needed.
+    """
+
+    name = "kubernetes"
+
+    def __init__(
+        self,
+        spec: KubernetesSpec,
+        campaign_id: str,
+        *,
+        clock: Clock | None = None,
+        connect: Callable[[KubernetesSpec], KubernetesApi] = KubernetesApi,
+    ) -> None:
+        self._spec = spec
+        self._campaign_id = campaign_id
+        self._clock = clock or SystemClock()
+        self._connect = connect
+        self._made: KubernetesApi | None = None
+
+    @property
+    def api(self) -> KubernetesApi:
+        """The cluster's API. Raises ClusterError when the credentials cannot be read."""
+        if self._made is None:
+            self._made = self._connect(self._spec)
+        return self._made
+
+    def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:
+        """Whether the cluster can run these experiments, looked at without starting anything."""
+        try:
+            self.api.get("/version")
+            self.api.list(objects.collections(self._spec.namespace)["Deployment"], labels="never=matches")
+        except ClusterError as error:
+            return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
+        del experiments
+        return []
+
+    def sweep(self) -> Sequence[str]:
+        """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""
+        label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
+        sentences = []
+        for kind, collection in objects.collections(self._spec.namespace).items():
+            for one in self.api.list(collection, labels=label):
+                name = one["metadata"]["name"]
+                self.api.delete(f"{collection}/{name}", propagation="Foreground")
+                sentences.append(f"deleted {kind} {name} of an earlier run.")
+        deadline_s = time.monotonic() + SWEPT_GONE_S
+        path = objects.pods_path(self._spec.namespace)
+        while left := self.api.list(path, labels=label):
+            if time.monotonic() >= deadline_s:
+                for pod in left:
+                    self.api.delete(f"{path}/{pod['metadata']['name']}", grace_s=0)
+                    sentences.append(f"removed pod {pod['metadata']['name']} of an earlier run by force.")
+                break
+            time.sleep(SWEEP_POLL_S)
+        return sentences
+
+    def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
+        """Nothing yet."""
+        del experiment, folder, abort
+        return []
+
+    def deploy(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        on_death: Callable[[ReplicaDeath], None],
+    ) -> KubernetesDeployment:
+        """Start the replicas and return when each has served. See Backend.deploy."""
+        made = objects.workload(experiment, folder, self._spec, self._campaign_id)
+        deployment = KubernetesDeployment(self.api, self._spec, made, experiment, folder, clock=self._clock)
+        try:
+            deployment.start(abort)
+            deployment.watch(on_death)
+        except BaseException:
+            # Why it failed is what counts; what cannot be deleted now is swept when the campaign goes on.
+            with contextlib.suppress(BackendError):
+                deployment.stop(timeout_s=experiment.timing.drain_timeout_s)
+            raise
+        return deployment

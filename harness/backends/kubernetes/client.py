@@ -1,0 +1,296 @@
+"""The Kubernetes API over plain requests: every call has a timeout, and is tried again where that can help.
+
+Objects are dictionaries as the API has them. Whatever is asked twice here does no harm when the first request
+had been heard after all: reads, server-side apply, merge patches and deletions.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import urllib3
+
+from harness.backends.kubernetes import refusals
+from harness.backends.kubernetes.connect import Connection, connect
+from harness.backends.kubernetes.retry import SETTLING, TRANSIENT, Patience
+from harness.errors import BackendError, ClusterError
+from harness.spec import KubernetesSpec
+
+FIELD_MANAGER = "gpu-sharing-harness"
+FIRST_CONTACT_S = 5.0
+SETTLE_S = 5.0
+BUSY_S = 60.0
+CHUNK_BYTES = 1 << 18
+JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer that is a success."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class KubernetesApi:
+    """One API server; safe to use from several threads.
+
+    Args:
+        spec: timeouts, namespace and credentials.
+        abort: when it is set, nothing is tried again; None: nobody aborts.
+        reconnect: makes a connection with fresh credentials; None: from ``spec``.
+    """
+
+    def __init__(
+        self,
+        spec: KubernetesSpec,
+        *,
+        abort: threading.Event | None = None,
+        reconnect: Callable[[], Connection] | None = None,
+    ) -> None:
+        self.namespace = spec.namespace
+        self.timeout_s = spec.api_timeout_s
+        self._outage_s = spec.outage_s
+        self._reconnect = reconnect or (lambda: connect(spec))
+        self._connection = self._reconnect()
+        self._abort = abort or threading.Event()
+        self._reached = False
+
+    @property
+    def connection(self) -> Connection:
+        """The server and the credentials in use."""
+        return self._connection
+
+    @property
+    def url(self) -> str:
+        """Where the API server is."""
+        return self._connection.url
+
+    def until(self, abort: threading.Event) -> KubernetesApi:
+        """The same server, for somebody who stops trying when ``abort`` is set."""
+        other = object.__new__(KubernetesApi)
+        other.__dict__.update(self.__dict__, _abort=abort)
+        return other
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> Object:
+        """One object. Raises ClusterError."""
+        return _parsed(self.exchange("GET", path, query=query))
+
+    def find(self, path: str, query: Mapping[str, str] | None = None) -> Object | None:
+        """One object, or None where there is none. Raises ClusterError."""
+        try:
+            return self.get(path, query)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def list(self, path: str, *, labels: str = "", fields: str = "") -> list[Object]:
+        """The objects that match. Raises ClusterError."""
+        return list(self.get(path, selectors(labels, fields)).get("items") or [])
+
+    def text(self, path: str, query: Mapping[str, str] | None = None, *, patience_s: float | None = None) -> str:
+        """An answer that is no object, e.g. a log. Raises ClusterError."""
+        return self.exchange("GET", path, query=query, patience_s=patience_s).body.decode(errors="replace")
+
+    def server_time_s(self) -> float | None:
+        """What the API server's clock says, seconds since the epoch; None when it does not. Raises ClusterError."""
+        date = self.exchange("GET", "/version").headers.get("Date")
+        return parsedate_to_datetime(date).timestamp() if date else None
+
+    def create(self, path: str, body: Mapping[str, Any]) -> Object:
+        """The answer to a POST. Raises ClusterError."""
+        return _parsed(self.exchange("POST", path, body=body))
+
+    def apply(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Server-side apply of one object at its path. Raises ClusterError."""
+        query = {"fieldManager": FIELD_MANAGER, "force": "true"}
+        return _parsed(self.exchange("PATCH", path, query=query, body=body, content_type=APPLY))
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Object:
+        """Merge ``body`` into an object. Raises ClusterError."""
+        return _parsed(self.exchange("PATCH", path, body=body, content_type=MERGE))
+
+    def delete(self, path: str, *, grace_s: int | None = None, propagation: str = "Background") -> bool:
+        """Delete one object; False when it was gone already. Raises ClusterError."""
+        options: Object = {"propagationPolicy": propagation}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        try:
+            self.exchange("DELETE", path, body=options)
+        except ClusterError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def exchange(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = JSON,
+        patience_s: float | None = None,
+    ) -> Reply:
+        """One request, tried again as long as that can help.
+
+        Args:
+            method: GET, POST, PATCH or DELETE.
+            path: from the server's root.
+            query: parameters.
+            body: sent as JSON.
+            content_type: of the body.
+            patience_s: seconds to go on trying; None: as long as the campaign allows an outage to last.
+
+        Raises:
+            ClusterError: refused, or not reached in that time.
+            BackendError: aborted.
+        """
+        limit_s = self._limit_s() if patience_s is None else patience_s
+        patience = Patience(limit_s)
+        data = None if body is None else json.dumps(body).encode()
+        renewed = False
+        while True:
+            try:
+                reply = self._send(method, path, query or {}, data, content_type)
+            except urllib3.exceptions.HTTPError as error:
+                self._pause(patience.pause_s(), refusals.unreachable(self.url, error, patience.spent_s), error)
+                continue
+            if reply.status < 300:
+                self._reached = True
+                return reply
+            refusal = refusals.refused(method, path, reply.status, reply.body)
+            if reply.status == 401 and not renewed:
+                renewed = True
+                self._connection = self._reconnect()
+            elif not self._worth_a_try(reply.status, patience.spent_s):
+                raise refusal
+            self._pause(patience.pause_s(reply.headers), refusal, None)
+
+    def stream(
+        self, path: str, query: Mapping[str, str], *, headers: Mapping[str, str] | None = None, silence_s: float
+    ) -> Iterator[urllib3.BaseHTTPResponse]:
+        """One answer, to be read as it comes; tried once.
+
+        Raises:
+            ClusterError: refused.
+            urllib3.exceptions.HTTPError: not reached, cut off, or silent for ``silence_s`` seconds.
+        """
+        answer = self._connection.pool.request(
+            "GET",
+            self._target(path, query),
+            headers={**self._connection.authorization(), **(headers or {})},
+            timeout=urllib3.Timeout(connect=self.timeout_s, read=silence_s),
+            retries=False,
+            preload_content=False,
+        )
+        # A connection whose answer was not read to its end is of no use to anybody else.
+        with closing(answer):
+            if answer.status >= 300:
+                raise refusals.refused("GET", path, answer.status, answer.read(65_536))
+            yield answer
+
+    def download(self, path: str, target: Path, *, patience_s: float) -> int:
+        """Fetch a growing file that understands ranges; a broken connection goes on where it ended.
+
+        Args:
+            path: of the file.
+            target: new file to write.
+            patience_s: seconds without any progress after which it is given up.
+
+        Returns:
+            Number of bytes.
+
+        Raises:
+            ClusterError: refused, or no progress for that time.
+            BackendError: aborted.
+        """
+        patience = Patience(patience_s)
+        with target.open("wb") as file:
+            while True:
+                try:
+                    self._continue_download(path, file, patience)
+                except urllib3.exceptions.HTTPError as error:
+                    self._pause(patience.pause_s(), refusals.unreachable(self.url, error, patience.spent_s), error)
+                except ClusterError as error:
+                    if error.status not in TRANSIENT:
+                        raise
+                    self._pause(patience.pause_s(), error, None)
+                else:
+                    return file.tell()
+
+    def _continue_download(self, path: str, file: Any, patience: Patience) -> None:
+        done = file.tell()
+        headers = {"Range": f"bytes={done}-"} if done else {}
+        for answer in self.stream(path, {}, headers=headers, silence_s=self.timeout_s):
+            if done and answer.status != 206:
+                file.seek(0)  # whoever answered knows no ranges
+                file.truncate()
+            for chunk in answer.stream(CHUNK_BYTES):
+                file.write(chunk)
+                patience.progress()
+
+    def _worth_a_try(self, status: int, spent_s: float) -> bool:
+        """Whether a refusal may be another answer in a moment."""
+        if status in TRANSIENT:
+            return spent_s < BUSY_S
+        return self._reached and status in SETTLING and spent_s < SETTLE_S
+
+    def _limit_s(self) -> float:
+        return self._outage_s if self._reached else min(FIRST_CONTACT_S, self._outage_s)
+
+    def _send(self, method: str, path: str, query: Mapping[str, str], data: bytes | None, content_type: str) -> Reply:
+        headers = {**self._connection.authorization(), "Accept": "application/json, */*"}
+        if data is not None:
+            headers["Content-Type"] = content_type
+        answer = self._connection.pool.request(
+            method,
+            self._target(path, query),
+            headers=headers,
+            body=data,
+            timeout=urllib3.Timeout(connect=self.timeout_s, read=self.timeout_s),
+            retries=False,
+        )
+        return Reply(answer.status, answer.headers, answer.data)
+
+    def _target(self, path: str, query: Mapping[str, str]) -> str:
+        return f"{self.url}{quote(path, safe='/:~')}{'?' if query else ''}{urlencode(query)}"
+
+    def _pause(self, pause_s: float | None, failure: ClusterError, cause: Exception | None) -> None:
+        """Wait for the next try. Raises the failure when there is none, BackendError when aborted."""
+        if pause_s is None:
+            raise failure from cause
+        if self._abort.wait(pause_s):
+            raise BackendError(f"stopped while the API server did not answer: {failure.message}") from failure
+
+
+def selectors(labels: str, fields: str) -> dict[str, str]:
+    """Query parameters of a list or a watch."""
+    query = {"labelSelector": labels, "fieldSelector": fields}
+    return {name: value for name, value in query.items() if value}
+
+
+def _parsed(reply: Reply) -> Object:
+    try:
+        answer = json.loads(reply.body)
+    except ValueError as error:
+        raise ClusterError(
+            f"The API server's answer is no JSON: {refusals.said(reply.body)!r}.",
+            advice="Is there a login page or a proxy in between?",
+        ) from error
+    if not isinstance(answer, dict):
+        raise ClusterError(f"The API server's answer is no object: {refusals.said(reply.body)!r}.")
+    return answer

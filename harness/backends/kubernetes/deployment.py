@@ -1,0 +1,286 @@
+"""The replicas of one experiment as pods: brought up, watched, asked for their results, ended."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from harness.backends.base import RecordingRequest, ReplicaDeath
+from harness.backends.kubernetes import collect, nodes, objects, pods, prometheus, rollout
+from harness.backends.kubernetes.client import KubernetesApi, Object
+from harness.backends.kubernetes.objects import Workload
+from harness.backends.kubernetes.pods import PodReplica
+from harness.backends.kubernetes.watch import Watcher
+from harness.backends.kubernetes.watchman import Watchman
+from harness.clock import Clock
+from harness.errors import BackendError, ClusterError, ReplicaDiedError
+from harness.metrics.recording import Recording
+from harness.results import layout
+from harness.results.manifest import Provenance
+from harness.results.provenance import collect as this_machine
+from harness.spec import Device, ExperimentSpec, KubernetesSpec
+
+LOOK_S = 0.25
+FORCE_AFTER_S = 20.0
+FORCED_GONE_S = 20.0
+START_ADVICE = {
+    3: "Change the workload's device, factory or settings in the campaign file as the message says.",
+    4: "Use fewer replicas, a smaller batch, or a node with more memory.",
+}
+
+
+class KubernetesDeployment:
+    """One attempt's Deployment or Job and its pods.
+
+    Args:
+        api: of the cluster.
+        spec: how replicas stand in it.
+        workload: what to make.
+        experiment: what it runs.
+        folder: the attempt's.
+        clock: real time.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        spec: KubernetesSpec,
+        workload: Workload,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._api, self._spec, self._workload = api, spec, workload
+        self._experiment, self._folder, self._clock = experiment, folder, clock
+        self._news = threading.Event()
+        name = f"metadata.name={workload.name}"
+        self._owners = Watcher(api, workload.collection, fields=name, listener=self._notify)
+        path = objects.pods_path(spec.namespace)
+        self._pods = Watcher(api, path, labels=workload.selector, listener=self._notify)
+        self._statuses: list[dict[str, Any]] = []
+        self._nodes: list[Object] = []
+        self._watchman: Watchman | None = None
+        self._made = False
+        self._stopped = False
+        self.replicas: list[PodReplica] = []
+
+    @property
+    def deaths(self) -> Sequence[ReplicaDeath]:
+        """Replicas that have ended by themselves so far."""
+        return self._watchman.deaths if self._watchman else ()
+
+    def statuses(self) -> Sequence[Mapping[str, Any]]:
+        """What each replica said of itself, and which pod, node and image it is."""
+        return self._statuses
+
+    def telemetry(self, path: Path, *, interval_s: float) -> None:
+        """None: the devices are in another machine."""
+
+    def provenance(self) -> Provenance:
+        """The nodes of the replicas, and this harness."""
+        return nodes.provenance(self._nodes, self._statuses, this_machine().software)
+
+    def recording(self, request: RecordingRequest) -> Recording:
+        """From the Prometheus that watches the cluster. Raises StorageError."""
+        if self._watchman:
+            self._watchman.tell(request.notice)
+        return prometheus.recording(self._api, self._spec, self.replicas, self._folder, request)
+
+    def start(self, abort: threading.Event) -> None:
+        """Make the object and return when every replica has served.
+
+        Raises:
+            ReplicaDiedError: one ended by itself.
+            BackendError: the cluster refuses or cannot place a replica, one did not serve in time, or ``abort`` was set.
+        """
+        api = self._api.until(abort)
+        if abort.is_set():
+            raise BackendError("deploying was stopped before every replica had served.")
+        self._owners.start()
+        self._pods.start()
+        self._apply(api)
+        self._wait_ready(abort)
+        self._learn(api)
+
+    def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
+        """From here on report each replica that ends."""
+        self._watchman = Watchman(self._api, self.replicas, self._pods, self._folder, self._clock, on_death)
+        self._watchman.start()
+
+    def stop(self, *, timeout_s: float) -> Sequence[str]:
+        """Fetch what the replicas wrote, end them, and wait until their pods are gone."""
+        if self._stopped:
+            return []
+        self._stopped = True
+        try:
+            remarks = self._watchman.stop() if self._watchman else []
+            return [*remarks, *self._collect(), *self._end(timeout_s)]
+        finally:
+            self._owners.stop()
+            self._pods.stop()
+
+    def _apply(self, api: KubernetesApi) -> None:
+        self._made = True
+        try:
+            api.apply(self._workload.path, self._workload.body)
+        except ClusterError as error:
+            self._made = error.status is None or error.status >= 500
+            raise
+
+    def _notify(self, _kind: str, _one: Object) -> None:
+        self._news.set()
+
+    def _wait_ready(self, abort: threading.Event) -> None:
+        timeout_s, now_s = self._experiment.timing.ready_timeout_s, self._clock.now_s
+        deadline_s, pending_since_s = now_s() + timeout_s, math.inf
+        while True:
+            self._news.clear()
+            if abort.is_set():
+                raise BackendError("deploying was stopped before every replica had served.")
+            progress = self._look()
+            if progress.done:
+                return
+            if progress.ended is not None:
+                raise self._died(progress.ended)
+            hindrance = progress.hindrance
+            pending_since_s = min(pending_since_s, now_s()) if hindrance else math.inf
+            if progress.stuck or (hindrance and now_s() >= pending_since_s + self._spec.pending_s):
+                raise _hindered(progress.stuck or hindrance)
+            if now_s() >= deadline_s:
+                raise BackendError(
+                    f"not every replica served within {timeout_s:g} s: {progress.waiting}.{self._last_event()}",
+                    advice="Raise timing.ready_timeout_s, or look at it: kubectl describe pods",
+                )
+            self._news.wait(LOOK_S)
+
+    def _look(self) -> rollout.Progress:
+        away_s = max(self._owners.away_s, self._pods.away_s)
+        if away_s > self._spec.outage_s:
+            raise ClusterError(
+                f"The API server at {self._api.url} has not answered for {away_s:.0f} s, while replicas were starting.",
+                advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
+            )
+        owners = self._owners.objects
+        if not owners:
+            return rollout.Progress(False, waiting=f"the {self._workload.kind} {self._workload.name} is not there")
+        return rollout.look({"kind": self._workload.kind, **owners[0]}, self._pods.objects, self._experiment.replicas)
+
+    def _died(self, ended: rollout.Ended) -> ReplicaDiedError:
+        found = sorted(self._pods.objects, key=pods.sort_key)
+        index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
+        previous = pods.restarts(ended.pod) > 0
+        lines = collect.last_lines(self._api, pods.name(ended.pod), previous=previous)
+        death = ReplicaDeath(index, self._clock.now_s(), ended.end.exit_code, lines, ended.end.reason)
+        code = ended.end.exit_code
+        advice = "Run the workload by itself to see why: python -m harness.workloads"
+        return ReplicaDiedError(
+            f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=START_ADVICE.get(code or 0, advice)
+        )
+
+    def _last_event(self) -> str:
+        """What a controller or kubelet complained about last, where the status of the pods does not say it."""
+        path = f"/api/v1/namespaces/{self._spec.namespace}/events"
+        try:
+            found = self._api.list(path, fields="type=Warning,involvedObject.kind=Pod")
+        except BackendError:
+            return ""  # not allowed, or the server is gone: it would have been a help, no more
+        names = {pods.name(pod) for pod in self._pods.objects}
+        about = [event for event in found if event["involvedObject"].get("name") in names]
+        latest = max(about, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+        return f" The last warning: {latest.get('reason')}: {latest.get('message')}" if latest else ""
+
+    def _learn(self, api: KubernetesApi) -> None:
+        """Ask every replica what it is; and the cluster, where it is."""
+        found = sorted(self._pods.objects, key=pods.sort_key)
+        replicas = [pods.as_replica(pod, index) for index, pod in enumerate(found)]
+        with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
+            statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
+        self.replicas = [
+            replica.with_gpu(str(status.get("device_uuid") or ""))
+            for replica, status in zip(replicas, statuses, strict=True)
+        ]
+        self._statuses = [
+            {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
+        ]
+        self._refuse_silent_cpu()
+        self._nodes = self._read_nodes(api)
+
+    def _read_nodes(self, api: KubernetesApi) -> list[Object]:
+        try:
+            found = [api.find(f"/api/v1/nodes/{name}") for name in dict.fromkeys(one.node for one in self.replicas)]
+        except ClusterError:
+            return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
+        return [node for node in found if node is not None]
+
+    def _refuse_silent_cpu(self) -> None:
+        """A replica that was given a GPU and does not use it would be measured for hours on the CPU."""
+        workload = self._experiment.workload
+        if not self._spec.gpus_per_replica or workload.device is not Device.AUTO or workload.factory is not None:
+            return
+        on_cpu = [status for status in self._statuses if status.get("device") == "cpu"]
+        if on_cpu:
+            raise BackendError(
+                f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
+                f"{self._spec.gpu_resource}: {self._spec.gpus_per_replica}.",
+                advice="Check `kubernetes.runtime_class` and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
+            )
+
+    def _collect(self) -> list[str]:
+        dead = {death.replica for death in self.deaths if death.exit_code is None}
+        if self.replicas:
+            return collect.results(self._api, [one for one in self.replicas if one.index not in dead], self._folder)
+        for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
+            log = layout.replica_log(self._folder, index)
+            try:
+                restarted = pods.restarts(pod) > 0
+                collect.save_log(self._api, pods.name(pod), log, restarted=restarted, patience_s=collect.QUICK_S)
+            except BackendError:
+                continue  # it never ran, so that there is no log; why it did not is said already
+        return []
+
+    def _end(self, timeout_s: float) -> list[str]:
+        """Delete the object and wait for its pods; those that stay are removed by force."""
+        if not self._made:
+            return []
+        self._api.delete(self._workload.path, propagation="Foreground")
+        if self._gone_within(timeout_s + FORCE_AFTER_S):
+            return self._unclean()
+        sentences = []
+        for pod in self._pods.objects:
+            where = pod["spec"].get("nodeName") or "no node"
+            sentences.append(
+                f"pod {pods.name(pod)} on {where} did not end within {timeout_s + FORCE_AFTER_S:g} s and was removed by force."
+            )
+            self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{pods.name(pod)}", grace_s=0)
+        if not self._gone_within(FORCED_GONE_S):
+            sentences.append(f"the {self._workload.kind} {self._workload.name} is still there.")
+        return sentences
+
+    def _unclean(self) -> list[str]:
+        return self._watchman.unclean_ends() if self._watchman else []
+
+    def _gone_within(self, timeout_s: float) -> bool:
+        deadline_s = self._clock.now_s() + timeout_s
+        while self._owners.objects or self._pods.objects or self._still_there():
+            self._news.clear()
+            if self._clock.now_s() >= deadline_s:
+                return False
+            self._news.wait(LOOK_S)
+        return True
+
+    def _still_there(self) -> bool:
+        """Ask, once the watches see nothing: they may not have seen the beginning yet."""
+        path = objects.pods_path(self._spec.namespace)
+        return self._api.find(self._workload.path) is not None or bool(
+            self._api.list(path, labels=self._workload.selector)
+        )
+
+
+def _hindered(hindrance: pods.Obstacle | None) -> BackendError:
+    assert hindrance is not None  # noqa: S101 - the caller has seen one
+    return BackendError(f"replicas cannot start: {hindrance}.", advice=hindrance.advice)

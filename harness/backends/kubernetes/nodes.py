@@ -1,0 +1,71 @@
+"""What a node's status says: whether it can carry replicas, and what machine it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.backends.kubernetes.pods import Object, condition
+from harness.results.manifest import Gpu, Host, Provenance, Software
+
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def not_ready(node: Object) -> str:
+    """Why the node is not ready, in its own words; empty when it is."""
+    ready = condition(node, "Ready")
+    if ready.get("status") == "True":
+        return ""
+    words = f"{ready.get('reason') or 'no condition Ready'}: {ready.get('message') or 'nobody says why'}"
+    return f"node {node['metadata']['name']} is NotReady: {words}".rstrip(".")
+
+
+def pressures(node: Object) -> dict[str, str]:
+    """The pressures that the node is under: kind and its own message."""
+    found = {kind: condition(node, kind) for kind in PRESSURES}
+    return {kind: str(one.get("message") or "") for kind, one in found.items() if one.get("status") == "True"}
+
+
+def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
+    """The first node as the host, and every GPU that a replica sees. ``nodes``: empty where they cannot be read."""
+    gpus: dict[str, str] = {}
+    for status in statuses:
+        if status.get("device_uuid"):
+            gpus.setdefault(str(status["device_uuid"]), str(status.get("device_name") or "unknown"))
+    return Provenance(
+        host=_host(nodes, statuses),
+        gpus=[Gpu(index=index, name=name, uuid=uuid) for index, (uuid, name) in enumerate(gpus.items())],
+        gpus_absent="" if gpus else "no replica sees a GPU",
+        software=software,
+    )
+
+
+def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Host:
+    names = list(dict.fromkeys(str(status.get("node") or "unknown") for status in statuses)) or ["unknown"]
+    node: Mapping[str, Any] = nodes[0].get("status") or {} if nodes else {}
+    info: Mapping[str, Any] = node.get("nodeInfo") or {}
+    capacity: Mapping[str, Any] = node.get("capacity") or {}
+    host: Mapping[str, Any] = next((status["host"] for status in statuses if status.get("host")), {})
+    return Host(
+        hostname=", ".join(names),
+        os=str(info.get("osImage") or "unknown"),
+        kernel=str(info.get("kernelVersion") or "unknown"),
+        architecture=str(info.get("architecture") or "unknown"),
+        cpu_model=str(host.get("cpu_model") or "unknown"),
+        cpus=int(quantity(str(capacity.get("cpu") or "0")) or 0),
+        memory_bytes=quantity(str(capacity.get("memory") or "")),
+        cgroup_version=None,
+        psi=bool(host.get("psi")),
+    )
+
+
+def quantity(text: str) -> int | None:
+    """A Kubernetes quantity as a whole number, rounded down; None when it is none."""
+    match = re.fullmatch(r"(\d+)(m|[KMGT]i|[kMGT])?", text)
+    if match is None:
+        return None
+    if match[2] == "m":
+        return int(match[1]) // 1000
+    return int(match[1]) * _UNITS[match[2] or ""]

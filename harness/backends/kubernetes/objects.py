@@ -1,0 +1,154 @@
+"""The object that is made for one experiment, rendered from the template that people can read."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+
+import harness
+from harness.backends.environment import workload_environment
+from harness.errors import HarnessError
+from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
+
+PORT = 8000
+REPLICA_DIR = "/var/run/replica"
+NOBODY = 65534
+CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
+EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
+KEEP_S = 3600
+"""Seconds that a Job, and the results in its pods, stay when nobody fetches them."""
+SLACK_S = 60.0
+"""Added to the time that a Job's replicas run: whatever the harness does between two phases."""
+_NAME_CHARACTERS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The owner of an experiment's replicas.
+
+    Attributes:
+        kind: Deployment or Job.
+        name: unique among the attempts of all campaigns.
+        path: of the object.
+        collection: path of the objects of its kind in its namespace.
+        labels: that every object of the attempt carries.
+        body: to apply.
+    """
+
+    kind: str
+    name: str
+    path: str
+    collection: str
+    labels: dict[str, str]
+    body: dict[str, Any]
+
+    @property
+    def selector(self) -> str:
+        """Selects the pods of this attempt and no other."""
+        return f"{EXPERIMENT_LABEL}={self.labels[EXPERIMENT_LABEL]}"
+
+
+def collections(namespace: str) -> dict[str, str]:
+    """Paths of the kinds that the harness makes, by kind."""
+    return {
+        "Deployment": f"/apis/apps/v1/namespaces/{namespace}/deployments",
+        "Job": f"/apis/batch/v1/namespaces/{namespace}/jobs",
+    }
+
+
+def pods_path(namespace: str) -> str:
+    """Path of the pods."""
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def workload(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> Workload:
+    """The object for one attempt.
+
+    Args:
+        experiment: what runs.
+        folder: the attempt's; its name tells attempts of one experiment apart.
+        spec: the cluster.
+        campaign_id: whose it is.
+    """
+    name = _name(experiment, folder, campaign_id)
+    labels = {
+        "app.kubernetes.io/name": experiment.workload.name,
+        "app.kubernetes.io/part-of": "gpu-sharing-harness",
+        "app.kubernetes.io/managed-by": "gpu-sharing-harness",
+        CAMPAIGN_LABEL: campaign_id,
+        EXPERIMENT_LABEL: name,
+    }
+    kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
+    collection = collections(spec.namespace)[kind]
+    body = yaml.safe_load(_template().render(_values(experiment, spec, name, labels)))
+    return Workload(kind, name, f"{collection}/{name}", collection, labels, body)
+
+
+def _name(experiment: ExperimentSpec, folder: Path, campaign_id: str) -> str:
+    """Readable, valid everywhere, and another one for every attempt."""
+    attempt = f"{campaign_id}/{experiment.experiment_id}/{folder.name}"
+    digest = hashlib.sha256(attempt.encode()).hexdigest()[:8]
+    readable = f"{experiment.workload.name[: _NAME_CHARACTERS - 6]}-r{experiment.replicas}".strip("-")
+    return f"{readable}-{digest}"
+
+
+def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    timing, indexed = experiment.timing, spec.kind is WorkloadKind.JOB
+    run_s = run_time_s(timing)
+    bounded = {"RUN_SECONDS": repr(run_s), "LINGER_SECONDS": repr(float(KEEP_S))} if indexed else {}
+    return {
+        "indexed": indexed,
+        "name": name,
+        "namespace": spec.namespace,
+        "labels": labels,
+        "replicas": experiment.replicas,
+        "deadline_s": math.ceil(timing.ready_timeout_s + run_s + KEEP_S + timing.drain_timeout_s),
+        "keep_s": KEEP_S,
+        "startup_tries": math.ceil(timing.ready_timeout_s),
+        "grace_s": math.ceil(timing.drain_timeout_s),
+        "port": PORT,
+        "service_account": spec.service_account,
+        "runtime_class": spec.runtime_class if spec.gpus_per_replica else None,
+        "node_selector": spec.node_selector,
+        "tolerations": [one.model_dump(exclude_none=True) for one in spec.tolerations],
+        "user": NOBODY,
+        "image": spec.image,
+        "image_pull_policy": spec.image_pull_policy.value,
+        "gpu_resource": spec.gpu_resource,
+        "gpus": spec.gpus_per_replica,
+        "replica_dir": REPLICA_DIR,
+        "environment": {
+            **workload_environment(experiment.workload),
+            "PORT": str(PORT),
+            "REPLICA_DIR": REPLICA_DIR,
+            "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
+            **bounded,
+        },
+    }
+
+
+def run_time_s(timing: Timing) -> float:
+    """Seconds that a Job's replica serves: long enough for the slowest of them to start, and for every phase."""
+    return timing.ready_timeout_s + timing.stabilise_s + timing.window_s + timing.record_s + SLACK_S
+
+
+def _template() -> jinja2.Template:
+    """The template of the checkout this package lies in, or that beside an installed package."""
+    package = Path(harness.__file__).resolve().parent
+    places = [root / "templates/kubernetes/workloads" for root in (package.parent, package)]
+    for place in places:
+        if (place / "replicas.yaml.j2").is_file():
+            loader = jinja2.FileSystemLoader(place)
+            # It renders YAML, where every value that is not ours is written as JSON.
+            environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701
+            return environment.get_template("replicas.yaml.j2")
+    raise HarnessError(
+        f"The templates of the replicas are neither in {places[0]} nor in {places[1]}.",
+        advice="Run the harness from its checkout, or reinstall it.",
+    )

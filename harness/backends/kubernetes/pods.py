@@ -1,0 +1,224 @@
+"""What a pod's status says: whether it serves, why it does not, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+Object = dict[str, Any]
+
+CONTAINER = "replica"
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+PORT_ANNOTATION = "prometheus.io/port"
+EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
+
+HOPELESS_WAITS = {
+    "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
+    "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
+    "InvalidImageName": "Mend `kubernetes.image` in the campaign file.",
+    "CreateContainerConfigError": "Mend what the message names.",
+    "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",
+    "RunContainerError": "Look at the node's container runtime (journalctl -u crio), and at the runtime class.",
+    "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.workloads",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PodReplica:
+    """One replica that serves, and where.
+
+    Attributes:
+        index: of the replica.
+        pod: name of its pod.
+        uid: of the pod; a pod of the same name with another uid is another replica.
+        node: name of the node it runs on.
+        namespace: of the pod.
+        port: of its ``/metrics``.
+        experiment: value of the pod's experiment label, the same for all replicas of one attempt.
+        image: reference that was asked for.
+        image_id: what ran: with its digest where the runtime tells.
+        gpu_uuid: of the device it sees; empty on a CPU.
+        restarts: of its container when it began to serve.
+    """
+
+    index: int
+    pod: str
+    uid: str
+    node: str
+    namespace: str
+    port: int
+    experiment: str
+    image: str
+    image_id: str
+    gpu_uuid: str = ""
+    restarts: int = 0
+
+    def with_gpu(self, uuid: str) -> PodReplica:
+        """The same replica, on this device."""
+        return replace(self, gpu_uuid=uuid)
+
+    def facts(self) -> dict[str, Any]:
+        """What the manifest keeps of it."""
+        return {
+            "replica": self.index,
+            "pod": self.pod,
+            "namespace": self.namespace,
+            "node": self.node,
+            "image": self.image,
+            "image_id": self.image_id,
+            "gpu_uuid": self.gpu_uuid,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a pod, or its container, ended.
+
+    Attributes:
+        exit_code: None: there is none.
+        reason: in the words of the kubelet or of whoever ended it.
+    """
+
+    exit_code: int | None
+    reason: str
+
+
+def name(pod: Object) -> str:
+    """Name of the pod."""
+    return str(pod["metadata"]["name"])
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether it serves, and nobody is ending it."""
+    return condition(pod, "Ready").get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
+
+
+def condition(one: Object, kind: str) -> Mapping[str, Any]:
+    """A condition of an object; empty when it has none of that kind."""
+    found = (one.get("status") or {}).get("conditions") or []
+    return next((entry for entry in found if entry.get("type") == kind), {})
+
+
+def container_status(pod: Object) -> Mapping[str, Any]:
+    """The status of the replica's container; empty before the kubelet has written one."""
+    found = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((entry for entry in found if entry.get("name") == CONTAINER), {})
+
+
+def restarts(pod: Object) -> int:
+    """How often its container was started again."""
+    return int(container_status(pod).get("restartCount") or 0)
+
+
+def sort_key(pod: Object) -> tuple[int, str]:
+    """Order of the replicas: a job's own index, else the name."""
+    index = (pod["metadata"].get("annotations") or {}).get(INDEX_ANNOTATION, "0")
+    return int(index), name(pod)
+
+
+def as_replica(pod: Object, index: int) -> PodReplica:
+    """A pod that serves, as a replica."""
+    metadata, status = pod["metadata"], container_status(pod)
+    return PodReplica(
+        index=index,
+        pod=name(pod),
+        uid=str(metadata["uid"]),
+        node=str(pod["spec"].get("nodeName") or ""),
+        namespace=str(metadata["namespace"]),
+        port=int(metadata["annotations"][PORT_ANNOTATION]),
+        experiment=str(metadata["labels"][EXPERIMENT_LABEL]),
+        image=str(pod["spec"]["containers"][0]["image"]),
+        image_id=str(status.get("imageID") or ""),
+        restarts=restarts(pod),
+    )
+
+
+def end_of(pod: Object, *, restarts_before: int = 0) -> End | None:
+    """How this pod ended, or is being ended; None while nothing speaks against it."""
+    status = pod.get("status") or {}
+    why = _why_ended(pod)
+    container = container_status(pod)
+    for state in _terminated(container, restarts_before):
+        reason = str(state.get("reason") or "")
+        known = reason if reason not in {"", "Error", "Completed"} else ""
+        return End(int(state["exitCode"]), "; ".join(part for part in (known, why) if part))
+    if status.get("phase") == "Failed":
+        return End(None, why or "the pod failed")
+    if "deletionTimestamp" in pod["metadata"]:
+        return End(None, why or "the pod was deleted")
+    return None
+
+
+def _terminated(container: Mapping[str, Any], restarts_before: int) -> Iterator[Mapping[str, Any]]:
+    state = (container.get("state") or {}).get("terminated")
+    if state:
+        yield state
+    last = (container.get("lastState") or {}).get("terminated")
+    if last and int(container.get("restartCount") or 0) > restarts_before:
+        yield last
+
+
+def _why_ended(pod: Object) -> str:
+    """``Evicted: The node was low on resource: memory.``, a drain, a preemption; empty when nobody says."""
+    status, disruption = pod.get("status") or {}, condition(pod, "DisruptionTarget")
+    if status.get("reason"):
+        return _sentence(status["reason"], status.get("message"))
+    if disruption.get("status") == "True":
+        return _sentence(disruption.get("reason"), disruption.get("message"))
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a pod does not come up.
+
+    Attributes:
+        reason: the object's own word, e.g. ``ImagePullBackOff``.
+        message: the object's own sentence.
+        advice: what to do.
+    """
+
+    reason: str
+    message: str
+    advice: str
+
+    def __str__(self) -> str:
+        return _sentence(self.reason, self.message)
+
+
+def obstacle(pod: Object) -> Obstacle | None:
+    """What this pod waits for that will not come by itself; None while there is hope."""
+    status = container_status(pod)
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    reason = str(waiting.get("reason") or "")
+    if reason in HOPELESS_WAITS:
+        return Obstacle(reason, str(waiting.get("message") or ""), HOPELESS_WAITS[reason])
+    return None
+
+
+def unschedulable(pod: Object) -> Obstacle | None:
+    """Why no node takes this pod; None when one has, or nobody has looked yet."""
+    scheduled = condition(pod, "PodScheduled")
+    if scheduled.get("status") != "False" or not scheduled.get("reason"):
+        return None
+    message = str(scheduled.get("message") or "")
+    return Obstacle(str(scheduled["reason"]), message, "Use fewer replicas, free what is held, or add a node.")
+
+
+def waits_for(pod: Object) -> str:
+    """What a pod that does not serve yet is doing, in a few words."""
+    status = container_status(pod)
+    waiting = (status.get("state") or {}).get("waiting") or {}
+    if waiting.get("reason"):
+        return _sentence(waiting["reason"], waiting.get("message"))
+    found = unschedulable(pod)
+    if found is not None:
+        return str(found)
+    phase = str((pod.get("status") or {}).get("phase") or "not seen by a node yet")
+    return "running, not serving yet" if phase == "Running" else phase
+
+
+def _sentence(reason: object, message: object) -> str:
+    text = " ".join(str(message or "").split()).rstrip(".")
+    return f"{reason}: {text}" if text else str(reason or "")
