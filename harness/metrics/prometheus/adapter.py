@@ -41,6 +41,7 @@ _UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
 """503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
 
 _CLIP = 300
+Headers = Mapping[str, str]
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -83,7 +84,8 @@ class PrometheusServer:
     Args:
         url: e.g. ``http://127.0.0.1:30090``.
         timeout_s: for every query, here and on the server.
-        headers: sent with every request, e.g. for authentication; never shown.
+        headers: sent with every request, e.g. for authentication, or a function that gives them: a token may be
+            exchanged while an hour is recorded. Never shown.
         verify: whether the server's certificate is checked, or the file of those who may have signed it.
         cert: files of a client certificate and its key.
     """
@@ -93,13 +95,13 @@ class PrometheusServer:
         url: str,
         *,
         timeout_s: float = 30.0,
-        headers: Mapping[str, str] | None = None,
+        headers: Headers | Callable[[], Headers] | None = None,
         verify: bool | str = True,
         cert: tuple[str, str] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
-        self._headers = dict(headers or {})
+        self._headers = headers if callable(headers) else lambda given=dict(headers or {}): given
         self._verify = verify
         self._cert = cert
         self._local = threading.local()
@@ -199,7 +201,7 @@ class PrometheusServer:
 
         def call(client: PrometheusConnect) -> Any:
             response = client._session.get(  # noqa: SLF001 - the client has no call for this; its session is made here
-                f"{self.url}/api/v1/{path}", params=params, headers=self._headers, timeout=self._timeout_s
+                f"{self.url}/api/v1/{path}", params=params, headers=client.headers, timeout=self._timeout_s
             )
             if response.status_code != HTTPStatus.OK:
                 raise PrometheusApiClientException(f"HTTP Status Code {response.status_code} ({response.content!r})")
@@ -244,12 +246,11 @@ class PrometheusServer:
             if urlsplit(self.url).hostname in _LOOPBACK:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
             session.hooks["response"].append(self._keep_notes)
-            client = PrometheusConnect(
-                self.url, headers=self._headers or None, retry=_NO_RETRY, session=session, timeout=self._timeout_s
-            )
+            client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
             self._local.client = client
             with self._lock:
                 self._connections.append(client)
+        client.headers = dict(self._headers())
         return client
 
     def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:

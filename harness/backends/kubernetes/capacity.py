@@ -1,0 +1,213 @@
+"""Preflight: are the nodes fit, and is there room on them for the replicas and for nobody else?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.backends.base import Finding, Severity
+from harness.spec import KubernetesSpec
+
+Object = Mapping[str, Any]
+
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+GPU_COUNT_LABEL = "nvidia.com/gpu.count"
+_ENDED = frozenset({"Succeeded", "Failed"})
+_NAMED = 5
+"""How many of a kind a sentence names."""
+
+
+@dataclass(slots=True)
+class NodeRoom:
+    """One node that replicas may be placed on.
+
+    Attributes:
+        offered: slices that it advertises.
+        held: slices that pods which are not ours ask for, by ``namespace/pod``.
+    """
+
+    name: str
+    offered: int
+    held: dict[str, int] = field(default_factory=dict)
+
+    def replicas(self, gpus_per_replica: int) -> int:
+        """How many replicas fit."""
+        return max(self.offered - sum(self.held.values()), 0) // gpus_per_replica
+
+
+def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether there is a node to run on, and what the nodes say of themselves."""
+    wanted = [node for node in nodes if _selected(node, spec)]
+    if not wanted:
+        selector = ", ".join(f"{key}={value}" for key, value in spec.node_selector.items())
+        message = f"no node has the labels {selector}." if selector else "the cluster has no node."
+        yield Finding(Severity.ERROR, "nodes", message, "Check the context, and `kubernetes.node_selector`.")
+        return
+    usable = [node for node in wanted if not unusable(node, spec)]
+    for node in wanted:
+        why = unusable(node, spec)
+        if why and not _is_control_plane_by_choice(node, usable):
+            severity = Severity.WARNING if usable else Severity.ERROR
+            advice = "Mend the node: kubectl describe node tells more."
+            yield Finding(severity, "nodes", f"node {_name(node)} takes no replica: {why}.", advice)
+    for node in usable:
+        for condition in _conditions(node):
+            if condition.get("type") in PRESSURES and condition.get("status") == "True":
+                yield Finding(
+                    Severity.ERROR,
+                    "pressure",
+                    f"node {_name(node)} is under {_words(condition)}.",
+                    "Free what it lacks first: replicas would be evicted in mid-experiment.",
+                )
+
+
+def check_gpus(
+    nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, replicas: int, campaign_id: str
+) -> Iterator[Finding]:
+    """Whether the slices are enough for ``replicas``, and who else has some."""
+    if not spec.gpus_per_replica:
+        return
+    rooms = room(nodes, pods, spec, campaign_id)
+    resource = spec.gpu_resource
+    if not any(one.offered for one in rooms):
+        yield Finding(
+            Severity.ERROR,
+            "gpus",
+            f"none of {len(rooms)} usable nodes advertises {resource}.",
+            "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not.",
+        )
+        return
+    fitting = sum(one.replicas(spec.gpus_per_replica) for one in rooms)
+    if fitting < replicas:
+        offers = ", ".join(f"{one.name} offers {one.offered}" for one in rooms if one.offered)
+        held = sum(sum(one.held.values()) for one in rooms)
+        yield Finding(
+            Severity.ERROR,
+            "gpus",
+            f"{replicas} replicas need {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
+            f"{offers}{f', of which others hold {held}' if held else ''}.",
+            "Use fewer replicas, or more slices: harness sharing time-slicing --replicas N.",
+        )
+    holders = [pod for one in rooms for pod in one.held]
+    if holders:
+        more = f" and {len(holders) - _NAMED} more" if len(holders) > _NAMED else ""
+        yield Finding(
+            Severity.WARNING,
+            "gpus",
+            f"pods that are not of this campaign hold {resource}: {', '.join(holders[:_NAMED])}{more}.",
+            "End them: whatever they do on the GPU is measured, too.",
+        )
+    yield from _number_of_devices(nodes, spec)
+
+
+def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, campaign_id: str) -> list[NodeRoom]:
+    """What each usable node offers, and who has some of it already."""
+    rooms = {
+        _name(node): NodeRoom(_name(node), _slices(node["status"].get("allocatable") or {}, spec))
+        for node in nodes
+        if _selected(node, spec) and not unusable(node, spec)
+    }
+    for pod in pods:
+        where = rooms.get(pod["spec"].get("nodeName") or "")
+        asked = _asked(pod, spec)
+        if where is not None and asked and not _ended(pod) and not _own(pod, campaign_id):
+            where.held[f"{pod['metadata']['namespace']}/{_name(pod)}"] = asked
+    return list(rooms.values())
+
+
+def unusable(node: Object, spec: KubernetesSpec) -> str:
+    """Why the scheduler would place no replica on a node, in the node's own words; empty when it would."""
+    ready = next((one for one in _conditions(node) if one.get("type") == "Ready"), {})
+    if ready.get("status") != "True":
+        return f"it is not ready ({_words(ready)})" if ready else "it has never been ready"
+    if node["spec"].get("unschedulable"):
+        return "it is cordoned (kubectl uncordon lets pods on it again)"
+    for taint in node["spec"].get("taints") or []:
+        if taint.get("effect") in {"NoSchedule", "NoExecute"} and not _tolerated(taint, spec):
+            return f"it has the taint {taint['key']}={taint.get('value', '')}:{taint['effect']}"
+    return ""
+
+
+def _number_of_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    if spec.expected_gpus is None:
+        return
+    counts = {
+        _name(node): node["metadata"]["labels"][GPU_COUNT_LABEL]
+        for node in nodes
+        if _selected(node, spec)
+        and not unusable(node, spec)
+        and str((node["metadata"].get("labels") or {}).get(GPU_COUNT_LABEL, "")).isdigit()
+    }
+    total = sum(int(count) for count in counts.values())
+    if counts and total != spec.expected_gpus:
+        found = ", ".join(f"{name}: {count}" for name, count in counts.items())
+        yield Finding(Severity.WARNING, "gpus", too_many(total, spec.expected_gpus, found), DEVICES_ADVICE)
+
+
+DEVICES_ADVICE = (
+    "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
+)
+
+
+def too_many(found: int, expected: int, where: str) -> str:
+    """The sentence about GPUs that are there and were not expected, or the other way round."""
+    return (
+        f"{found} GPUs where {expected} was expected ({where}): replicas are spread over what there is, not over one."
+    )
+
+
+def _selected(node: Object, spec: KubernetesSpec) -> bool:
+    labels = node["metadata"].get("labels") or {}
+    return all(labels.get(key) == value for key, value in spec.node_selector.items())
+
+
+def _is_control_plane_by_choice(node: Object, usable: Sequence[Object]) -> bool:
+    """A control plane that takes no pods is nothing to remark upon while other nodes do."""
+    labels = node["metadata"].get("labels") or {}
+    return bool(usable) and "node-role.kubernetes.io/control-plane" in labels
+
+
+def _tolerated(taint: Object, spec: KubernetesSpec) -> bool:
+    return any(
+        (one.key is None or one.key == taint["key"])
+        and (one.operator == "Exists" or (one.value or "") == (taint.get("value") or ""))
+        and one.effect in {None, taint["effect"]}
+        for one in spec.tolerations
+    )
+
+
+def _asked(pod: Object, spec: KubernetesSpec) -> int:
+    """Slices that the scheduler counts for a pod: an init container's are given back."""
+
+    def slices(kind: str) -> list[int]:
+        return [_slices((one.get("resources") or {}).get("limits") or {}, spec) for one in pod["spec"].get(kind) or []]
+
+    return max([sum(slices("containers")), *slices("initContainers")])
+
+
+def _slices(resources: Object, spec: KubernetesSpec) -> int:
+    return int(resources.get(spec.gpu_resource, 0))
+
+
+def _ended(pod: Object) -> bool:
+    return (pod.get("status") or {}).get("phase") in _ENDED
+
+
+def _own(pod: Object, campaign_id: str) -> bool:
+    labels = pod["metadata"].get("labels") or {}
+    return bool(campaign_id) and labels.get("gpu-sharing-harness/campaign") == campaign_id
+
+
+def _conditions(node: Object) -> list[Object]:
+    return list((node.get("status") or {}).get("conditions") or [])
+
+
+def _words(condition: Object) -> str:
+    message = " ".join(str(condition.get("message") or "").split()).rstrip(".")
+    said = ": ".join(part for part in (str(condition.get("reason") or ""), message) if part)
+    return f"{condition.get('type')}, {said}" if said else str(condition.get("type"))
+
+
+def _name(one: Object) -> str:
+    return str(one["metadata"]["name"])

@@ -1,0 +1,93 @@
+"""Everything that can be known about a cluster before a pod is started. Nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes import capacity, grafana, monitoring, rights
+from harness.backends.kubernetes.rights import Api
+from harness.errors import ClusterError, PrometheusError
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec
+
+API_SKEW_S = 3.0
+"""The API server's clock is told in whole seconds, after a round trip."""
+
+
+def check(
+    api: Api,
+    spec: KubernetesSpec,
+    experiments: Sequence[ExperimentSpec],
+    *,
+    campaign_id: str,
+    prometheus: Callable[[], PrometheusServer],
+) -> list[Finding]:
+    """What would keep these experiments from running, or from meaning something.
+
+    Args:
+        api: of the cluster.
+        spec: what the campaign says of it.
+        experiments: that are going to run.
+        campaign_id: of the campaign, whose own pods hold no slice against it.
+        prometheus: makes the connection to the server that records.
+    """
+    try:
+        nodes = api.list("/api/v1/nodes")
+    except ClusterError as error:
+        if error.status is None or error.status == 401:
+            return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
+        nodes = None
+    findings = [
+        *_tried("namespace", lambda: rights.check_namespace(api, spec)),
+        *_tried("rights", lambda: rights.check_rights(api, spec)),
+        *_tried("runtime class", lambda: rights.check_runtime_class(api, spec)),
+        *_tried("clock", lambda: _check_clock(api)),
+    ]
+    if nodes is None:
+        message = "nodes and their GPUs are not checked: this account may not list them."
+        findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
+    else:
+        replicas = max((experiment.replicas for experiment in experiments), default=1)
+        usable = [node for node in nodes if not capacity.unusable(node, spec)]
+        findings += capacity.check_nodes(nodes, spec)
+        findings += _tried(
+            "gpus", lambda: capacity.check_gpus(nodes, api.list("/api/v1/pods"), spec, replicas, campaign_id)
+        )
+        findings += rights.check_image(usable, spec)
+    with prometheus() as server:
+        findings += monitoring.check_prometheus(server, spec, experiments, time.time)
+        findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
+    return list(dict.fromkeys(findings))
+
+
+def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except ClusterError as error:
+        return [rights.unchecked(name, error)]
+
+
+def _check_clock(api: Api) -> list[Finding]:
+    """Tokens and leases go by the API server's clock."""
+    there_s = api.server_time_s()
+    skew_s = 0.0 if there_s is None else there_s - time.time()
+    if abs(skew_s) <= API_SKEW_S:
+        return []
+    message = f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
+    return [Finding(Severity.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")]
+
+
+def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> list[Finding]:
+    """A Grafana that runs during the recording is part of what is measured."""
+    if spec.grafana is GrafanaCost.SCALE_DOWN or not grafana.running(api, spec):
+        return []
+    namespace, _, name = spec.grafana_deployment.partition("/")
+    try:
+        cores = monitoring.cost_of(server, namespace, name)
+    except PrometheusError:
+        cores = None  # why Prometheus does not answer is a finding of its own
+    cost = f"it used {cores:.3f} CPU cores in the last 5 minutes" if cores is not None else "what it costs is not known"
+    message = f"{spec.grafana_deployment} runs beside the measurement: {cost}, and whoever looks at it costs more."
+    return [Finding(Severity.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")]

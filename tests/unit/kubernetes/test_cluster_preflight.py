@@ -1,0 +1,335 @@
+"""What preflight says of a cluster: each finding in the object's own words, and none where nothing is wrong."""
+
+import time
+
+import pytest
+
+from harness.backends.base import Severity
+from harness.backends.kubernetes import grafana, preflight
+from harness.backends.kubernetes.capacity import check_gpus, check_nodes
+from harness.backends.kubernetes.monitoring import seconds
+from harness.backends.kubernetes.rights import REVIEWS, check_image
+from harness.errors import ClusterError, PrometheusError
+from harness.spec import KubernetesSpec
+
+GPU = "nvidia.com/gpu"
+IMAGE = "localhost/gpu-sharing-harness/workload:1.0"
+SPEC = KubernetesSpec(image=IMAGE)
+
+
+def node(name="n1", gpus=10, *, ready="True", conditions=(), taints=(), labels=None, cordoned=False, images=(IMAGE,)):
+    return {
+        "metadata": {"name": name, "labels": labels or {}},
+        "spec": {"taints": list(taints), **({"unschedulable": True} if cordoned else {})},
+        "status": {
+            "allocatable": {"cpu": "16", GPU: str(gpus)} if gpus else {"cpu": "16"},
+            "conditions": [
+                {"type": "Ready", "status": ready, "reason": "KubeletNotReady", "message": "PLEG is not healthy."},
+                *conditions,
+            ],
+            "images": [{"names": [image]} for image in images],
+        },
+    }
+
+
+def pod(name, gpus, where="n1", *, phase="Running", labels=None, init=0):
+    def container(number):
+        return {"resources": {"limits": {GPU: str(number)} if number else {}}}
+
+    return {
+        "metadata": {"name": name, "namespace": "default", "labels": labels or {}},
+        "spec": {"nodeName": where, "containers": [container(gpus)], "initContainers": [container(init)]},
+        "status": {"phase": phase},
+    }
+
+
+class Api:
+    """Answers from a dictionary; what is not there is 404, what is refused is 403."""
+
+    def __init__(self, objects=None, *, forbidden=(), refused=(), skew_s=0.0):
+        self.objects = {
+            "/api/v1/nodes": {"items": [node()]},
+            "/api/v1/pods": {"items": []},
+            "/api/v1/namespaces/inference": {"status": {"phase": "Active"}},
+            "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
+            **(objects or {}),
+        }
+        self.forbidden, self.refused, self.skew_s = set(forbidden), set(refused), skew_s
+        self.patches = []
+
+    def get(self, path, query=None):
+        del query
+        if path in self.refused:
+            raise ClusterError(f"you may not read {path}.", status=403)
+        if path not in self.objects:
+            raise ClusterError(f"there is no {path}.", status=404)
+        return self.objects[path]
+
+    def find(self, path, query=None):
+        return self.get(path, query) if path in self.objects or path in self.refused else None
+
+    def list(self, path, *, labels="", fields=""):
+        del labels, fields
+        return self.get(path)["items"]
+
+    def create(self, path, body):
+        assert path == REVIEWS
+        asked = body["spec"]["resourceAttributes"]
+        resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
+        return {"status": {"allowed": f"{asked['verb']} {resource}" not in self.forbidden}}
+
+    def patch(self, path, body):
+        self.patches.append((path, body))
+        merged = self.objects[path]
+        merged["spec"] |= body.get("spec", {})
+        notes = merged["metadata"].setdefault("annotations", {})
+        notes |= body["metadata"]["annotations"]
+        merged["metadata"]["annotations"] = {key: value for key, value in notes.items() if value is not None}
+        return merged
+
+    def server_time_s(self):
+        return time.time() + self.skew_s
+
+
+class NoPrometheus:
+    """A server that is not there."""
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def read(self, *_, **__):
+        raise PrometheusError("Prometheus at http://x cannot be reached.")
+
+    query = read
+
+
+def findings(api, spec=SPEC, experiments=()):
+    found = preflight.check(api, spec, experiments, campaign_id="mine", prometheus=NoPrometheus)
+    return {(one.check, one.severity): one.message for one in found if one.check != "prometheus"}
+
+
+def gpu_findings(nodes, pods, replicas=8, spec=SPEC):
+    return list(check_gpus(nodes, pods, spec, replicas, "mine"))
+
+
+def test_a_cluster_that_is_fit_gets_no_remark():
+    assert findings(Api()) == {}
+
+
+def test_a_prometheus_that_is_not_there_is_one_error():
+    found = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
+    assert [(one.check, one.severity) for one in found] == [("prometheus", Severity.ERROR)]
+    assert "cannot be reached" in found[0].message
+
+
+def test_no_cluster_is_one_error():
+    class Nobody(Api):
+        def list(self, *_, **__):
+            raise ClusterError("the API server at https://x cannot be reached.", advice="Is it running?")
+
+    [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
+    assert (found.check, found.severity, found.advice) == ("cluster", Severity.ERROR, "Is it running?")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "severity", "words"),
+    [
+        (
+            [node(ready="False")],
+            Severity.ERROR,
+            "node n1 takes no replica: it is not ready (Ready, KubeletNotReady: PLEG",
+        ),
+        ([node(ready="Unknown"), node("n2")], Severity.WARNING, "node n1 takes no replica: it is not ready"),
+        ([node(cordoned=True)], Severity.ERROR, "it is cordoned"),
+        (
+            [node(taints=[{"key": "dedicated", "value": "x", "effect": "NoSchedule"}])],
+            Severity.ERROR,
+            "it has the taint dedicated=x:NoSchedule",
+        ),
+        (
+            [node(conditions=[{"type": "DiskPressure", "status": "True", "reason": "KubeletHasDiskPressure"}])],
+            Severity.ERROR,
+            "node n1 is under DiskPressure, KubeletHasDiskPressure",
+        ),
+        ([], Severity.ERROR, "the cluster has no node"),
+    ],
+)
+def test_nodes_that_are_not_fit(nodes, severity, words):
+    [found] = check_nodes(nodes, SPEC)
+    assert found.severity is severity
+    assert words in found.message
+
+
+def test_a_taint_that_is_tolerated_and_a_control_plane_that_stands_apart_are_nothing():
+    tolerant = KubernetesSpec(tolerations=[{"key": GPU, "effect": "NoSchedule"}])
+    assert list(check_nodes([node(taints=[{"key": GPU, "effect": "NoSchedule"}])], tolerant)) == []
+    master = node(
+        "cp",
+        labels={"node-role.kubernetes.io/control-plane": ""},
+        taints=[{"key": "node-role.kubernetes.io/control-plane", "effect": "NoSchedule"}],
+    )
+    assert list(check_nodes([master, node()], SPEC)) == []
+    assert len(list(check_nodes([master], SPEC))) == 1
+
+
+def test_a_selector_that_matches_no_node():
+    [found] = check_nodes([node()], KubernetesSpec(node_selector={"pool": "gpu"}))
+    assert "no node has the labels pool=gpu" in found.message
+
+
+def test_more_replicas_than_slices():
+    [found] = gpu_findings([node(gpus=4)], [])
+    assert found.severity is Severity.ERROR
+    assert "8 replicas need 8 nvidia.com/gpu, and there is room for 4: n1 offers 4" in found.message
+    assert gpu_findings([node(gpus=4), node("n2", gpus=4)], []) == []
+
+
+def test_slices_of_two_nodes_that_no_replica_fits_into():
+    spec = KubernetesSpec(gpus_per_replica=2)
+    [found] = gpu_findings([node(gpus=3), node("n2", gpus=3)], [], 3, spec)
+    assert "room for 2" in found.message
+
+
+def test_nobody_advertises_the_resource():
+    [found] = gpu_findings([node(gpus=0)], [])
+    assert "none of 1 usable nodes advertises nvidia.com/gpu" in found.message
+
+
+def test_foreign_pods_are_named_and_counted_and_ours_are_not():
+    pods = [
+        pod("notebook", 1),
+        pod("mine", 3, labels={"gpu-sharing-harness/campaign": "mine"}),
+        pod("done", 3, phase="Succeeded"),
+        pod("elsewhere", 3, "n9"),
+        pod("initial", 0, init=2),
+        pod("cpu", 0),
+    ]
+    short, foreign = gpu_findings([node(gpus=10)], pods)
+    assert "of which others hold 3" in short.message
+    assert foreign.severity is Severity.WARNING
+    assert "default/notebook, default/initial." in foreign.message
+    assert [one.severity for one in gpu_findings([node(gpus=11)], pods)] == [Severity.WARNING]
+
+
+def test_replicas_on_the_cpu_need_no_gpu():
+    assert gpu_findings([node(gpus=0)], [], spec=KubernetesSpec(gpus_per_replica=0)) == []
+
+
+def test_two_gpus_where_one_was_expected():
+    two = node(labels={"nvidia.com/gpu.count": "2"})
+    [found] = gpu_findings([two], [], spec=KubernetesSpec(expected_gpus=1))
+    assert "2 GPUs where 1 was expected (n1: 2)" in found.message
+    assert gpu_findings([two], [], spec=KubernetesSpec(expected_gpus=2)) == []
+    assert gpu_findings([two], [], spec=KubernetesSpec(expected_gpus=None)) == []
+
+
+def test_rights_that_lack_are_all_in_one_sentence():
+    found = findings(Api(forbidden=["create deployments", "get pods/log"]))
+    assert found == {
+        ("rights", Severity.ERROR): "this account may not: create deployments in inference; get pods/log in inference."
+    }
+
+
+def test_a_job_needs_other_rights():
+    assert findings(Api(forbidden=["create deployments"]), KubernetesSpec(image=IMAGE, kind="job")) == {}
+
+
+def test_grafana_that_may_not_be_scaled():
+    api = Api(forbidden=["patch deployments"])
+    found = findings(api, KubernetesSpec(image=IMAGE, kind="job"))
+    assert "may not scale monitoring/grafana down" in found["rights", Severity.WARNING]
+
+
+def test_what_may_not_be_read_is_said_not_to_be_checked():
+    found = findings(Api(refused=["/api/v1/pods", "/apis/node.k8s.io/v1/runtimeclasses/nvidia"]))
+    assert set(found) == {("gpus", Severity.WARNING), ("runtime class", Severity.WARNING)}
+    assert all(message.startswith("not checked: you may not read") for message in found.values())
+    assert ("nodes", Severity.WARNING) in findings(Api(refused=["/api/v1/nodes"]))
+
+
+@pytest.mark.parametrize(
+    ("gone", "check"),
+    [("/api/v1/namespaces/inference", "namespace"), ("/apis/node.k8s.io/v1/runtimeclasses/nvidia", "runtime class")],
+)
+def test_what_is_not_there(gone, check):
+    api = Api()
+    del api.objects[gone]
+    assert list(findings(api)) == [(check, Severity.ERROR)]
+
+
+def test_a_namespace_that_is_going():
+    found = findings(Api({"/api/v1/namespaces/inference": {"status": {"phase": "Terminating"}}}))
+    assert found["namespace", Severity.ERROR] == "the namespace inference is being deleted."
+
+
+def test_clocks_that_differ():
+    assert "60 s behind" in findings(Api(skew_s=-60))["clock", Severity.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("spec", "images", "severity"),
+    [
+        (SPEC, [IMAGE], None),
+        (SPEC, ["other:1"], Severity.ERROR),
+        (SPEC, [f"other:{number}" for number in range(50)], None),
+        (KubernetesSpec(image="registry.example/w:1"), [], None),
+        (KubernetesSpec(image="registry.example/w:1", image_pull_policy="Never"), [], Severity.ERROR),
+        (KubernetesSpec(image="registry.example:5000/w"), [], Severity.WARNING),
+        (KubernetesSpec(image="registry.example/w:latest"), [], Severity.WARNING),
+        (KubernetesSpec(image="registry.example/w@sha256:0123"), [], None),
+    ],
+)
+def test_the_image(spec, images, severity):
+    found = list(check_image([node(images=images)], spec))
+    assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+def deployment(replicas):
+    return {"metadata": {"name": "grafana"}, "spec": {"replicas": replicas}}
+
+
+GRAFANA = grafana.path(SPEC)
+
+
+def test_grafana_gets_back_what_it_had():
+    api = Api({GRAFANA: deployment(2)})
+    assert "is scaled down to 0" in grafana.quiet(api, SPEC, "mine")[0]
+    assert api.objects[GRAFANA]["spec"]["replicas"] == 0
+    assert grafana.quiet(api, SPEC, "mine") == []
+    assert "has its replicas again" in grafana.restore(api, SPEC)[0]
+    assert api.objects[GRAFANA]["spec"]["replicas"] == 2
+    assert api.objects[GRAFANA]["metadata"]["annotations"] == {}
+    assert grafana.restore(api, SPEC) == []
+
+
+def test_grafana_that_somebody_scaled_up_meanwhile_stays_as_it_is():
+    api = Api({GRAFANA: deployment(2)})
+    grafana.quiet(api, SPEC, "mine")
+    api.objects[GRAFANA]["spec"]["replicas"] = 5
+    assert grafana.restore(api, SPEC) == []
+    assert api.objects[GRAFANA]["spec"]["replicas"] == 5
+    assert api.objects[GRAFANA]["metadata"]["annotations"] == {}
+
+
+def test_no_grafana_and_one_that_may_not_be_touched():
+    assert grafana.quiet(Api(), SPEC, "mine") == grafana.restore(Api(), SPEC) == []
+    [sentence] = grafana.quiet(Api(refused=[GRAFANA]), SPEC, "mine")
+    assert "was not scaled down" in sentence
+    assert "--replicas=1" in grafana.restore(Api(refused=[GRAFANA]), SPEC)[0]
+
+
+def test_grafana_that_is_left_running_is_a_cost():
+    api = Api({GRAFANA: deployment(1)})
+    found = findings(api, KubernetesSpec(image=IMAGE, grafana="leave"))
+    assert "runs beside the measurement: what it costs is not known" in found["grafana", Severity.WARNING]
+    assert grafana.quiet(api, KubernetesSpec(grafana="leave"), "mine") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("5s", 5), ("1m30s", 90), ("500ms", 0.5), ("30d", 30 * 86_400), ("", None), ("x5s", None)]
+)
+def test_durations(text, value):
+    assert seconds(text) == value
