@@ -9,10 +9,7 @@ from tree import ROLES, ROOT, load
 LAYOUT = {
     *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
     *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
-    *(
-        "device_plugin",
-        "workload_image",
-    ),
+    *("device_plugin", "workload_image", "inference_namespace"),
     *("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics", "kepler"),
 }
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}
