@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,7 @@ from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, Sharing
+from harness.spec import CampaignSpec
 
 Key = tuple[str, str, int]
 """Workload, sharing mode, replicas."""
@@ -213,8 +212,10 @@ def _was_left_out(path: Path) -> bool:
 def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
     keys: list[Key] = []
     if spec is not None:
-        product = itertools.product(spec.workloads, spec.sharing, sorted(spec.replicas))
-        keys = [(workload.name, Sharing(sharing).value, replicas) for workload, sharing, replicas in product]
+        planned = sorted(
+            spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
+        )
+        keys = [(workload.name, sharing.value, replicas) for workload, sharing, replicas in planned]
     keys += sorted({experiment.key for experiment in experiments} - set(keys))
     cells = []
     for key in keys:
@@ -274,13 +275,9 @@ def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str]) -> list
     if spec is None:
         return []
     stories = last_steps(folder)
-    product = itertools.product(
-        spec.workloads,
-        sorted(spec.replicas),
-        (Sharing(sharing) for sharing in spec.sharing),
-        range(1, spec.repeats + 1),
-    )
     names = [
-        f"{workload.name}_r{replicas}_{sharing.value}_rep{repeat}" for workload, replicas, sharing, repeat in product
+        f"{workload.name}_r{replicas}_{sharing.value}_rep{repeat}"
+        for workload, sharing, replicas in spec.cells()
+        for repeat in range(1, spec.repeats + 1)
     ]
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

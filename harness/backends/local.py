@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
-from harness.backends.local_check import check_machine, gpu_facts
+from harness.backends.devices import device_environment, gpu_facts
+from harness.backends.environment import workload_environment
+from harness.backends.guarded import Lifeline
+from harness.backends.local_check import check_machine
+from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ReplicaDiedError
@@ -25,9 +29,8 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
-from harness.spec import Device, ExperimentSpec
+from harness.spec import Device, ExperimentSpec, Sharing
 
-GUARD = Path(__file__).with_name("guard.py")
 POLL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0
 LAST_LINES = 5
@@ -54,7 +57,9 @@ class LocalBackend:
 
     def sweep(self) -> Sequence[str]:
         """End processes that carry this campaign's mark but have no harness."""
-        return end_strays(self._campaign_id)
+        ended = end_strays(self._campaign_id)
+        sweep_pipes(self._campaign_id)
+        return ended
 
     def rehearse(
         self,
@@ -103,20 +108,31 @@ class LocalDeployment:
         self._deaths: list[ReplicaDeath] = []
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
-        # The write end stays with this process alone: its end is the guards' signal that we are gone.
-        read_end, self._lifeline = os.pipe()
+        self._lifeline = Lifeline()
         self._replicas: list[_Replica] = []
+        self._mps: MpsDaemon | None = None
         try:
+            self._mps = self._start_mps(experiment, folder, campaign_id)
+            shared = self._mps.replica_environment() if self._mps else {}
             for index in range(experiment.replicas):
-                self._replicas.append(_start(experiment, index, folder, campaign_id, lifeline=read_end))
+                self._replicas.append(_start(experiment, index, folder, campaign_id, shared, self._lifeline))
         except OSError as error:
             self.stop(timeout_s=experiment.timing.drain_timeout_s)
             raise BackendError(
                 f"replica {len(self._replicas)} could not be started: {error}.",
                 advice="Check the limits on processes and memory (ulimit -a).",
             ) from error
-        finally:
-            os.close(read_end)
+        except BackendError:
+            self.stop(timeout_s=experiment.timing.drain_timeout_s)
+            raise
+
+    def _start_mps(self, experiment: ExperimentSpec, folder: Path, campaign_id: str) -> MpsDaemon | None:
+        if experiment.sharing is not Sharing.MPS:
+            return None
+        logs = layout.mps_logs(folder)
+        return MpsDaemon(
+            campaign_id, lifeline=self._lifeline, logs=logs, limits=experiment.mps, replicas=experiment.replicas
+        )
 
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
@@ -172,6 +188,8 @@ class LocalDeployment:
                 replica.served = replica.served or _has_served(replica)
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
+                if self._mps is not None:
+                    self._mps.require_clients([target.pid for target in self.targets])
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -202,7 +220,10 @@ class LocalDeployment:
                 problems.append(f"replica {replica.index} did not drain within {timeout_s:g} s and was killed.")
             elif code != 0 and replica.index not in dead:
                 problems.append(str(self._death(replica, code)))
-        self._cut_lifeline()
+        if self._mps is not None:
+            problems += self._mps.stop()
+            self._mps = None
+        self._lifeline.cut()
         for replica in self._replicas:
             replica.guard.wait()
         return problems
@@ -212,11 +233,6 @@ class LocalDeployment:
             return replica.guard.wait(timeout=max(deadline_s - self._clock.now_s(), 0.01))
         except subprocess.TimeoutExpired:
             return None
-
-    def _cut_lifeline(self) -> None:
-        if self._lifeline >= 0:
-            os.close(self._lifeline)
-            self._lifeline = -1
 
     def _watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         known: set[int] = set()
@@ -262,50 +278,33 @@ _START_ADVICE = {
 }
 
 
-def _start(experiment: ExperimentSpec, index: int, folder: Path, campaign_id: str, *, lifeline: int) -> _Replica:
+def _start(
+    experiment: ExperimentSpec,
+    index: int,
+    folder: Path,
+    campaign_id: str,
+    shared: Mapping[str, str],
+    lifeline: Lifeline,
+) -> _Replica:
     own_folder = layout.replica_folder(folder, index)
     own_folder.mkdir(parents=True)
     log = layout.replica_log(folder, index)
-    log.parent.mkdir(exist_ok=True)
-    command = [sys.executable, "-I", "-S", str(GUARD), str(lifeline), sys.executable, "-m", "harness.workloads"]
-    with log.open("wb") as output:
-        guard = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **replica_environment(experiment, index, own_folder), CAMPAIGN_VARIABLE: campaign_id},
-            pass_fds=(lifeline,),
-            start_new_session=True,
-        )
+    own = replica_environment(experiment, index, own_folder)
+    environment = {**own, **device_environment(experiment, index), **shared, CAMPAIGN_VARIABLE: campaign_id}
+    guard = lifeline.start([sys.executable, "-m", "harness.workloads"], log=log, environment=environment)
     return _Replica(index, own_folder, log, guard)
 
 
 def replica_environment(experiment: ExperimentSpec, index: int, folder: Path) -> dict[str, str]:
     """The settings of one replica, as ``python -m harness.workloads`` reads them."""
-    workload = experiment.workload
-    environment = {
-        "WORKLOAD": workload.target,
-        "BATCH_SIZE": str(workload.batch_size),
-        "PRECISION": workload.precision.value,
-        "EXECUTION": workload.execution.value,
-        "DEVICE": workload.device.value,
-        "SEED": str(workload.seed),
-        "INFERENCE_SLEEP": repr(workload.inference_sleep_s),
-        "WARMUP_REQUESTS": str(workload.warmup_requests),
-        "WORKLOAD_OPTIONS": json.dumps(workload.options),
+    return {
+        **workload_environment(experiment.workload),
         "HOST": "127.0.0.1",
         "PORT": "0",
         "REPLICA": str(index),
         "REPLICA_DIR": str(folder),
         "PYTHONPATH": os.pathsep.join(_import_paths()),
-        "PYTHONUNBUFFERED": "1",
     }
-    if workload.checkpoint is not None:
-        environment["CHECKPOINT"] = workload.checkpoint
-    if workload.threads is not None:
-        environment["TORCH_THREADS"] = str(workload.threads)
-    return environment
 
 
 def _import_paths() -> list[str]:

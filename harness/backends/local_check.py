@@ -6,12 +6,13 @@ import importlib.util
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from harness.backends.base import Finding, Severity
+from harness.backends.devices import GpuFacts, gpu_facts
+from harness.backends.sharing_check import check_sharing
 from harness.spec import Device, Execution, ExperimentSpec, WorkloadSpec
 
 # Peak resident host memory and GPU memory of one replica, GB, rounded up from measured ones (fp32, batch 1).
@@ -22,36 +23,6 @@ OWN_GB = 0.2
 BUSY_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """One GPU, as preflight needs it."""
-
-    name: str
-    total_bytes: int
-    free_bytes: int
-
-
-def gpu_facts() -> tuple[list[GpuFacts], str]:
-    """The GPUs that NVML shows, or none and the reason."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [], str(error)
-    try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-            found.append(GpuFacts(str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.free)))
-    except pynvml.NVMLError as error:
-        return [], str(error)
-    finally:
-        pynvml.nvmlShutdown()
-    return found, "" if found else "the driver shows no device"
-
-
 def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
     """Findings for the whole list; equal ones are said once."""
     gpus, why_none = gpu_facts()
@@ -60,6 +31,7 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
         for experiment in experiments
         for finding in [
             *_check_device(experiment.workload, gpus, why_none),
+            *check_sharing(experiment, gpus, why_none),
             *_check_memory(experiment, gpus),
             *_check_factory(experiment.workload),
             *_check_checkpoint(experiment.workload),

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from harness.backends.local_check import gpu_facts
+from harness.backends.devices import gpu_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.metrics.catalogue import select
-from harness.spec import CampaignSpec, ExperimentSpec, MetricSelection, Order
+from harness.spec import CampaignSpec, ExperimentSpec, MetricSelection, Order, Sharing, WorkloadSpec
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).
@@ -42,14 +41,16 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     metric that the catalogue does not have.
     """
     metrics = [metric.name for metric in select("all" if isinstance(spec.metrics, MetricSelection) else spec.metrics)]
-    cells = list(itertools.product(spec.workloads, spec.sharing, spec.replicas))
+    cells = spec.cells()
 
-    def one(cell: tuple[object, ...], repeat: int) -> ExperimentSpec:
+    def one(cell: tuple[WorkloadSpec, Sharing, int], repeat: int) -> ExperimentSpec:
         workload, sharing, replicas = cell
         return ExperimentSpec.model_validate(
             {
                 "workload": workload,
                 "sharing": sharing,
+                "gpus": spec.gpus,
+                "mps": spec.mps if sharing is Sharing.MPS else None,
                 "replicas": replicas,
                 "repeat": repeat,
                 "timing": spec.timing,

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from harness.spec import CampaignSpec, KubernetesSpec, Limits, Timing, WorkloadSpec
+from harness.spec import CampaignSpec, KubernetesSpec, Limits, MpsSpec, Timing, WorkloadSpec
 from harness.spec.model import StrictModel
 
 WIDTH = 100
@@ -19,7 +19,12 @@ SHOWN: dict[str, Any] = {
     "repeats": 3,
     "order": "interleaved",
 }
-SECTIONS: dict[str, type[StrictModel]] = {"timing": Timing, "limits": Limits, "kubernetes": KubernetesSpec}
+SECTIONS: dict[str, type[StrictModel]] = {
+    "timing": Timing,
+    "limits": Limits,
+    "mps": MpsSpec,
+    "kubernetes": KubernetesSpec,
+}
 TIMING: dict[str, Any] = {"step_s": 1.0, "stabilise_s": 30.0, "record_s": 60.0, "cooldown_s": 10.0}
 
 

@@ -103,6 +103,11 @@ def replica_log(folder: Path, replica: int) -> Path:
     return folder / LOGS / f"replica-{replica}.log"
 
 
+def mps_logs(folder: Path) -> Path:
+    """Where the MPS daemon and server of an experiment log."""
+    return folder / LOGS / "mps"
+
+
 def attempt_folder(campaign_folder: Path, experiment_id: str, number: int) -> Path:
     """Work in progress of attempt ``number`` (1-based) of one experiment."""
     return campaign_folder / ATTEMPTS / f"{experiment_id}-{number}"

@@ -7,10 +7,10 @@ from harness.spec.campaign import (
     MetricSelection,
     OnReplicaDeath,
     Order,
-    Sharing,
     Timing,
 )
 from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PrometheusLabels, PullPolicy, Toleration, WorkloadKind
+from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "KubernetesSpec",
     "Limits",
     "MetricSelection",
+    "MpsSpec",
     "OnReplicaDeath",
     "Order",
     "Precision",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from enum import StrEnum
 from typing import Annotated, Literal
@@ -10,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
+from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.workload import WorkloadSpec
 
 MAX_REPLICAS = 256
@@ -17,12 +19,6 @@ MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
 
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
-
-
-class Sharing(StrEnum):
-    """How replicas share one GPU."""
-
-    TIME_SLICING = "time-slicing"
 
 
 class Order(StrEnum):
@@ -133,8 +129,17 @@ class CampaignSpec(StrictModel):
         default=None, description="The cluster, for backend kubernetes; {} takes every default."
     )
     sharing: list[Sharing] = Field(
-        default=[Sharing.TIME_SLICING], min_length=1, description="Sharing modes to compare."
+        default=[Sharing.TIME_SLICING],
+        min_length=1,
+        description="Sharing modes to compare: exclusive, time-slicing, mps, mig.",
     )
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs to use, in turn; exclusive gives each replica one of its own, so larger replica counts are left out of it.",
+    )
+    mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
     workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
     repeats: int = Field(
@@ -161,6 +166,26 @@ class CampaignSpec(StrictModel):
             raise ValueError("`kubernetes` has no effect with backend local: say `backend: kubernetes`, or remove it.")
         return self
 
+    @model_validator(mode="after")
+    def _sharing_can_be(self) -> CampaignSpec:
+        if self.mps is not None and Sharing.MPS not in self.sharing:
+            raise ValueError(
+                "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
+            )
+        if Sharing.EXCLUSIVE in self.sharing and min(self.replicas) > self.gpus:
+            raise ValueError(
+                f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
+            )
+        return self
+
+    def cells(self) -> list[tuple[WorkloadSpec, Sharing, int]]:
+        """The matrix as listed: workload, sharing mode, replicas; without exclusive where replicas outnumber GPUs."""
+        return [
+            (workload, sharing, replicas)
+            for workload, sharing, replicas in itertools.product(self.workloads, self.sharing, self.replicas)
+            if sharing is not Sharing.EXCLUSIVE or replicas <= self.gpus
+        ]
+
     @field_validator("replicas", "sharing")
     @classmethod
     def _no_duplicates(cls, values: list[object]) -> list[object]:
@@ -186,6 +211,8 @@ class ExperimentSpec(StrictModel):
     workload: WorkloadSpec
     replicas: int
     sharing: Sharing
+    gpus: int = 1
+    mps: MpsSpec | None = None
     repeat: int = Field(ge=1, description="1-based.")
     timing: Timing
     metrics: list[str]

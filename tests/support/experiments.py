@@ -7,13 +7,25 @@ FAST = {"step_s": 0.1, "stabilise_s": 0, "record_s": 0.5, "cooldown_s": 0, "read
 
 
 def experiment(
-    *, factory="steady", replicas=2, metrics=("throughput",), timing=None, limits=None, workload=None, **options
+    *,
+    factory="steady",
+    replicas=2,
+    metrics=("throughput",),
+    timing=None,
+    limits=None,
+    workload=None,
+    sharing=Sharing.TIME_SLICING,
+    mps=None,
+    gpus=1,
+    **options,
 ) -> ExperimentSpec:
     factory = factory if ":" in factory else f"{TINY}:{factory}"
     return ExperimentSpec(
         workload=WorkloadSpec(name="tiny", factory=factory, warmup_requests=1, options=options, **(workload or {})),
         replicas=replicas,
-        sharing=Sharing.TIME_SLICING,
+        sharing=sharing,
+        mps=mps,
+        gpus=gpus,
         repeat=1,
         timing=Timing(**FAST | (timing or {})),
         metrics=list(metrics),

@@ -24,6 +24,22 @@ def steady(settings):
     return Tiny()
 
 
+class _OnTheGpu(Tiny):
+    def __init__(self) -> None:
+        import torch
+
+        self.one = torch.ones(1, device="cuda")
+
+    def infer(self) -> int:
+        self.one.add(1).cpu()
+        return super().infer()
+
+
+def on_the_gpu(settings):
+    del settings
+    return _OnTheGpu()
+
+
 class _DiesAfter(Tiny):
     def __init__(self, seconds: float) -> None:
         self.deadline_s = time.monotonic() + seconds

@@ -179,10 +179,10 @@ def test_no_process_survives_a_harness_that_dies(other_harness, campaign_id, num
 
 def test_a_sweep_ends_what_killed_guards_left(other_harness, campaign_id):
     guards = [process for process in marked(campaign_id) if "guard.py" in " ".join(process.cmdline())]
-    other_harness.kill()
     for guard in guards:
-        if guard.is_running():
-            guard.kill()
+        guard.kill()
+    other_harness.kill()
+    other_harness.wait()  # until then its descendants are ours, too
 
     sentences = end_strays(campaign_id)
 

@@ -5,7 +5,7 @@ import pytest
 from harness.campaign.plan import check_limits, estimate, expand
 from harness.campaign.source import read_source
 from harness.errors import UsageError
-from harness.spec import CampaignSpec, Limits, Order, WorkloadSpec
+from harness.spec import CampaignSpec, Limits, MpsSpec, Order, Sharing, WorkloadSpec
 from tests.support.experiments import campaign
 
 
@@ -66,3 +66,15 @@ def test_ids_differ_between_variants_of_one_model():
     names = ids(campaign(workloads=workloads))
 
     assert len(set(names)) == len(names) == 4
+
+
+def test_exclusive_is_left_out_where_replicas_outnumber_the_gpus():
+    spec = campaign(sharing=[Sharing.EXCLUSIVE, Sharing.MPS], replicas=[1, 2, 3], gpus=2, mps=MpsSpec(equal_share=True))
+
+    found = [(each.sharing, each.replicas, each.gpus, each.mps) for each in expand(spec)]
+
+    assert found == [
+        (Sharing.EXCLUSIVE, 1, 2, None),
+        (Sharing.EXCLUSIVE, 2, 2, None),
+        *((Sharing.MPS, replicas, 2, MpsSpec(equal_share=True)) for replicas in (1, 2, 3)),
+    ]

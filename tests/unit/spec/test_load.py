@@ -67,7 +67,14 @@ def test_a_short_file_is_enough():
         (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s must be at least 4 steps (20 s)"),
         (GOOD + "timing: {telemetry_interval_s: 1}\n", "less than or equal to 0.25"),
         (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
-        (GOOD + "sharing: [mig]\n", "Input should be 'time-slicing' (found 'mig')"),
+        (GOOD + "sharing: [mgi]\n", "Input should be 'exclusive', 'time-slicing', 'mps' or 'mig' (found 'mgi')"),
+        (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps among the sharing modes"),
+        (
+            GOOD + "sharing: [mps]\nmps: {equal_share: true, active_thread_percentage: 50}\n",
+            "both set the share: keep one of them",
+        ),
+        (GOOD + "sharing: [mps]\nmps: {active_thread_percentage: 800}\n", "less than or equal to 100 (found 800)"),
+        (GOOD.replace("[1, 3]", "[3]") + "sharing: [exclusive]\n", "no replica count is as low as `gpus` (1)"),
         (GOOD + "order: backwards\n", "'listed', 'interleaved' or 'random'"),
         (GOOD.replace("name: mine\n", ""), "`name` is missing."),
         (GOOD.replace("mine", "My Campaign"), "c.yaml:2: `name`: String should match pattern"),
@@ -158,7 +165,11 @@ def test_the_starter_is_valid_and_names_every_field():
 def test_uncommenting_everything_in_the_starter_is_valid():
     lines = [re.sub(r"^(\s*)# (\w+: |\w+:$)", r"\1\2", line) for line in starter_text("mine").splitlines()]
 
-    text = "\n".join(lines).replace("backend: local", "backend: kubernetes")
+    text = (
+        "\n".join(lines)
+        .replace("backend: local", "backend: kubernetes")
+        .replace("sharing: [time-slicing]", "sharing: [mps]")
+    )
     spec = parse_campaign(text, origin="starter")
     assert spec.limits.retries == 1
     assert spec.kubernetes == KubernetesSpec()

@@ -1,0 +1,119 @@
+"""The GPUs of this machine, and which of them each replica gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.errors import BackendError
+from harness.spec import ExperimentSpec, Sharing
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU, as preflight needs it.
+
+    Attributes:
+        compute_mode: default, exclusive-process, prohibited; empty when the device does not tell.
+        mig: it is divided into instances.
+        mig_uuids: the instances there are.
+        processes: ids of the processes that compute on it.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    compute_mode: str = ""
+    mig: bool = False
+    mig_uuids: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
+
+
+def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
+    """The GPUs that NVML shows, or none and the reason.
+
+    Args:
+        library: stands in for the ``pynvml`` module in tests.
+    """
+    import pynvml
+
+    nvml = library or pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [], str(error)
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        found = [_facts(nvml, handle) for handle in handles]
+    except nvml.NVMLError as error:
+        return [], str(error)
+    finally:
+        nvml.nvmlShutdown()
+    return found, "" if found else "the driver shows no device"
+
+
+def _facts(nvml: Any, handle: Any) -> GpuFacts:
+    def ask(name: str, default: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle)
+        except nvml.NVMLError:
+            return default  # not every device answers every question
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return GpuFacts(
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", None), ""),
+        mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
+        mig_uuids=tuple(_mig_uuids(nvml, handle)),
+        processes=tuple(process.pid for process in ask("nvmlDeviceGetComputeRunningProcesses", [])),
+    )
+
+
+def _mig_uuids(nvml: Any, handle: Any) -> Iterator[str]:
+    try:
+        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except nvml.NVMLError:
+        return  # the device has no MIG at all
+    for place in places:
+        try:
+            yield str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+        except nvml.NVMLError:
+            continue  # no instance in this place
+
+
+def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]:
+    """What tells replica ``index`` which device is its own; empty where there is nothing to choose.
+
+    Raises:
+        BackendError: there are fewer MIG instances than replicas.
+    """
+    if experiment.sharing is Sharing.MIG:
+        gpus, _ = gpu_facts()
+        instances = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
+        if index >= len(instances):
+            raise BackendError(
+                f"replica {index} has no MIG instance: there are {len(instances)}.",
+                advice="Create more instances (nvidia-smi mig -cgi), or take fewer replicas.",
+            )
+        return {VISIBLE: instances[index]}
+    if experiment.gpus == 1:
+        return {}
+    return {VISIBLE: _visible(experiment.gpus)[index % experiment.gpus]}
+
+
+def _visible(count: int) -> Sequence[str]:
+    """Names of the first ``count`` devices that this environment lets through."""
+    given = os.environ.get(VISIBLE)
+    names = [str(index) for index in range(count)] if given is None else [name.strip() for name in given.split(",")]
+    if len(names) < count:
+        raise BackendError(
+            f"the campaign uses {count} GPUs, and {VISIBLE} lets {len(names)} through.", advice="Lower `gpus`."
+        )
+    return names[:count]

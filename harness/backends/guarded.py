@@ -1,0 +1,49 @@
+"""Processes that cannot outlive the harness: every one has a guard as its parent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("guard.py")
+
+
+class Lifeline:
+    """A pipe whose one end only this process holds: its end is the guards' signal that we are gone."""
+
+    def __init__(self) -> None:
+        self._read_end, self._write_end = os.pipe()
+
+    def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start ``command`` under a guard; it ends when the lifeline is cut.
+
+        Args:
+            command: program and arguments.
+            log: takes its output; must not exist.
+            environment: beside this process's own.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        log.parent.mkdir(exist_ok=True)
+        guard = [sys.executable, "-I", "-S", str(GUARD), str(self._read_end), *command]
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                guard,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                pass_fds=(self._read_end,),
+                start_new_session=True,
+            )
+
+    def cut(self) -> None:
+        """End whatever still runs on it. Idempotent."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+            os.close(self._read_end)
+            self._write_end = -1

@@ -1,0 +1,159 @@
+"""Which ways of sharing a machine's GPUs allow, machine by machine."""
+
+import pytest
+
+from harness.backends import sharing_check
+from harness.backends.base import Severity
+from harness.backends.devices import GpuFacts, device_environment, gpu_facts
+from harness.backends.sharing_check import check_sharing
+from harness.errors import BackendError
+from harness.spec import MpsSpec, Sharing
+from tests.support.experiments import experiment
+
+GPU = GpuFacts("NVIDIA H200", 150_000_000_000, 149_000_000_000, compute_mode="default")
+
+
+def gpu(**changes):
+    values = {name: getattr(GPU, name) for name in GPU.__slots__}
+    return GpuFacts(**values | changes)
+
+
+@pytest.fixture(autouse=True)
+def with_control(monkeypatch):
+    monkeypatch.setattr(sharing_check.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(sharing_check, "foreign_daemons", list)
+
+
+def found(sharing, machine=(GPU,), **wishes):
+    findings = check_sharing(experiment(sharing=sharing, **wishes), machine, "no driver")
+    return {finding.severity: finding.message for finding in findings}
+
+
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_only_time_slicing_can_do_without_a_gpu(sharing):
+    assert (found(sharing, machine=()) == {}) == (sharing is Sharing.TIME_SLICING)
+
+
+@pytest.mark.parametrize("sharing", [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS])
+def test_an_idle_gpu_is_fine(sharing):
+    assert found(sharing, replicas=1) == {}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "machine", "wishes", "message"),
+    [
+        (Sharing.EXCLUSIVE, {"processes": (17,)}, {}, "other processes compute on the GPU: 17."),
+        (Sharing.TIME_SLICING, {"compute_mode": "exclusive-process"}, {}, "it takes one process"),
+        (Sharing.TIME_SLICING, {"compute_mode": "prohibited"}, {}, "compute mode is prohibited"),
+        (Sharing.MPS, {"mig": True}, {}, "the GPU is divided (MIG is on)"),
+        (Sharing.MPS, {}, {"mps": MpsSpec(pinned_memory_gb=80)}, "2 replicas of 80 GB do not fit into 150.0 GB"),
+        (Sharing.MIG, {}, {}, "sharing mig needs a GPU with MIG on, and NVIDIA H200 has it off or has none."),
+        (
+            Sharing.MIG,
+            {"mig": True, "mig_uuids": ("MIG-a",)},
+            {},
+            "2 replicas need a MIG instance each, and there are 1.",
+        ),
+        (Sharing.MPS, {}, {"workload": {"device": "cpu"}}, "runs on the CPU, where sharing mps means nothing"),
+        (Sharing.TIME_SLICING, {}, {"gpus": 2}, "the campaign uses 2 GPUs, and there are 1."),
+    ],
+)
+def test_what_cannot_be_is_an_error_with_its_reason(sharing, machine, wishes, message):
+    assert message in found(sharing, machine=[gpu(**machine)], **wishes)[Severity.ERROR]
+
+
+def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
+    machine = [gpu(compute_mode="exclusive-process")]
+    assert found(Sharing.MPS, machine=machine) == {}
+    assert found(Sharing.TIME_SLICING, machine=machine, replicas=1) == {}
+
+
+def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
+    message = found(Sharing.MPS, replicas=8, mps=MpsSpec(active_thread_percentage=50))[Severity.WARNING]
+    assert message == "8 replicas of 50 % of the multiprocessors add up to 400 %: they overlap."
+    assert found(Sharing.MPS, replicas=8, mps=MpsSpec(equal_share=True)) == {}
+
+
+def test_a_daemon_that_runs_already_is_an_error(monkeypatch):
+    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda: [431])
+    assert "an MPS daemon runs already (process 431)" in found(Sharing.MPS)[Severity.ERROR]
+
+
+def test_a_machine_without_the_control_program_is_an_error(monkeypatch):
+    monkeypatch.setattr(sharing_check.shutil, "which", lambda _name: None)
+    assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[Severity.ERROR]
+
+
+def test_replicas_take_several_gpus_in_turn(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    spec = experiment(gpus=2, replicas=3)
+    assert [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(3)] == ["2", "5", "2"]
+    assert device_environment(experiment(gpus=1), 1) == {}
+    with pytest.raises(BackendError, match="uses 3 GPUs, and CUDA_VISIBLE_DEVICES lets 2 through"):
+        device_environment(experiment(gpus=3), 0)
+
+
+def test_each_replica_has_a_mig_instance_of_its_own(monkeypatch):
+    machine = [gpu(mig=True, mig_uuids=("MIG-a", "MIG-b"))]
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: (machine, ""))
+    spec = experiment(sharing=Sharing.MIG, replicas=2)
+    assert [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(2)] == ["MIG-a", "MIG-b"]
+    with pytest.raises(BackendError, match="replica 2 has no MIG instance: there are 2"):
+        device_environment(spec, 2)
+
+
+class _Nvml:
+    """NVML of a machine with one GPU divided in two, of which one place is empty."""
+
+    class NVMLError(Exception):
+        pass
+
+    class _Memory:
+        total, free = 80, 70
+
+    class _Process:
+        pid = 12
+
+    def nvmlInit(self):  # noqa: N802 - NVML's names
+        pass
+
+    nvmlShutdown = nvmlInit  # noqa: N815
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 1
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMemoryInfo(self, _handle):  # noqa: N802
+        return self._Memory
+
+    def nvmlDeviceGetName(self, _handle):  # noqa: N802
+        return "A100"
+
+    def nvmlDeviceGetComputeMode(self, _handle):  # noqa: N802
+        raise self.NVMLError
+
+    def nvmlDeviceGetMigMode(self, _handle):  # noqa: N802
+        return 1, 1
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
+        return [self._Process]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _handle):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, _handle, place):  # noqa: N802
+        if place == 0:
+            raise self.NVMLError
+        return "instance"
+
+    def nvmlDeviceGetUUID(self, handle):  # noqa: N802
+        return f"MIG-{handle}"
+
+
+def test_what_nvml_says_of_a_divided_gpu():
+    assert gpu_facts(_Nvml()) == (
+        [GpuFacts("A100", 80, 70, compute_mode="", mig=True, mig_uuids=("MIG-instance",), processes=(12,))],
+        "",
+    )
