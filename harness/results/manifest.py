@@ -130,16 +130,20 @@ class Manifest(StrictModel):
 
     def sealed(self) -> Manifest:
         """A copy whose ``digest`` fits its content."""
-        return self.model_copy(update={"digest": self.content_digest()})
-
-    def content_digest(self) -> str:
-        """The sha256 that ``digest`` must be."""
-        content = self.model_dump(mode="json", exclude={"digest"})
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return self.model_copy(update={"digest": content_digest(self.to_json())})
 
     def to_json(self) -> str:
         """The file's text."""
         return self.model_dump_json(indent=2) + "\n"
+
+
+def content_digest(text: str | bytes) -> str:
+    """The sha256 that ``digest`` of this manifest must be.
+
+    Of the text as it stands, not of the model: a later version of the model knows more fields.
+    """
+    content = {name: value for name, value in json.loads(text).items() if name != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -12,7 +12,7 @@ from harness.metrics.quality import Severity, judge
 from harness.results.files import count_lines, sha256_of
 from harness.results.latencies import requests_within
 from harness.results.layout import MANIFEST, SAMPLES, WIDE, metric_files
-from harness.results.manifest import FileEntry, Manifest, Status, read_manifest
+from harness.results.manifest import FileEntry, Manifest, Status, content_digest, read_manifest
 from harness.results.tables import read_rows
 
 _GRID_TOLERANCE_S = 0.0011
@@ -90,7 +90,7 @@ def verify_folder(folder: Path) -> Verification:
 
 def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     path = folder / MANIFEST
-    found = manifest.content_digest()
+    found = content_digest(path.read_bytes())
     if manifest.digest != found:
         message = "the manifest was changed after it was written."
         outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {found}"))
