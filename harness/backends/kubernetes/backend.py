@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Finding, ReplicaDeath, Severity
-from harness.backends.kubernetes import objects
+from harness.backends.kubernetes import canary, grafana, objects, preflight, prometheus
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError
+from harness.metrics.catalogue import CATALOGUE
 from harness.spec import ExperimentSpec, KubernetesSpec
 
 SWEPT_GONE_S = 60.0
@@ -56,17 +57,21 @@ class KubernetesBackend:
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:
         """Whether the cluster can run these experiments, looked at without starting anything."""
         try:
-            self.api.get("/version")
-            self.api.list(objects.collections(self._spec.namespace)["Deployment"], labels="never=matches")
+            api = self.api
         except ClusterError as error:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
-        del experiments
-        return []
+        return preflight.check(
+            api,
+            self._spec,
+            experiments,
+            campaign_id=self._campaign_id,
+            prometheus=lambda: prometheus.server(api, self._spec),
+        )
 
     def sweep(self) -> Sequence[str]:
         """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""
         label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
-        sentences = []
+        sentences = grafana.restore(self.api, self._spec)
         for kind, collection in objects.collections(self._spec.namespace).items():
             for one in self.api.list(collection, labels=label):
                 name = one["metadata"]["name"]
@@ -84,9 +89,26 @@ class KubernetesBackend:
         return sentences
 
     def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
-        """Nothing yet."""
-        del experiment, folder, abort
-        return []
+        """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
+        sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
+        one = experiment.model_copy(update={"replicas": 1})
+        deployment = self.deploy(one, folder, abort=abort, on_death=lambda _death: None)
+        server = prometheus.server(self.api, self._spec)
+        found = canary.rehearse(
+            deployment,
+            server,
+            prometheus.origin(server.url, self._spec, deployment.replicas),
+            [CATALOGUE[name] for name in experiment.metrics],
+            experiment.timing,
+            scrape_interval_s=self._spec.scrape_interval_s,
+            clock=self._clock,
+            abort=abort,
+        )
+        return [*(Finding(Severity.WARNING, "grafana", sentence) for sentence in sentences), *found]
+
+    def close(self) -> Sequence[str]:
+        """The campaign is over: let Grafana run again. Returns a sentence for what was done. Raises ClusterError."""
+        return grafana.restore(self.api, self._spec)
 
     def deploy(
         self,

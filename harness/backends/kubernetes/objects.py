@@ -18,7 +18,8 @@ from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
 
 PORT = 8000
 REPLICA_DIR = "/var/run/replica"
-NOBODY = 65534
+NOBODY = 65532
+"""The user of the image; named by its number, so that the kubelet can tell that it is not root."""
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 KEEP_S = 3600

@@ -23,10 +23,14 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
         return PrometheusServer(spec.prometheus_url, timeout_s=QUERY_TIMEOUT_S)
     namespace, _, service = spec.prometheus_service.partition("/")
     connection = api.connection
+
+    def authorization() -> dict[str, str]:
+        return api.connection.authorization()  # of the moment: credentials may be renewed within the hour
+
     return PrometheusServer(
         f"{connection.url}/api/v1/namespaces/{namespace}/services/{service}/proxy",
         timeout_s=QUERY_TIMEOUT_S,
-        headers=connection.authorization(),
+        headers=authorization,
         verify=connection.verify,
         cert=connection.certificate,
     )

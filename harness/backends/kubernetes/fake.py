@@ -1,0 +1,231 @@
+"""A Kubernetes API server in this process, for tests and trials without a cluster.
+
+It speaks the part of the REST interface that the harness uses: get, list with selectors, watch with resource versions
+and expiry, create, server-side apply, merge patch, deletion with grace and finalizers, and handing requests on to pods and
+their logs to a kubelet. Nothing runs by itself: like a bare API server it has no controllers and no nodes, whoever uses it
+plays them. The integration tests hold it against the real kube-apiserver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import urllib.parse
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import urllib3
+
+from harness.backends.kubernetes.fake_store import Refusal, Store, Target, parse_path
+
+TOKEN = "fake-cluster"  # noqa: S105 - of a server that lives as long as a test
+CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """One request as the access rules see it."""
+
+    verb: str
+    resource: str
+
+
+@dataclass(slots=True)
+class FakeCluster:
+    """The server; ``with FakeCluster() as cluster`` runs it on a free port of loopback.
+
+    Attributes:
+        token: that is accepted; change it and every client's has expired.
+        denied: what nobody may do.
+        store: the objects.
+    """
+
+    token: str = TOKEN
+    denied: set[Review] = field(default_factory=set)
+    store: Store = field(default_factory=Store)
+    _server: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> Self:
+        server = _Server(("127.0.0.1", 0), _Handler)
+        server.cluster = self
+        self._server = server
+        threading.Thread(target=server.serve_forever, args=(0.05,), name="fake-cluster", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None  # noqa: S101 - entered
+        self.store.close()
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        assert self._server is not None  # noqa: S101 - entered
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def write_kubeconfig(self, path: Path) -> Path:
+        """Write the credentials for it; returns the path."""
+        content = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
+            "users": [{"name": "fake", "user": {"token": self.token}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+            "current-context": "fake",
+        }
+        path.write_text(json.dumps(content), encoding="utf-8")
+        return path
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 64
+    cluster: FakeCluster
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Clients may hang up whenever they like."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815 - the base class calls them so
+
+    def _answer(self) -> None:
+        split = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(split.query))
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        try:
+            self._authorise()
+            if split.path == "/version":
+                self._send(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.0-fake"})
+                return
+            target = parse_path(urllib.parse.unquote(split.path))
+            if target.resource == "selfsubjectaccessreviews":
+                self._send(201, self._review(body))
+                return
+            self._permit(target, query)
+            self._serve(target, query, body)
+        except Refusal as refusal:
+            self._send(refusal.code, refusal.status())
+
+    def _authorise(self) -> None:
+        if self.headers.get("Authorization") != f"Bearer {self.server.cluster.token}":
+            raise Refusal(401, "Unauthorized", "Unauthorized")
+
+    def _review(self, body: dict[str, Any]) -> dict[str, Any]:
+        wanted = body["spec"]["resourceAttributes"]
+        resource = "/".join(part for part in (wanted.get("resource"), wanted.get("subresource")) if part)
+        allowed = Review(str(wanted["verb"]), resource) not in self.server.cluster.denied
+        return {**body, "status": {"allowed": allowed}}
+
+    def _permit(self, target: Target, query: dict[str, str]) -> None:
+        verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.command]
+        if verb == "get" and not target.name:
+            verb = "watch" if query.get("watch") == "true" else "list"
+        resource = "/".join(part for part in (target.resource, target.subresource.partition("/")[0]) if part)
+        if Review(verb, resource) in self.server.cluster.denied:
+            where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
+            group = target.group.partition("/")[0] if "/" in target.group else ""
+            raise Refusal(
+                403,
+                "Forbidden",
+                f'{target.resource} is forbidden: User "tester" cannot {verb} resource "{resource}" in API group "{group}"{where}',
+            )
+
+    def _serve(self, target: Target, query: dict[str, str], body: dict[str, Any]) -> None:
+        store = self.server.cluster.store
+        if self.command == "POST":
+            self._send(201, store.create(target, body))
+        elif self.command == "PATCH":
+            applying = "apply-patch" in str(self.headers.get("Content-Type"))
+            self._send(200, store.apply(target, body) if applying else store.merge(target, body))
+        elif self.command == "DELETE":
+            self._send(200, store.delete(target, body))
+        elif not target.name and query.get("watch") == "true":
+            self._watch(target, query)
+        elif not target.name:
+            self._send(200, store.listing(target, query))
+        elif target.subresource.startswith("proxy"):
+            self._hand_on(target)
+        elif target.subresource == "log":
+            self._log(target, query)
+        else:
+            self._send(200, store.get(target))
+
+    def _send(self, code: int, answer: dict[str, Any]) -> None:
+        data = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _watch(self, target: Target, query: dict[str, str]) -> None:
+        events = self.server.cluster.store.watch(target, query)
+        first = next(events)  # raises Refusal before anything was sent
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for event in itertools.chain([first], events):
+            if event is None:
+                continue  # nothing happened for a moment
+            line = json.dumps(event).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _hand_on(self, target: Target) -> None:
+        """Ask the pod, as the API server's proxy does."""
+        name, _, port = target.name.partition(":")
+        pod = self.server.cluster.store.get(target.named(name))
+        address = (pod.get("status") or {}).get("podIP")
+        if not address:
+            raise Refusal(503, "ServiceUnavailable", f"no endpoints available for pod {name!r}")
+        wanted = {"Range": self.headers["Range"]} if self.headers.get("Range") else {}
+        self._relay(f"http://{address}:{port}/{target.subresource.partition('/')[2]}", wanted)
+
+    def _log(self, target: Target, query: dict[str, str]) -> None:
+        """Ask the kubelet of the pod's node, as the API server does."""
+        store = self.server.cluster.store
+        pod = store.get(Target(target.group, target.namespace, target.resource, target.name))
+        node = store.get(Target("api/v1", "", "nodes", str(pod["spec"].get("nodeName"))))
+        address = node["status"]["addresses"][0]["address"]
+        port = node["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        words = urllib.parse.urlencode({name: value for name, value in query.items() if name != "container"})
+        place = f"containerLogs/{target.namespace}/{target.name}/{query.get('container', '')}"
+        self._relay(f"https://{address}:{port}/{place}?{words}", {})
+
+    def _relay(self, url: str, headers: dict[str, str]) -> None:
+        try:
+            answer = self.server.cluster.store.outside.request(
+                "GET", url, headers=headers, retries=False, preload_content=False, timeout=30
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise Refusal(503, "ServiceUnavailable", f"error trying to reach service: {error}") from error
+        try:
+            self.send_response(answer.status)
+            for name in ("Content-Type", "Content-Range", "Content-Length"):
+                if answer.headers.get(name):
+                    self.send_header(name, answer.headers[name])
+            if not answer.headers.get("Content-Length"):
+                self.close_connection = True
+                self.send_header("Connection", "close")
+            self.end_headers()
+            for chunk in answer.stream(CHUNK_BYTES):
+                self.wfile.write(chunk)
+        finally:
+            answer.close()

@@ -1,0 +1,64 @@
+"""The same tests on two API servers: the shipped fake, and the real one where its binaries are."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+# Ansible replaces sys.intern by a class when it is imported, which torch refuses; so torch comes first.
+import torch._dynamo  # noqa: F401
+
+from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.fake import FakeCluster
+from harness.spec import KubernetesSpec
+from tests.integration.cluster.api_server import MISSING, WHY_NOT, api_server
+from tests.support.cluster_driver import ClusterDriver
+
+
+@dataclass
+class Server:
+    """An API server, and who speaks to it as an administrator."""
+
+    kind: str
+    kubeconfig: Path
+    fake: FakeCluster | None = None
+
+    def spec(self, **changes) -> KubernetesSpec:
+        values = {
+            "kubeconfig": str(self.kubeconfig),
+            "namespace": "inference",
+            "image": "registry.example/workload:1",
+            "runtime_class": None,
+            "pending_s": 1.0,
+            "api_timeout_s": 5.0,
+            "outage_s": 30.0,
+            "prometheus_url": "http://127.0.0.1:9",
+        }
+        return KubernetesSpec(**values | changes)
+
+
+@pytest.fixture(
+    scope="session",
+    params=["fake", pytest.param("real", marks=pytest.mark.skipif(bool(MISSING), reason=WHY_NOT))],
+)
+def server(request, tmp_path_factory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "fake":
+        with FakeCluster() as cluster:
+            yield Server("fake", cluster.write_kubeconfig(folder / "kubeconfig"), cluster)
+    else:
+        with api_server(folder) as cluster:
+            yield Server("real", cluster.kubeconfig)
+
+
+@pytest.fixture
+def driver(server, tmp_path) -> Iterator[ClusterDriver]:
+    with ClusterDriver(KubernetesApi(server.spec()), tmp_path / "node") as driving:
+        yield driving
+
+
+@pytest.fixture
+def backend(server, driver) -> KubernetesBackend:  # noqa: ARG001 - it drives whatever the backend makes
+    return KubernetesBackend(server.spec(), "c0ffee")

@@ -1,0 +1,520 @@
+"""Plays the nodes and controllers of a cluster that has none: the fake API server, or a bare kube-apiserver.
+
+Deployments and Jobs get pods, pods become real replica processes of this machine, their status is written as a kubelet
+writes it, deletion sends SIGTERM, and a small HTTPS server answers for logs where the API server looks for the kubelet.
+Misbehaviour is asked for: an image that is not there, an OOM kill, an eviction, a node that falls silent.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.pods import end_of
+from harness.errors import BackendError
+
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.03
+GPU = "nvidia.com/gpu"
+
+
+def own_address() -> str:
+    """An address of this machine that is no loopback: an API server hands nothing on to loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("198.51.100.1", 9))  # nothing is sent
+        return probe.getsockname()[0]
+
+
+def free_port(address: str) -> int:
+    with socket.create_server((address, 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class PodProcess:
+    """A pod that was given to a node."""
+
+    name: str
+    uid: str
+    folder: Path
+    port: int
+    environment: dict
+    always: bool
+    process: subprocess.Popen | None = None
+    restarts: int = 0
+    last: dict | None = None
+    ended: dict | None = None
+    reason: str = ""
+    ready: bool = False
+    told: bool = False
+    written: str = ""
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"log-{self.restarts}"
+
+    def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.workloads"],
+                cwd=self.folder,
+                env={
+                    "PATH": os.environ["PATH"],
+                    "PYTHONPATH": str(ROOT),
+                    **self.environment,
+                    "HOST": "0.0.0.0",
+                    "PORT": str(self.port),
+                    "REPLICA_DIR": str(self.folder),
+                },
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def serves(self, address: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{address}:{self.port}/health", timeout=2) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+
+@dataclass
+class ClusterDriver:
+    """Drives one namespace; use it as a context.
+
+    Attributes:
+        slices: of the GPU resource that its node offers.
+        pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
+        forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
+        started_after_s: how long a pod takes until its process starts.
+        on_ready: called with a pod's name when it is marked ready.
+    """
+
+    api: KubernetesApi
+    folder: Path
+    node: str = "node-a"
+    slices: int = 10
+    pull: tuple[str, str] | None = None
+    forbidden: str = ""
+    started_after_s: float = 0.0
+    ready_at_s: dict[str, float] = field(default_factory=dict)
+    pods: dict[str, PodProcess] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __enter__(self):
+        self.address = own_address()
+        self.collection = f"/api/v1/namespaces/{self.api.namespace}/pods"
+        self.apps = f"/apis/apps/v1/namespaces/{self.api.namespace}/deployments"
+        self.batch = f"/apis/batch/v1/namespaces/{self.api.namespace}/jobs"
+        self.kubelet = _Kubelet(self)
+        self._make_place()
+        self._thread = threading.Thread(target=self._run, name="cluster-driver", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join(30)
+        for pod in self.pods.values():
+            if pod.process and pod.process.poll() is None:
+                pod.process.kill()
+                pod.process.wait()
+        self.kubelet.close()
+        assert self.failures == []
+
+    # What tests ask for.
+
+    def kill(self, name: str, number: int = signal.SIGKILL, reason: str = "") -> None:
+        """End a pod's process; ``reason`` is what the kubelet will say, e.g. OOMKilled."""
+        with self._lock:
+            self.pods[name].reason = reason
+            self.pods[name].process.send_signal(number)
+
+    def evict(self, name: str, reason: str = "Evicted", message: str = "The node was low on resource: memory.") -> None:
+        """As the kubelet evicts: the pod fails and stays as an object."""
+        with self._lock:
+            pod = self.pods[name]
+            pod.process.kill()
+            pod.process.wait()
+            pod.ended = {"phase": "Failed", "reason": reason, "message": message}
+
+    def drain(self, name: str) -> None:
+        """As ``kubectl drain`` does."""
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+            "lastTransitionTime": now(),
+        }
+        self.api.patch(f"{self.collection}/{name}/status", {"status": {"conditions": [condition]}})
+        self.api.delete(f"{self.collection}/{name}")
+
+    def set_node(self, kind: str, status: str, reason: str, message: str) -> None:
+        """Set one condition of the node."""
+        conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting"}]
+        conditions = [one for one in conditions if one["type"] != kind]
+        conditions.append({"type": kind, "status": status, "reason": reason, "message": message})
+        self._write_node(conditions)
+
+    def names(self) -> list[str]:
+        """The pods that are there, by name."""
+        return sorted(pod["metadata"]["name"] for pod in self.api.list(self.collection))
+
+    def left(self) -> list[str]:
+        """Every object of the harness that is still there."""
+        return [
+            one["metadata"]["name"] for path in (self.apps, self.batch, self.collection) for one in self.api.list(path)
+        ]
+
+    # What a cluster does.
+
+    def _make_place(self) -> None:
+        namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.api.namespace}}
+        self.api.apply(f"/api/v1/namespaces/{self.api.namespace}", namespace)
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}}
+        self.api.apply(f"/api/v1/nodes/{self.node}", node)
+        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+
+    def _write_node(self, conditions: list) -> None:
+        status = {
+            "conditions": conditions,
+            "addresses": [{"type": "InternalIP", "address": self.address}],
+            "daemonEndpoints": {"kubeletEndpoint": {"Port": self.kubelet.port}},
+            "capacity": {"cpu": "4", "memory": "16Gi", "pods": "110", GPU: str(self.slices)},
+            "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110", GPU: str(self.slices)},
+            "nodeInfo": {
+                "machineID": "", "systemUUID": "", "bootID": "", "kernelVersion": "6.14.0", "osImage": "Ubuntu 24.04",
+                "containerRuntimeVersion": "cri-o://1.36.3", "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
+                "operatingSystem": "linux", "architecture": "amd64",
+            },
+        }  # fmt: skip
+        self.api.patch(f"/api/v1/nodes/{self.node}/status", {"status": status})
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_S):
+            try:
+                with self._lock:
+                    self._turn()
+            except BackendError as error:
+                # A test that stops the API server under us says so by stopping us, too.
+                if not self._stop.is_set() and error.args and "409" not in str(error):
+                    self.failures.append(str(error))
+
+    def _turn(self) -> None:
+        found = self.api.list(self.collection)
+        for path, kind in ((self.apps, "Deployment"), (self.batch, "Job")):
+            for owner in self.api.list(path):
+                self._control(path, kind, owner, [pod for pod in found if _owned(pod, owner)])
+        for pod in found:
+            self._play(pod)
+        for name in set(self.pods) - {pod["metadata"]["name"] for pod in found}:
+            self._end_process(self.pods.pop(name))
+
+    def _control(self, path: str, kind: str, owner: dict, owned: list) -> None:
+        name, metadata = owner["metadata"]["name"], owner["metadata"]
+        if "deletionTimestamp" in metadata:
+            for pod in owned:
+                if "deletionTimestamp" not in pod["metadata"]:
+                    self.api.delete(f"{self.collection}/{pod['metadata']['name']}")
+            if not owned:
+                with contextlib.suppress(BackendError):  # it may be gone by now
+                    self.api.patch(f"{path}/{name}", {"metadata": {"finalizers": None}})
+            return
+        replicas = owner["spec"].get("replicas") or owner["spec"].get("completions")
+        alive = [pod for pod in owned if "deletionTimestamp" not in pod["metadata"]]
+        running = [pod for pod in alive if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}]
+        for index in range(len(running if kind == "Deployment" else alive), replicas):
+            if not self.forbidden:
+                self._make_pod(kind, owner, index)
+        self._write_owner(path, kind, owner, running)
+
+    def _write_owner(self, path: str, kind: str, owner: dict, running: list) -> None:
+        ready = sum(_ready(pod) for pod in running)
+        count = len(running)
+        status = {"ready": ready, "active": count} if kind == "Job" else {
+            "observedGeneration": owner["metadata"]["generation"],
+            "replicas": count,
+            "updatedReplicas": count,
+            "readyReplicas": ready,
+            "availableReplicas": ready,
+        }  # fmt: skip
+        if self.forbidden:
+            failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": self.forbidden}
+            status["conditions"] = [failure]
+        known = owner.get("status") or {}
+        if any(known.get(key, 0) != value for key, value in status.items() if key != "conditions") or (
+            self.forbidden and not known.get("conditions")
+        ):
+            if kind == "Job":
+                status["startTime"] = known.get("startTime") or now()
+            self.api.patch(f"{path}/{owner['metadata']['name']}/status", {"status": status})
+
+    def _make_pod(self, kind: str, owner: dict, index: int) -> None:
+        template = owner["spec"]["template"]
+        metadata = json.loads(json.dumps(template["metadata"]))
+        metadata["annotations"]["prometheus.io/port"] = str(free_port(self.address))
+        if kind == "Job":
+            metadata["annotations"]["batch.kubernetes.io/job-completion-index"] = str(index)
+        metadata["generateName"] = f"{owner['metadata']['name']}-"
+        metadata["ownerReferences"] = [
+            {
+                "apiVersion": owner.get("apiVersion") or ("batch/v1" if kind == "Job" else "apps/v1"),
+                "kind": kind,
+                "name": owner["metadata"]["name"],
+                "uid": owner["metadata"]["uid"],
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+        spec = json.loads(json.dumps(template["spec"]))
+        if self._wanted(spec) + sum(self._wanted(pod["spec"]) for pod in self._placed()) <= self.slices:
+            spec["nodeName"] = self.node
+        self.api.create(self.collection, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+
+    def _placed(self) -> list:
+        return [pod for pod in self.api.list(self.collection) if pod["spec"].get("nodeName")]
+
+    def _wanted(self, spec: dict) -> int:
+        limits = spec["containers"][0].get("resources", {}).get("limits") or {}
+        return int(limits.get(GPU, 0))
+
+    def _play(self, pod: dict) -> None:
+        name = pod["metadata"]["name"]
+        known = self.pods.get(name)
+        if "deletionTimestamp" in pod["metadata"]:
+            self._terminate(name, known, pod)
+        elif not pod["spec"].get("nodeName"):
+            message = f"0/1 nodes are available: 1 Insufficient {GPU}."
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            self._write(name, None, {"phase": "Pending", "conditions": [condition]}, pod)
+        elif self.pull is not None:
+            waiting = {"reason": self.pull[0], "message": self.pull[1]}
+            self._write(name, None, {"phase": "Pending", "containerStatuses": [_container(waiting=waiting)]}, pod)
+        elif known is None:
+            self._admit(pod)
+        else:
+            self._tend(known, pod)
+
+    def _admit(self, pod: dict) -> None:
+        name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
+        environment = {}
+        for entry in pod["spec"]["containers"][0]["env"]:
+            field_path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+            indexed = annotations.get("batch.kubernetes.io/job-completion-index", "")
+            environment[entry["name"]] = entry.get("value") or (name if field_path == "metadata.name" else indexed)
+        made = PodProcess(
+            name=name,
+            uid=pod["metadata"]["uid"],
+            folder=self.folder / name,
+            port=int(annotations["prometheus.io/port"]),
+            environment=environment,
+            always=pod["spec"].get("restartPolicy") == "Always",
+        )
+        self.pods[name] = made
+        if self.started_after_s:
+            time.sleep(self.started_after_s)
+        made.start()
+
+    def _tend(self, known: PodProcess, pod: dict) -> None:
+        code = known.process.poll()
+        if code is None:
+            known.ready = known.serves(self.address)
+        elif known.ended is None:
+            self._note_end(known, 128 - code if code < 0 else code)
+        self._write(known.name, known, self._status(known), pod)
+        if known.ready:
+            self.ready_at_s.setdefault(known.name, time.time())
+
+    def _note_end(self, known: PodProcess, code: int) -> None:
+        reason = known.reason or ("Completed" if code == 0 else "Error")
+        state = {"exitCode": code, "reason": reason, "startedAt": now(), "finishedAt": now()}
+        known.ready = False
+        if known.always:
+            known.last, known.restarts, known.reason = state, known.restarts + 1, ""
+            known.start()
+        else:
+            known.ended = {"phase": "Succeeded" if code == 0 else "Failed", "terminated": state}
+
+    def _status(self, known: PodProcess) -> dict:
+        ended = known.ended or {}
+        ready = "True" if known.ready and not ended else "False"
+        status = {
+            "phase": ended.get("phase", "Running"),
+            "podIP": self.address,
+            "hostIP": self.address,
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": ready},
+                {"type": "ContainersReady", "status": ready},
+            ],
+            "containerStatuses": [
+                _container(
+                    terminated=ended.get("terminated"), last=known.last, restarts=known.restarts, ready=ready == "True"
+                )
+            ],
+        }
+        return status | {key: ended[key] for key in ("reason", "message") if key in ended}
+
+    def _terminate(self, name: str, known: PodProcess | None, pod: dict) -> None:
+        if known is None or known.process is None:
+            self.api.delete(f"{self.collection}/{name}", grace_s=0)
+            return
+        if not known.told and known.process.poll() is None:
+            known.told = True
+            known.process.terminate()
+        code = known.process.poll()
+        if code is None:
+            return
+        if known.ended is None:
+            known.always = False
+            self._note_end(known, 128 - code if code < 0 else code)
+            self._write(name, known, self._status(known), pod)
+        self.api.delete(f"{self.collection}/{name}", grace_s=0)
+
+    def _end_process(self, known: PodProcess) -> None:
+        if known.process and known.process.poll() is None:
+            known.process.kill()
+            known.process.wait()
+
+    def _write(self, name: str, known: PodProcess | None, status: dict, pod: dict) -> None:
+        kept = [one for one in pod.get("status", {}).get("conditions") or [] if one["type"] == "DisruptionTarget"]
+        status["conditions"] = [*status.get("conditions", []), *kept]
+        text = json.dumps(status, sort_keys=True)
+        if known is not None and known.written == text:
+            return
+        if known is None and pod.get("status", {}).get("phase") == status["phase"] and _same(pod, status):
+            return
+        with contextlib.suppress(BackendError):  # deleted by force in the meantime
+            self.api.patch(f"{self.collection}/{name}/status", {"status": status})
+            if known is not None:
+                known.written = text
+
+
+def _same(pod: dict, status: dict) -> bool:
+    return bool(pod["status"].get("conditions")) == bool(status.get("conditions")) and bool(
+        pod["status"].get("containerStatuses")
+    ) == bool(status.get("containerStatuses"))
+
+
+def _owned(pod: dict, owner: dict) -> bool:
+    return any(one["uid"] == owner["metadata"]["uid"] for one in pod["metadata"].get("ownerReferences") or [])
+
+
+def _ready(pod: dict) -> bool:
+    conditions = pod.get("status", {}).get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions) and end_of(pod) is None
+
+
+def _container(*, waiting=None, terminated=None, last=None, restarts=0, ready=False) -> dict:
+    state = (
+        {"waiting": waiting}
+        if waiting
+        else {"terminated": terminated}
+        if terminated
+        else {"running": {"startedAt": now()}}
+    )
+    if "running" in state:
+        state = {"running": {"startedAt": "2026-01-31T00:00:00Z"}}
+    return {
+        "name": "replica",
+        "image": "registry.example/workload:1",
+        "imageID": "registry.example/workload@sha256:" + 64 * "a",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": state,
+        "lastState": {"terminated": last} if last else {},
+    }
+
+
+class _Kubelet(ThreadingHTTPServer):
+    """Answers for the logs of the driver's pods, over TLS with a certificate of its own."""
+
+    daemon_threads = True
+
+    def __init__(self, driver: ClusterDriver) -> None:
+        super().__init__((driver.address, 0), _KubeletHandler)
+        self.driver = driver
+        self.port = self.server_address[1]
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(_certificate(driver.folder))
+        self.socket = context.wrap_socket(self.socket, server_side=True)
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    def handle_error(self, request, client_address):
+        pass
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _KubeletHandler(BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        split = urllib.parse.urlsplit(self.path)
+        query = dict(urllib.parse.parse_qsl(split.query))
+        pod = self.server.driver.pods.get(split.path.split("/")[3])
+        if pod is None:
+            self.send_error(404)
+            return
+        number = pod.restarts - (query.get("previous") == "true")
+        log = pod.folder / f"log-{number}"
+        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+        if "tailLines" in query:
+            lines = lines[-int(query["tailLines"]) :]
+        data = "".join(f"{line}\n" for line in lines).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _certificate(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubelet")])
+    begin = datetime.now(UTC) - timedelta(hours=1)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=2))
+        .sign(key, hashes.SHA256())
+    )
+    path = folder / "kubelet.pem"
+    path.write_bytes(
+        certificate.public_bytes(serialization.Encoding.PEM)
+        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return path
