@@ -1,0 +1,129 @@
+"""The objects that share GPUs, rendered for every way of sharing."""
+
+import kubernetes_validate
+import pytest
+import tree
+import yaml
+from tree import TEMPLATES, render
+
+GPU = TEMPLATES / "gpu"
+MINORS = tree.variables()["versions_by_minor"]
+MATRIX = [
+    ("exclusive", "none"),
+    ("exclusive", "single"),
+    ("exclusive", "mixed"),
+    ("time-slicing", "none"),
+    ("time-slicing", "mixed"),
+    ("mps", "none"),
+]
+NODES = {"controlplane": {"nvidia.com/gpu": 10}, "second.example": {"nvidia.com/mig-1g.5gb": 70}, "third": {}}
+
+
+def documents(name, sharing="time-slicing", mig="none"):
+    given = {"device_plugin_sharing": sharing, "device_plugin_mig_strategy": mig}
+    given |= {
+        "gpu_nodes": NODES,
+        "gpu_resources": ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"],
+        "gpu_smoke_id": "0123abcd",
+    }
+    return [one for one in yaml.safe_load_all(render(GPU / name, **given)) if one]
+
+
+def by_name(sharing, mig="none"):
+    found = documents("device-plugin.yaml.j2", sharing, mig)
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in found}
+
+
+def config(sharing, mig="none"):
+    return yaml.safe_load(by_name(sharing, mig)["ConfigMap/device-plugin"]["data"]["config.yaml"])
+
+
+def pod(sharing, mig="none", name="device-plugin"):
+    return by_name(sharing, mig)[f"DaemonSet/{name}"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize(("sharing", "mig"), MATRIX)
+def test_every_object_is_valid_for_every_minor(sharing, mig, minor):
+    names = sorted(path.name for path in GPU.glob("*.j2"))
+    assert names == ["cuda-smoke.yaml.j2", "device-plugin.yaml.j2", "namespace.yaml.j2", "node-labels.yaml.j2"]
+    for document in [one for name in names for one in documents(name, sharing, mig)]:
+        kubernetes_validate.validate(document, minor, strict=True)
+
+
+@pytest.mark.parametrize(("sharing", "key"), [("exclusive", None), ("time-slicing", "timeSlicing"), ("mps", "mps")])
+def test_the_plugin_is_told_how_to_share_once(sharing, key):
+    found = config(sharing).get("sharing", {})
+    assert list(found) == ([key] if key else [])
+    for shared in found.values():
+        assert shared["failRequestsGreaterThanOne"] is True
+        assert shared["resources"] == [
+            {"name": name, "replicas": 10} for name in ("nvidia.com/gpu", "nvidia.com/mig-1g.5gb")
+        ]
+    assert ("mpsRoot" in config(sharing)["flags"]) == (sharing == "mps")
+
+
+def test_devices_are_found_by_the_driver_s_library_and_handed_out_by_cdi():
+    flags = config("time-slicing")["flags"]
+    assert (flags["deviceDiscoveryStrategy"], flags["failOnInitError"]) == ("nvml", True)
+    assert flags["plugin"]["deviceListStrategy"] == "cdi-cri"
+    assert flags["plugin"]["nvidiaCTKPath"] == "/usr/bin/nvidia-cdi-hook"
+    mounts = {one["name"]: one for one in pod("time-slicing")["containers"][0]["volumeMounts"]}
+    assert mounts["driver-root"]["mountPath"] == flags["plugin"]["containerDriverRoot"]
+    assert mounts["driver-root"]["readOnly"] is True
+
+
+@pytest.mark.parametrize(("sharing", "mig"), MATRIX)
+def test_the_mps_servers_are_there_in_mps_mode_alone(sharing, mig):
+    daemons = {name for name in by_name(sharing, mig) if name.startswith("DaemonSet/")}
+    assert daemons == {"DaemonSet/device-plugin", *(["DaemonSet/mps-control-daemon"] if sharing == "mps" else [])}
+    assert ("await-mps" in str(pod(sharing, mig))) == (sharing == "mps")
+
+
+@pytest.mark.parametrize("sharing", ["exclusive", "time-slicing", "mps"])
+def test_another_configuration_is_another_pod(sharing):
+    found = by_name(sharing)
+    for item in found.values():
+        if item["kind"] == "DaemonSet":
+            annotations = item["spec"]["template"]["metadata"]["annotations"]
+            assert annotations["gpu-sharing-harness/config"] == found["ConfigMap/device-plugin"]["data"]["config.yaml"]
+
+
+@pytest.mark.parametrize(("sharing", "mig"), MATRIX)
+def test_gpu_pods_run_under_the_handler_on_labelled_nodes(sharing, mig):
+    for item in by_name(sharing, mig).values():
+        if item["kind"] == "DaemonSet":
+            spec = item["spec"]["template"]["spec"]
+            assert spec["runtimeClassName"] == "nvidia"
+            assert spec["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
+            assert spec["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(("sharing", "mig"), MATRIX)
+def test_the_plugin_has_no_more_rights_than_it_needs(sharing, mig):
+    spec = pod(sharing, mig)
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        security = container["securityContext"]
+        assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+        wanted = ["SYS_ADMIN"] if mig != "none" and container["name"] == "device-plugin" else []
+        assert (security["capabilities"]["drop"], security["capabilities"].get("add", [])) == (["ALL"], wanted)
+
+
+def test_nodes_are_labelled_by_what_they_have():
+    labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in documents("node-labels.yaml.j2", "mps")}
+    both = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
+    assert labels == {"controlplane": both, "second.example": both, "third": {}}
+    assert "mps" not in str(documents("node-labels.yaml.j2"))
+
+
+def test_one_kernel_proves_each_resource_of_each_node():
+    jobs = documents("cuda-smoke.yaml.j2")
+    found = {}
+    for job in jobs:
+        spec = job["spec"]["template"]["spec"]
+        (limits,) = [one["resources"]["limits"] for one in spec["containers"]]
+        found[job["metadata"]["name"]] = (spec["nodeSelector"]["kubernetes.io/hostname"], limits)
+    assert found == {
+        "cuda-smoke-controlplane-1-0123abcd": ("controlplane", {"memory": "2Gi", "nvidia.com/gpu": 1}),
+        "cuda-smoke-second-example-1-0123abcd": ("second.example", {"memory": "2Gi", "nvidia.com/mig-1g.5gb": 1}),
+    }

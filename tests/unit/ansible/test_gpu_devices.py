@@ -1,0 +1,93 @@
+"""What a node has to advertise, from what nvidia-smi says and the way of sharing."""
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+
+module = tree.module("gpu_devices")
+
+ROW = "0, GPU-aa, NVIDIA A16, Default, [N/A]\n1, GPU-bb, NVIDIA A16, Default, [N/A]\n"
+MIG_ROW = "0, GPU-aa, NVIDIA H200, Default, Enabled\n1, GPU-bb, NVIDIA H200, Default, Disabled\n"
+MIG_LIST = """\
+GPU 0: NVIDIA H200 (UUID: GPU-aa)
+  MIG 1g.18gb     Device  0: (UUID: MIG-1)
+  MIG 1g.18gb     Device  1: (UUID: MIG-2)
+  MIG 3g.71gb+me  Device  2: (UUID: MIG-3)
+GPU 1: NVIDIA H200 (UUID: GPU-bb)
+"""
+
+
+def run(monkeypatch, row=ROW, listing="", *, smi="/usr/bin/nvidia-smi", code=0, **changed):
+    """The fact that the module makes."""
+
+    class Fake(FakeModule):
+        def exit_json(self, **result):
+            raise SystemExit(result)
+
+        def get_bin_path(self, _name):
+            return smi
+
+    params = {"node": "n", "wanted": True, "assumed": 0, "sharing": "time-slicing", "replicas": 10}
+    params |= {"mig_strategy": "none", "resource": "nvidia.com/gpu", **changed}
+    fake = Fake(lambda words: (code, listing if words[1] == "-L" else row, ""), **params)
+    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    result = ended.value.code
+    assert result["changed"] is False
+    return result["ansible_facts"]["gpu"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "advertised"),
+    [
+        ({"sharing": "exclusive"}, {"nvidia.com/gpu": 2}),
+        ({"sharing": "time-slicing", "replicas": 10}, {"nvidia.com/gpu": 20}),
+        ({"sharing": "mps", "replicas": 4}, {"nvidia.com/gpu": 8}),
+        ({"wanted": False}, {}),
+    ],
+)
+def test_a_node_advertises_its_gpus_times_the_slices(monkeypatch, changed, advertised):
+    assert run(monkeypatch, **changed)["advertised"] == advertised
+
+
+def test_instances_have_a_resource_each_when_mixed(monkeypatch):
+    found = run(monkeypatch, MIG_ROW, MIG_LIST, sharing="exclusive", mig_strategy="mixed")
+    assert found["advertised"] == {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.18gb": 2, "nvidia.com/mig-3g.71gb.me": 1}
+    assert found["devices"][0]["instances"] == ["1g.18gb", "1g.18gb", "3g.71gb+me"]
+    assert run(monkeypatch, MIG_ROW, MIG_LIST, mig_strategy="mixed", replicas=2)["advertised"]["nvidia.com/gpu"] == 2
+
+
+def test_instances_count_as_gpus_when_single(monkeypatch):
+    listing = MIG_LIST.split("  MIG 3g", maxsplit=1)[0]
+    found = run(monkeypatch, MIG_ROW.splitlines()[0], listing, sharing="exclusive", mig_strategy="single")
+    assert found["advertised"] == {"nvidia.com/gpu": 2}
+
+
+@pytest.mark.parametrize(
+    ("row", "listing", "changed", "message"),
+    [
+        (ROW, "", {"replicas": 1}, "at least 2 slices"),
+        (ROW, "", {"sharing": "mps", "replicas": 49}, "at most 48 clients"),
+        (ROW, "", {"sharing": "mps", "mig_strategy": "mixed"}, "MPS is not supported on MIG"),
+        (ROW, "", {"mig_strategy": "single"}, "wants every GPU divided"),
+        (MIG_ROW, MIG_LIST, {}, "GPU 0 .* has MIG on: set device_plugin_mig_strategy"),
+        (MIG_ROW, "GPU 0: NVIDIA H200 (UUID: GPU-aa)\n", {"mig_strategy": "mixed"}, "MIG on and no instance"),
+        (MIG_ROW, MIG_LIST, {"mig_strategy": "single"}, "there are 1g.18gb, 3g.71gb.me: use mixed"),
+        ("", "", {}, "the driver shows no GPU"),
+    ],
+)
+def test_what_does_not_go_together_ends_before_anything_is_changed(monkeypatch, row, listing, changed, message):
+    with pytest.raises(Failed, match=message):
+        run(monkeypatch, row, listing, **changed)
+
+
+def test_a_machine_without_nvidia_smi_is_an_error_unless_its_gpus_are_assumed(monkeypatch):
+    with pytest.raises(Failed, match="no nvidia-smi"):
+        run(monkeypatch, smi=None)
+    assert run(monkeypatch, smi=None, assumed=3)["advertised"] == {"nvidia.com/gpu": 30}
+
+
+def test_a_driver_that_fails_is_quoted(monkeypatch):
+    with pytest.raises(Failed, match="ended with 18: Driver/library version mismatch"):
+        run(monkeypatch, "Driver/library version mismatch", code=18)

@@ -1,0 +1,135 @@
+"""Waiting for workloads and for what nodes advertise; and what is said when it does not come."""
+
+import json
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+
+module = tree.module("kube_wait")
+
+
+def daemon_set(ready, wanted=1, generation=1, observed=1, updated=None):
+    counts = {"desiredNumberScheduled": wanted, "numberAvailable": ready}
+    counts["updatedNumberScheduled"] = wanted if updated is None else updated
+    metadata = {"name": "d", "generation": generation}
+    return {"kind": "DaemonSet", "metadata": metadata, "status": {"observedGeneration": observed, **counts}}
+
+
+def deployment(**status):
+    return {
+        "kind": "Deployment",
+        "metadata": {"name": "d", "generation": 1},
+        "spec": {"replicas": 2},
+        "status": {"observedGeneration": 1, **status},
+    }
+
+
+def job(*conditions):
+    given = [{"type": kind, "status": "True", "message": message} for kind, message in conditions]
+    return {"kind": "Job", "metadata": {"name": "j"}, "status": {"conditions": given}}
+
+
+def node(**allocatable):
+    return {"kind": "Node", "metadata": {"name": "n"}, "status": {"allocatable": allocatable}}
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        (daemon_set(1), ""),
+        (daemon_set(0), "1 of 1 pods are of the present version, 0 are available"),
+        (daemon_set(1, updated=0), "0 of 1 pods are of the present version"),
+        (daemon_set(1, generation=2), "its controller has not looked"),
+        (daemon_set(0, wanted=0), ""),
+        (deployment(replicas=2, updatedReplicas=2, availableReplicas=2), ""),
+        (deployment(replicas=3, updatedReplicas=2, availableReplicas=2), "1 pods of the last version"),
+        (deployment(), "0 of 2 pods"),
+        (job(("Complete", "")), ""),
+        (job(), "it has not completed"),
+        (job(("Failed", "BackoffLimitExceeded")), "it failed: BackoffLimitExceeded"),
+    ],
+)
+def test_a_workload_is_whole_or_says_why_not(item, reason):
+    assert module.unfinished(item).startswith(reason)
+    assert bool(module.unfinished(item)) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("found", "whole"),
+    [
+        ({"nvidia.com/gpu": "10", "cpu": "4"}, True),
+        ({"nvidia.com/gpu": "10", "nvidia.com/mig-1g.5gb": "0"}, True),
+        ({"nvidia.com/gpu": "1"}, False),
+        ({"nvidia.com/gpu": "10", "nvidia.com/gpu.shared": "10"}, False),
+        ({}, False),
+    ],
+)
+def test_exactly_the_expected_slices_are_advertised_and_no_other(found, whole):
+    assert (module.shortfall(node(**found), {"nvidia.com/gpu": 10}) == "") is whole
+
+
+def test_a_node_without_gpus_is_not_asked_for_any():
+    assert module.shortfall(node(cpu="4"), {}) == ""
+
+
+def run(monkeypatch, answers, *, check_mode=False, **changed):
+    """What the module exits with; answers by the words that name an object."""
+
+    class Fake(FakeModule):
+        def exit_json(self, **result):
+            raise SystemExit(result)
+
+    def answer(words):
+        asked = " ".join(words[5:])
+        for name, given in answers.items():
+            if name in asked:
+                return given if isinstance(given, tuple) else (0, json.dumps(given), "")
+        return 1, "", f"Error from server (NotFound): {asked}"
+
+    params = {"namespace": "gpu-system", "workloads": [], "allocatable": {}, "selector": "", "timeout_s": 0}
+    params |= {"interval_s": 0.0, "log_lines": 3, "kubeconfig": "/k", "kubectl": "kubectl", **changed}
+    fake = Fake(answer, check_mode=check_mode, **params)
+    monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    return ended.value.code
+
+
+def test_it_ends_when_everything_is_there(monkeypatch):
+    answers = {"DaemonSet/d": daemon_set(1), "node/n": node(**{"nvidia.com/gpu": "4"})}
+    found = run(monkeypatch, answers, workloads=["DaemonSet/d"], allocatable={"n": {"nvidia.com/gpu": 4}})
+    assert found["changed"] is False
+
+
+def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s"}
+    status = {"phase": "Running", "containerStatuses": [{"name": "c", "state": {"waiting": waiting}}]}
+    pods = {"items": [{"metadata": {"name": "p"}, "status": status}]}
+    answers = {"node/n": node(), "get pods": pods, "logs p": (0, "one\ntwo\nno devices found\n", "")}
+    with pytest.raises(Failed) as failed:
+        run(monkeypatch, answers, allocatable={"n": {"nvidia.com/gpu": 4}}, selector="app=x")
+    said = str(failed.value)
+    assert "node n: it advertises none of them and should advertise nvidia.com/gpu: 4" in said
+    assert "pod p Running c: CrashLoopBackOff: back-off 10s" in said
+    assert said.endswith("no devices found")
+
+
+def test_it_says_when_no_node_fits_and_when_there_is_no_such_workload(monkeypatch):
+    with pytest.raises(Failed, match=r"(?s)NotFound.*there is no pod app=x in gpu-system: no node fits it"):
+        run(monkeypatch, {"get pods": {"items": []}}, workloads=["DaemonSet/none"], selector="app=x")
+
+
+def test_a_failed_job_is_not_waited_for(monkeypatch):
+    with pytest.raises(Failed, match="after 0 s: Job/j: it failed: DeadlineExceeded"):
+        run(monkeypatch, {"Job/j": job(("Failed", "DeadlineExceeded"))}, workloads=["Job/j"], timeout_s=3600)
+
+
+def test_check_mode_waits_for_nothing(monkeypatch):
+    assert run(monkeypatch, {}, workloads=["DaemonSet/d"], check_mode=True) == {"changed": False, "waited_s": 0.0}
+
+
+def test_an_unschedulable_pod_says_why():
+    condition = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes: 1 Insufficient nvidia.com/gpu"}
+    pod = {"metadata": {"name": "p"}, "status": {"phase": "Pending", "conditions": [condition]}}
+    assert module.pod_state(pod) == "pod p Pending PodScheduled: 0/1 nodes: 1 Insufficient nvidia.com/gpu"
