@@ -109,7 +109,8 @@ class ClusterDriver:
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
-        on_ready: called with a pod's name when it is marked ready.
+        last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
+        ready_at_s: when each pod was first seen to serve, seconds since the epoch.
     """
 
     api: KubernetesApi
@@ -119,6 +120,7 @@ class ClusterDriver:
     pull: tuple[str, str] | None = None
     forbidden: str = ""
     started_after_s: float = 0.0
+    last_signal: int = signal.SIGTERM
     ready_at_s: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -386,7 +388,7 @@ class ClusterDriver:
             return
         if not known.told and known.process.poll() is None:
             known.told = True
-            known.process.terminate()
+            known.process.send_signal(self.last_signal)
         code = known.process.poll()
         if code is None:
             return

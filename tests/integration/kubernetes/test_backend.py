@@ -1,10 +1,15 @@
 """The Kubernetes backend on an API server: what it makes, sees, says, fetches and leaves behind."""
 
+import json
+import signal
 import threading
 import time
 
 import pytest
 
+from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.errors import BackendError, ReplicaDiedError
 from harness.results import latencies, layout
 from tests.support.experiments import experiment
 
@@ -12,6 +17,8 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
+SEEN_WITHIN_S = 4.0
+NO_IMAGE = ("ImagePullBackOff", 'Back-off pulling image "registry.example/workload:1": manifest unknown')
 
 
 def wait_for(what, timeout_s=15):
@@ -63,3 +70,160 @@ def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, drive
         assert len(requests) > 1
         assert (layout.replica_folder(folder, index) / "replica.json").is_file()
         assert "serving" in layout.replica_log(folder, index).read_text()
+
+
+def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver):
+    backend = KubernetesBackend(server.spec(kind="job"), "c0ffee")
+    deployment, folder = deploy(experiment(replicas=2), by=backend)
+
+    (job,) = deployment_objects(server, "batch/v1", "jobs")
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["activeDeadlineSeconds"] > 3600
+    assert [json.loads((driver.folder / one["pod"] / "replica.json").read_text())["replica"] for one in
+            deployment.statuses()] == [0, 1]  # fmt: skip
+    assert list(deployment.stop(timeout_s=4)) == []
+    assert driver.left() == []
+    assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
+
+
+def deployment_objects(server, version, resource):
+    spec = server.spec()
+    return KubernetesApi(spec).list(f"/apis/{version}/namespaces/{spec.namespace}/{resource}")
+
+
+def test_a_killed_replica_is_noticed_with_its_code_and_last_words_and_the_rest_is_kept(deploy, driver, deaths):
+    deployment, folder = deploy(experiment(replicas=2))
+    victim = deployment.statuses()[1]["pod"]
+
+    began_s = time.monotonic()
+    driver.kill(victim, reason="OOMKilled")
+    wait_for(lambda: deaths)
+
+    assert time.monotonic() - began_s < SEEN_WITHIN_S
+    assert (deaths[0].replica, deaths[0].exit_code, deaths[0].reason) == (1, 137, "OOMKilled")
+    assert any("serving" in line for line in deaths[0].last_lines)
+    assert list(deployment.deaths) == deaths
+    wait_for(lambda: driver.pods[victim].ready)  # the kubelet starts it again; that is no second death
+    assert list(deployment.stop(timeout_s=4)) == []
+    assert len(deaths) == 1
+    assert driver.left() == []
+    assert "serving" in layout.replica_log(folder, 1).read_text()
+    assert (layout.replica_folder(folder, 0) / layout.RAW_LATENCIES).stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("blow", "reason"),
+    [
+        (lambda driver, pod: driver.evict(pod), "Evicted: The node was low on resource: memory"),
+        (lambda driver, pod: driver.drain(pod), "EvictionByEvictionAPI: Eviction API: evicting"),
+        (lambda driver, pod: driver.api.delete(f"{driver.collection}/{pod}"), "the pod was deleted"),
+    ],
+    ids=["evicted", "drained", "deleted"],
+)
+def test_a_replica_taken_away_is_noticed_with_the_reason(deploy, driver, deaths, blow, reason):
+    deployment, _ = deploy(experiment(replicas=2))
+
+    blow(driver, deployment.statuses()[0]["pod"])
+    wait_for(lambda: deaths, SEEN_WITHIN_S)
+
+    assert (deaths[0].replica, deaths[0].reason) == (0, reason)
+    deployment.stop(timeout_s=4)
+    assert driver.left() == []
+
+
+def test_a_node_that_falls_silent_takes_its_replicas_with_it(deploy, driver, deaths):
+    deployment, _ = deploy(experiment(replicas=2))
+
+    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    wait_for(lambda: len(deaths) == 2, SEEN_WITHIN_S)
+
+    assert str(deaths[0]).startswith("replica 0 is gone (node node-a is NotReady: NodeStatusUnknown: Kubelet stopped")
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    deployment.stop(timeout_s=4)
+
+
+def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
+    deployment, _ = deploy(experiment(replicas=1))
+
+    driver.set_node("DiskPressure", "True", "KubeletHasDiskPressure", "kubelet has disk pressure")
+    wait_for(lambda: deployment._watchman._remarks)
+    driver.set_node("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
+
+    assert list(deployment.stop(timeout_s=4)) == [
+        "node node-a was under DiskPressure while replicas ran (kubelet has disk pressure)."
+    ]
+    assert deaths == []
+
+
+def test_a_replica_that_does_not_drain_is_killed_and_said(deploy, driver):
+    deployment, _ = deploy(experiment(replicas=1))
+    driver.last_signal = signal.SIGKILL
+
+    assert "replica 0 ended with 137 when it was told to stop" in "".join(deployment.stop(timeout_s=2))
+    assert driver.left() == []
+
+
+@pytest.mark.parametrize(
+    ("trouble", "error", "said"),
+    [
+        ({"pull": NO_IMAGE}, BackendError, f"replicas cannot start: {NO_IMAGE[0]}: {NO_IMAGE[1]}"),
+        ({"slices": 1}, BackendError, "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"),
+        (
+            {"forbidden": 'pods "x" is forbidden: exceeded quota: gpus'},
+            BackendError,
+            "FailedCreate: pods .* quota: gpus",
+        ),
+    ],
+    ids=["image", "slices", "quota"],
+)
+def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy, driver, trouble, error, said):
+    for name, value in trouble.items():
+        setattr(driver, name, value)
+
+    began_s = time.monotonic()
+    with pytest.raises(error, match=said):
+        deploy(experiment(replicas=2))
+
+    assert time.monotonic() - began_s < 2 * SEEN_WITHIN_S
+    assert driver.left() == []
+
+
+def test_a_replica_that_ends_while_starting_is_said_with_its_last_words(deploy, driver):
+    with pytest.raises(ReplicaDiedError, match=r"exited with 3; last lines: .*there is no module") as caught:
+        deploy(experiment(factory="no_such_module:make", replicas=2))
+
+    assert "workload's device, factory or settings" in caught.value.advice
+    assert driver.left() == []
+
+
+def test_replicas_that_take_too_long_are_said_with_what_they_do(deploy, driver):
+    slow = experiment(factory="slow_to_load", load_s=30, replicas=1, timing={"ready_timeout_s": 1.5})
+
+    with pytest.raises(BackendError, match=r"not every replica served within 1.5 s: 0 of 1 serve; .*not serving yet"):
+        deploy(slow)
+
+    assert driver.left() == []
+
+
+def test_an_abort_ends_a_deployment_that_has_begun(deploy, driver):
+    abort = threading.Event()
+    threading.Timer(0.5, abort.set).start()
+
+    with pytest.raises(BackendError, match="stopped before every replica had served"):
+        deploy(experiment(factory="slow_to_load", load_s=30, replicas=1), abort=abort)
+
+    assert driver.left() == []
+
+
+def test_what_a_killed_harness_left_is_swept_by_its_label_alone(deploy, server, driver):
+    deploy(experiment(replicas=2))
+    other = KubernetesBackend(server.spec(), "another")
+    kept, _ = deploy(experiment(replicas=1), by=other)
+
+    swept = KubernetesBackend(server.spec(), "c0ffee").sweep()
+
+    assert len(swept) == 1
+    assert swept[0].startswith("deleted Deployment tiny-r2-")
+    assert [name for name in driver.left() if name.startswith("tiny-r2")] == []
+    assert driver.names() == [kept.statuses()[0]["pod"]]
+    assert KubernetesBackend(server.spec(), "c0ffee").sweep() == []
