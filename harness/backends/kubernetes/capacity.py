@@ -152,9 +152,7 @@ DEVICES_ADVICE = (
 
 def too_many(found: int, expected: int, where: str) -> str:
     """The sentence about GPUs that are there and were not expected, or the other way round."""
-    return (
-        f"{found} GPUs where {expected} was expected ({where}): replicas are spread over what there is, not over one."
-    )
+    return f"{found} GPUs where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
 
 
 def _selected(node: Object, spec: KubernetesSpec) -> bool:

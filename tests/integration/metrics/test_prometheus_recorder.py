@@ -1,10 +1,8 @@
 """A recording by a real Prometheus of real HTTP targets: watched while it lasts, collected at its end."""
 
 import contextlib
-import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -16,6 +14,7 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.grid import NO_SAMPLE
 from harness.metrics.prometheus.recorder import PrometheusRecorder
 from harness.metrics.promql import cluster
+from tests.integration.metrics.pages import PODS, Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, free_port
 
 pytestmark = [
@@ -24,62 +23,13 @@ pytestmark = [
 ]
 
 STEP_S, WINDOW_S = 1.0, 4.0
-PODS = ["work-a", "work-b"]
 METRICS = select(["gpu_power", "io_psi", "throughput", "total_count"])
-
-
-class Pages:
-    """What a cluster's Prometheus scrapes, with the labels that its configuration gives to each target."""
-
-    def __init__(self):
-        self.down = set()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        self.begun_s = time.time()
-
-    def page(self, name):
-        served = int(10 * (time.time() - self.begun_s))
-        return {
-            "work-a": f"inference_requests_total {served}\n",
-            "work-b": f"inference_requests_total {2 * served}\n",
-            "dcgm": 'DCGM_FI_DEV_POWER_USAGE{gpu="0",UUID="GPU-1"} 60\n',
-            "node": f"node_pressure_io_waiting_seconds_total {served / 100}\n",
-        }[name]
-
-    def config(self):
-        def job(name, page, **labels):
-            target = {"targets": [f"127.0.0.1:{self._server.server_port}"], "labels": labels}
-            return {"job_name": name, "metrics_path": f"/{page}", "static_configs": [target]}
-
-        jobs = [job(pod, pod, namespace="inference", pod=pod, node="n1") for pod in PODS]
-        jobs += [job("dcgm-exporter", "dcgm", node="n1"), job("node-exporter", "node", node="n1")]
-        return json.dumps({"global": {"scrape_interval": "1s", "scrape_timeout": "500ms"}, "scrape_configs": jobs})
-
-    def close(self):
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def handler(pages):
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            name = self.path.strip("/")
-            body = pages.page(name).encode() if name not in pages.down else b""
-            self.send_response(500 if name in pages.down else 200)
-            self.send_header("Content-Type", "text/plain; version=0.0.4")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_):
-            """Say nothing."""
-
-    return Handler
 
 
 @pytest.fixture(scope="module")
 def pages():
     with contextlib.closing(Pages()) as serving:
+        serving.gauges.remove("FB_USED")
         yield serving
 
 

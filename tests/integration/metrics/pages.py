@@ -1,0 +1,103 @@
+"""Pages that a real Prometheus scrapes, with the labels that a cluster's configuration gives to each target."""
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+PODS = ["work-a", "work-b"]
+CONTAINERS = (
+    'container_cpu_usage_seconds_total{{namespace="inference",pod="{pod}",container="{container}"}} {cores} {time_ms}\n'
+    'container_memory_working_set_bytes{{namespace="inference",pod="{pod}",container="{container}"}} 1e9 {time_ms}\n'
+)
+
+
+class Pages:
+    """Two replicas, their containers, a GPU and a node.
+
+    Attributes:
+        down: names of the pages that answer 500.
+        housekeeping_s: how often the containers are measured; their samples carry their own time, as cAdvisor's do.
+        devices: number of GPUs.
+        gauges: what is read of each.
+    """
+
+    def __init__(self, *, housekeeping_s=0.5, devices=1):
+        self.down = set()
+        self.housekeeping_s = housekeeping_s
+        self.devices = devices
+        self.gauges = ["GPU_UTIL", "FB_USED", "POWER_USAGE", "GPU_TEMP"]
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        self.begun_s = time.time()
+
+    def page(self, name):
+        """The text of one page."""
+        now_s = time.time()
+        served = int(10 * (now_s - self.begun_s))
+        if name in PODS:
+            return replica(served * (1 + PODS.index(name)))
+        if name == "dcgm":
+            return "".join(
+                f'DCGM_FI_DEV_{gauge}{{gpu="{gpu}",UUID="GPU-{gpu + 1}"}} 60\n'
+                for gauge in self.gauges
+                for gpu in range(self.devices)
+            )
+        if name == "node":
+            return "".join(
+                f"node_pressure_{kind}_waiting_seconds_total {served / 100}\n" for kind in ("cpu", "memory", "io")
+            )
+        measured_s = now_s // self.housekeeping_s * self.housekeeping_s
+        return "".join(
+            CONTAINERS.format(
+                pod=pod, container=container, cores=measured_s - self.begun_s, time_ms=int(measured_s * 1000)
+            )
+            for pod in PODS
+            for container in ("replica", "POD", "")
+        )
+
+    def config(self, interval="1s"):
+        """Of the Prometheus that scrapes them."""
+
+        def job(name, page, **labels):
+            target = {"targets": [f"127.0.0.1:{self._server.server_port}"], "labels": labels}
+            return {"job_name": name, "metrics_path": f"/{page}", "static_configs": [target]}
+
+        jobs = [job(f"ai-{pod}", pod, namespace="inference", pod=pod, node="n1") for pod in PODS]
+        jobs += [job("dcgm-exporter", "dcgm", node="n1"), job("node-exporter", "node", node="n1")]
+        jobs += [job("kubelet-cadvisor", "cadvisor", node="n1")]
+        scraping = {"scrape_interval": interval, "scrape_timeout": "500ms"}
+        return json.dumps({"global": scraping, "scrape_configs": jobs})
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def replica(served):
+    """What a replica says of itself after so many requests of 20 ms."""
+    return (
+        f"inference_requests_total {served}\n"
+        f'inference_latency_seconds_bucket{{le="0.01"}} 0\n'
+        f'inference_latency_seconds_bucket{{le="0.03"}} {served}\n'
+        f'inference_latency_seconds_bucket{{le="+Inf"}} {served}\n'
+        f"inference_latency_seconds_sum {served * 0.02}\n"
+        f"inference_latency_seconds_count {served}\n"
+    )
+
+
+def handler(pages):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            name = self.path.strip("/")
+            body = pages.page(name).encode() if name not in pages.down else b""
+            self.send_response(500 if name in pages.down else 200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    return Handler
