@@ -1,7 +1,8 @@
 """Our playbooks against the test's API server, on this machine, in mount namespaces of their own.
 
-The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``. Both are laid over this machine's own
-folders in a namespace that ends with the run, so that nothing here changes and no cluster of this machine is reached.
+The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``, and write into the home of root. All three are
+laid over this machine's own folders in a namespace that ends with the run, so that nothing here changes and no cluster
+of this machine is reached.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ cp "$1/admin.conf" /etc/kubernetes/admin.conf
 mount -t overlay overlay -o "lowerdir=/usr/bin,upperdir=$1/bin,workdir=$1/bin-work" /usr/bin
 rm -f /usr/bin/kubectl
 cp "$3" /usr/bin/kubectl
-shift 3
+mount -t overlay overlay -o "lowerdir=/root,upperdir=$4,workdir=$4-work" /root
+shift 4
 exec "$@"
 """
 
@@ -56,12 +58,18 @@ class Run:
         return sum(int(count) for count in re.findall(r"changed=(\d+)", self.output))
 
 
+def home(cluster: Cluster) -> Path:
+    """What runs have written into the home of root."""
+    return cluster.kubeconfig.with_name("home")
+
+
 def play(cluster: Cluster, playbook: str, *arguments: str, **variables: Any) -> Run:
     """Run a playbook of this project against the cluster; host variables as keyword arguments."""
     folder = cluster.kubeconfig.with_name("laid-over")
-    folder.mkdir(exist_ok=True)
+    for one in (folder, home(cluster), home(cluster).with_name("home-work")):
+        one.mkdir(exist_ok=True)
     inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE, "sh", str(folder)]
-    inside += [str(cluster.kubeconfig), str(found("kubectl"))]
+    inside += [str(cluster.kubeconfig), str(found("kubectl")), str(home(cluster))]
     program = Path(sys.executable).with_name("ansible-playbook")
     extra = json.dumps({"ansible_python_interpreter": sys.executable, **variables})
     command = [*inside, str(program), "-i", "inventory/hosts.yml", playbook, "-e", extra, *arguments]
