@@ -1,0 +1,161 @@
+"""What the workload image is made of: its Containerfile read strictly, its pins, its sources, and when it is built."""
+
+import functools
+import json
+import re
+import shlex
+
+import kubernetes_validate
+import pytest
+import tree
+import yaml
+from ansible.plugins.loader import init_plugin_loader
+from tree import ROOT, TEMPLATES, render
+
+ROLE = ROOT / "roles/workload_image"
+KNOWN = {"ARG", "FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
+# What torch asks for and the project's own list leaves to pip.
+UNLISTED = {"setuptools"}
+
+
+def instructions():
+    """Instruction and argument, line by line; continuations joined, comments left out."""
+    text = re.sub(r"\\\n", " ", (ROLE / "files/Containerfile").read_text())
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(name, argument.strip()) for name, _, argument in (line.partition(" ") for line in lines)]
+
+
+def arguments(name):
+    return [argument for found, argument in instructions() if found == name]
+
+
+def pins(path):
+    rows = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(row.split("==") for row in rows)
+
+
+def test_the_containerfile_has_known_instructions_and_one_stage():
+    assert {name for name, _ in instructions()} == KNOWN
+    assert (arguments("ARG"), arguments("FROM")) == (["BASE"], ["${BASE}"])
+
+
+def test_layers_that_change_rarely_come_first():
+    order = [
+        argument.split()[-1] if name == "COPY" else "pip"
+        for name, argument in instructions()
+        if name in {"COPY", "RUN"}
+    ]
+    assert order == ["/opt/workload/requirements.txt", "pip", "/opt/workload/harness", "pip"]
+    assert "/opt/workload/requirements.txt" in arguments("RUN")[0]
+
+
+def test_nothing_of_the_machine_goes_in():
+    for run in arguments("RUN"):
+        assert "--mount=type=secret" in run or "pip" not in run
+        assert not re.search(r"https?://|curl|wget|apt-get", run)
+    assert [argument.split() for argument in arguments("COPY")] == [
+        ["requirements.txt", "/opt/workload/requirements.txt"],
+        ["harness", "/opt/workload/harness"],
+    ]
+
+
+def test_the_process_gets_its_signals_and_is_nobody():
+    assert json.loads(arguments("ENTRYPOINT")[0]) == ["python", "-m", "harness.workloads"]
+    assert (arguments("USER"), arguments("STOPSIGNAL")) == (["65534:65534"], ["SIGTERM"])
+    environment = dict(pair.split("=", 1) for pair in shlex.split(arguments("ENV")[0]))
+    assert environment["PATH"].startswith("/opt/venv/bin:")
+    assert environment["PYTHONPATH"] == "/opt/workload"
+
+
+def test_compiled_files_need_no_writable_disk():
+    assert all("unchecked-hash" in run or "UNCHECKED_HASH" in run for run in arguments("RUN"))
+    assert "--no-compile" in arguments("RUN")[0]
+
+
+def test_the_pins_are_those_of_the_project():
+    ours, project = pins(ROLE / "files/requirements.txt"), pins(ROOT / "requirements.txt")
+    assert {name: version for name, version in ours.items() if name not in UNLISTED} == {
+        name: project[name] for name in ours if name not in UNLISTED
+    }
+    assert not UNLISTED & set(project)
+
+
+@functools.cache
+def lookups():
+    """Let lookups be found by their full names, as ansible-playbook does at its start."""
+    init_plugin_loader()
+
+
+def resolved(images="", **changed):
+    """The role's private variables for a machine, resolved as Ansible resolves them."""
+    lookups()
+    values = {**tree.load(ROLE / "vars/main.yml"), "__workload_image_project": str(ROOT)}
+    given = {"role_path": str(ROLE), **tree.variables(), **changed}
+    return tree.template(values, {**given, "__workload_image_images": {"stdout": images}})
+
+
+def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
+    context = resolved()["__workload_image_context"]
+    assert {"Containerfile", "requirements.txt", "harness/__init__.py", "harness/workloads/__main__.py"} <= set(context)
+    sources = {name for name in context if name.startswith("harness/")}
+    assert sources == {"harness/__init__.py"} | {
+        f"harness/workloads/{path.name}" for path in (ROOT / "harness/workloads").glob("*.py")
+    }
+    for name in sources:
+        assert context[name] == (ROOT / name).read_text()
+        assert not re.search(r"^\s*(from|import) harness\.(?!workloads)", context[name], re.MULTILINE), name
+
+
+def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
+    from harness.spec.kubernetes import IMAGE
+
+    assert resolved()["__workload_image_reference"] == IMAGE
+    assert resolved(workload_image_tag="x")["__workload_image_reference"].endswith("/workload:x")
+
+
+def test_the_base_is_pinned_by_digest_except_behind_a_mirror():
+    assert re.fullmatch(
+        r"docker\.io/library/python:[\d.]+-slim-\w+@sha256:[0-9a-f]{64}", resolved()["__workload_image_base"]
+    )
+    assert "@" not in resolved(workload_image_base_digest="")["__workload_image_base"]
+
+
+def test_an_image_is_another_one_as_soon_as_anything_of_it_is():
+    inputs = {
+        resolved(**changed)["__workload_image_inputs"]
+        for changed in ({}, {"workload_image_requirements": "numpy==1"}, {"workload_image_base": "localhost/base:1"})
+    }
+    assert len(inputs) == 3
+    assert resolved()["__workload_image_inputs"] in inputs
+    # How pip reaches its index makes no other image.
+    assert resolved(workload_image_pip={"index-url": "https://mirror.example"})["__workload_image_inputs"] in inputs
+
+
+@pytest.mark.parametrize(
+    ("images", "there"),
+    [
+        ("", False),
+        ("[]\n", False),
+        ("null\n", False),
+        ('[{"id": "1", "digest": "sha256:1", "names": null}]', False),
+        ('[{"id": "1", "digest": "sha256:1", "names": ["localhost/gpu-sharing-harness/workload:other"]}]', False),
+        ('[{"id": "1", "digest": "sha256:1", "names": ["localhost/gpu-sharing-harness/workload:VERSION"]}]', True),
+    ],
+)
+def test_an_image_that_is_there_is_not_built_again(images, there):
+    import harness
+
+    found = resolved(images=images.replace("VERSION", harness.__version__))["__workload_image_matching"]
+    assert bool(found) is there
+
+
+@pytest.mark.parametrize("minor", tree.variables()["versions_by_minor"])
+@pytest.mark.parametrize("egress", [True, False])
+def test_the_place_of_the_replicas_is_valid_for_every_minor(minor, egress):
+    text = render(
+        TEMPLATES / "workloads/namespace.yaml.j2",
+        namespace_sources=["192.0.2.10", "10.244.49.64"],
+        inference_namespace_egress=egress,
+    )
+    for document in yaml.safe_load_all(text):
+        kubernetes_validate.validate(document, minor, strict=True)
