@@ -42,8 +42,8 @@ The machine we are on cannot watch its own reboot: `harness reboot-test --before
  others: [the verdicts on further nodes]}}
 ```
 
-What cannot be judged on a node (GPU checks without a GPU, pressure where the inventory says there is none, the cluster on a
-worker) is named in `not_applicable` with its reason and counts neither way. What should be readable and is not has failed.
+What cannot be judged on a node (GPU checks without a GPU, pressure where the inventory says there is none, the cluster's
+parts on a worker) is named in `not_applicable` with its reason and counts neither way. What should be readable and is not has failed.
 Versions, names and networks come from the inventory and the roles' defaults, resolved by Ansible; what the project fixes
 (modules, kernel parameters, file modes) is written into the checks, so that a mistake in a role is not shared by its judge.
 
@@ -63,7 +63,7 @@ def render() -> str:
 
 def _row(check: Check) -> str:
     holds = (check.function.__doc__ or "").splitlines()[0]
-    where = "every node" if check.kinds >= {CONTROL_PLANE, WORKER} else "control plane"
+    where = "every node" if check.kinds >= {CONTROL_PLANE, WORKER} else next(iter(check.kinds)).replace("_", " ")
     return f"| `{check.name}` | {holds} | {where} |\n"
 
 

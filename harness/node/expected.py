@@ -30,6 +30,7 @@ NVIDIA_PACKAGES = (
 
 REQUIRED_VARIABLES = (
     "swap_failsafe_unit",
+    "kernel_sysctls_unit",
     "preflight_psi_required",
     "crio_version",
     "kubernetes_packages_version",
@@ -61,6 +62,7 @@ class Expected:
     packages: Mapping[str, str]
     nvidia_packages: Mapping[str, str]
     failsafe_unit: str
+    sysctls_unit: str
     psi_required: bool
     gpu: str
     handler: str
@@ -70,6 +72,7 @@ class Expected:
     crio_version: str
     users: tuple[str, ...]
     admin_kubeconfig: str = "/etc/kubernetes/admin.conf"
+    kubelet_kubeconfig: str = "/etc/kubernetes/kubelet.conf"
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, Any]) -> Expected:
@@ -92,6 +95,7 @@ class Expected:
             packages={**dict.fromkeys(KUBERNETES_PACKAGES, kubernetes), **others},
             nvidia_packages=dict.fromkeys(NVIDIA_PACKAGES, str(variables["nvidia_toolkit_version"])),
             failsafe_unit=variables["swap_failsafe_unit"],
+            sysctls_unit=variables["kernel_sysctls_unit"],
             psi_required=bool(variables["preflight_psi_required"]),
             gpu=variables["nvidia_toolkit_gpu"],
             handler=variables["nvidia_toolkit_handler"],

@@ -2,9 +2,10 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
@@ -31,7 +32,11 @@ REQUIRED_VARIABLE = "NODE_TEST_REQUIRED"
 SUITE = os.environ.get("NODE_TEST_SUITE", "bookworm")
 TEST_WITHIN_S = 1200
 
-Boot = Callable[[Disks], Machine]
+
+class Boot(Protocol):
+    """Boots a machine from disks; name, beside: as for a Machine."""
+
+    def __call__(self, source: Disks, *, name: str = "node", beside: Machine | None = None) -> Machine: ...
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,12 +96,12 @@ def boot(tools: Tools, scratch: Path) -> Iterator[Boot]:
     """Boot a machine from disks; all of them end with the module."""
     running: list[Machine] = []
 
-    def start(source: Disks) -> Machine:
-        booted = Machine(tools, source, Path(tempfile.mkdtemp(dir=scratch, prefix="m")))
+    def start(source: Disks, *, name: str = "node", beside: Machine | None = None) -> Machine:
+        booted = Machine(tools, source, Path(tempfile.mkdtemp(dir=scratch, prefix="m")), name=name, beside=beside)
         running.append(booted)
         booted.start()
         return booted
 
     yield start
-    for each in running:
+    for each in reversed(running):
         each.__exit__()

@@ -16,11 +16,12 @@ from tests.node.machine.vm import Machine
 ROOT = Path(__file__).parents[2]
 WITHIN_S = 900.0
 HOST = "node"
+WORKER = "worker"
 
 
 @dataclass
 class Task:
-    """One task of a run: where it stands, what became of it."""
+    """One task of a run: where it stands, what became of it; with several hosts, of the last or of one that failed."""
 
     name: str
     role: str
@@ -34,14 +35,23 @@ class Task:
 
 @dataclass
 class Run:
-    """What a playbook run did. status: the exit status, negative when it was killed."""
+    """What a playbook run did.
+
+    status: the exit status, negative when it was killed. by_host: Ansible's figures (ok, changed...) of each host.
+    """
 
     playbook: str
     status: int
     duration_s: float
     tasks: list[Task]
-    counts: dict[str, int] = field(default_factory=dict)
+    by_host: dict[str, dict[str, int]] = field(default_factory=dict)
     output: str = ""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Figures of all hosts, added up; empty where the run did not get to its end."""
+        names = {name for host in self.by_host.values() for name in host}
+        return {name: sum(host[name] for host in self.by_host.values()) for name in names}
 
     @property
     def changed(self) -> list[Task]:
@@ -68,20 +78,31 @@ class Run:
 
 
 class Playbooks:
-    """The project's playbooks with an inventory of one machine.
+    """The project's playbooks with an inventory of one machine, or of a second one that joins it.
 
-    variables: host variables on top of the project's own group variables.
+    variables, worker_variables: host variables on top of the project's own group variables.
     """
 
-    def __init__(self, machine: Machine, variables: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        variables: dict[str, Any],
+        *,
+        worker: Machine | None = None,
+        worker_variables: dict[str, Any] | None = None,
+    ) -> None:
         self.machine = machine
+        self.worker = worker
         self.folder = machine.folder / "ansible"
         self.folder.mkdir(exist_ok=True)
         link = self.folder / "group_vars"
         if not link.exists():
             link.symlink_to(ROOT / "inventory/group_vars")
         self.inventory = self.folder / "hosts.yml"
-        self.inventory.write_text(yaml.safe_dump(self._inventory(variables)))
+        hosts = {HOST: connection(machine) | variables}
+        workers = {WORKER: connection(worker) | (worker_variables or {})} if worker else {}
+        groups = {"control_plane": {"hosts": hosts}, "workers": {"hosts": workers}}
+        self.inventory.write_text(yaml.safe_dump({"all": {"children": {"nodes": {"children": groups}}}}))
 
     def run(self, playbook: str, *arguments: str, **variables: Any) -> Run:
         """Run a playbook to its end; extra variables as keyword arguments."""
@@ -91,11 +112,6 @@ class Playbooks:
         """Run a playbook and kill it, with every process of it, a moment after the task of that name began."""
         process = self._start(playbook, (), variables)
         return self._finish(playbook, process, kill_at=(task_name, delay_s))
-
-    def _inventory(self, variables: dict[str, Any]) -> dict[str, Any]:
-        connection = {"ansible_ssh_common_args": f"-F {self.machine.ssh_config}", "ansible_host": HOST}
-        groups = {"control_plane": {"hosts": {HOST: connection | variables}}, "workers": {"hosts": {}}}
-        return {"all": {"children": {"nodes": {"children": groups}}}}
 
     def _start(
         self, playbook: str, arguments: tuple[str, ...], variables: dict[str, Any]
@@ -150,9 +166,9 @@ class Playbooks:
             process.kill()
             process.wait()
         duration_s = time.monotonic() - began
-        tasks, counts = _read_journal(self.journal)
+        tasks, by_host = _read_journal(self.journal)
         output = (self.folder / "output.log").read_text(errors="replace")
-        return Run(playbook, status, duration_s, tasks, counts, output)
+        return Run(playbook, status, duration_s, tasks, by_host, output)
 
     def _kill_at(self, process: "subprocess.Popen[bytes]", task_name: str, delay_s: float) -> None:
         wanted = f'"event": "start", "name": {json.dumps(task_name)}'
@@ -164,18 +180,25 @@ class Playbooks:
             time.sleep(0.02)
 
 
-def _read_journal(journal: Path) -> tuple[list[Task], dict[str, int]]:
+def connection(machine: Machine) -> dict[str, str]:
+    """Host variables by which Ansible reaches a machine."""
+    return {"ansible_ssh_common_args": f"-F {machine.ssh_config}", "ansible_host": machine.name}
+
+
+def _read_journal(journal: Path) -> tuple[list[Task], dict[str, dict[str, int]]]:
     tasks: dict[str, Task] = {}
-    counts: dict[str, int] = {}
+    by_host: dict[str, dict[str, int]] = {}
     lines = journal.read_text().splitlines() if journal.exists() else []
     for line in lines:
         entry = json.loads(line)
         if entry["event"] == "start":
             tasks[entry["task"]] = Task(entry["name"], entry["role"], entry["action"], entry["at"])
         elif entry["event"] == "stats":
-            counts = entry["hosts"].get(HOST, {})
+            by_host = entry["hosts"]
         else:
             task = tasks[entry["task"]]
-            task.status, task.changed, task.message = entry["status"], entry["changed"], entry["message"]
+            task.changed |= entry["changed"]
+            if task.status not in {"failed", "unreachable"}:
+                task.status, task.message = entry["status"], entry["message"]
             task.duration_s = entry["at"] - task.started_at
-    return list(tasks.values()), counts
+    return list(tasks.values()), by_host

@@ -29,9 +29,13 @@ MACHINE_VARIABLES: dict[str, Any] = {
 }
 
 
-def playbooks_for(machine: Machine, mirror: Mirror, **variables: Any) -> Playbooks:
-    """Playbooks of a machine, everything fetched from the local mirrors; host variables as keyword arguments."""
-    return Playbooks(machine, {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables)
+def playbooks_for(machine: Machine, mirror: Mirror, *, worker: Machine | None = None, **variables: Any) -> Playbooks:
+    """Playbooks of a machine, everything fetched from the local mirrors; host variables as keyword arguments.
+
+    worker: a second machine that joins it.
+    """
+    common = {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables
+    return Playbooks(machine, common, worker=worker, worker_variables=common)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ DAMAGE = {
     "swap/failsafe": "systemctl disable -q node-swapoff.service",
     "kernel/modules-at-boot": "rm /etc/modules-load.d/kubernetes.conf",
     "kernel/sysctls-now": "sysctl -q -w net.ipv4.ip_forward=0",
+    "kernel/sysctls-at-boot": "systemctl disable -q node-sysctl.service",
     "crio/no-strays": "cp /etc/crio/crio.conf.d/10-crio.conf /etc/crio/crio.conf.d/10-crio.conf.bak",
     "crio/files": "rm /usr/libexec/crio/conmon",
     "crio/cni": "cp /etc/cni/net.d/10-crio-bridge.conflist.disabled /etc/cni/net.d/10-crio-bridge.conflist",

@@ -84,14 +84,24 @@ def sysctls_are_set(node: Node) -> Observation:
     return Observation(found == SYSCTLS, _assignments(SYSCTLS), _assignments(found))
 
 
+def _sysctls_read_last(node: Node) -> str:
+    """What the unit that comes after all files of sysctl.d sets at boot; nothing where it is not enabled."""
+    name = node.expected.sysctls_unit
+    if node.machine.unit(name).enabled != "enabled":
+        return ""
+    commands = [line for line in node.output("systemctl", "cat", name).splitlines() if line.startswith("ExecStart=")]
+    return "\n".join(node.text(command.split()[-1]) for command in commands)
+
+
 @check(
     "kernel/sysctls-at-boot",
-    advice="Another file sets it later: `systemd-analyze cat-config sysctl.d` shows which; remove that line.",
+    advice="Run the kernel role again (--tags kernel); `systemd-analyze cat-config sysctl.d` shows who sets it else.",
 )
 def sysctls_are_set_at_boot(node: Node) -> Observation:
-    """These values hold after a reboot too: the last file of sysctl.d to name each gives the right one."""
+    """These values hold after a reboot too: the last one to set each at boot, file or unit, gives the right one."""
     found = dict.fromkeys(SYSCTLS, "absent")
-    for line in node.output("systemd-analyze", "cat-config", "sysctl.d").splitlines():
+    files = node.output("systemd-analyze", "cat-config", "sysctl.d")
+    for line in [*files.splitlines(), *_sysctls_read_last(node).splitlines()]:
         key, separator, value = line.partition("=")
         name = key.strip().removeprefix("-").replace("/", ".")
         if separator and name in found:

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from harness.node.checks.registry import CONTROL_PLANE, CannotLookError, Node, Observation, check, listed
+from harness.node.checks.registry import CONTROL_PLANE, WORKER, CannotLookError, Node, Observation, check, listed
 
 _KUBELET = "kubelet.service"
 _CONFIG = "/var/lib/kubelet/config.yaml"
@@ -14,6 +14,7 @@ _DROP_INS = "/etc/kubernetes/kubelet.conf.d"
 _DEFAULTS = "/etc/default/kubelet"
 _EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
 _HOME_FIELD = 5
+_JOIN_FILES = ("/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf")
 
 
 def _kubelet_settings(node: Node) -> dict[str, Any]:
@@ -131,3 +132,20 @@ def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     state = node.machine.stat(path)
     found = f"{state.mode:04o} {state.owner}" if state else "absent"
     return Observation(found == "0600 root", f"{path} 0600 root", found)
+
+
+@check(
+    "worker/credentials",
+    advice="Remove what the join left; without kubelet.conf, run the worker role again (--tags worker).",
+    unit=_KUBELET,
+    kinds=(WORKER,),
+)
+def worker_has_credentials_of_its_own(node: Node) -> Observation:
+    """The kubelet has credentials of its own that only root reads, and nothing of the token is left."""
+    path = node.expected.kubelet_kubeconfig
+    state = node.machine.stat(path)
+    found = f"{state.mode:04o} {state.owner}" if state else "absent"
+    left = [path for path in _JOIN_FILES if node.machine.stat(path) is not None]
+    return Observation(
+        found == "0600 root" and not left, f"{path} 0600 root, no token", f"{found}, left of the join: {listed(left)}"
+    )

@@ -60,8 +60,10 @@ class Node:
         return output.stdout
 
     def kubectl(self, *arguments: str) -> str:
-        """Standard output of kubectl as the cluster's administrator."""
-        options = (f"--kubeconfig={self.expected.admin_kubeconfig}", "--request-timeout=15s")
+        """Standard output of kubectl as the cluster's administrator; on a worker as its kubelet, which sees itself only."""
+        expected = self.expected
+        kubeconfig = expected.admin_kubeconfig if expected.kind == CONTROL_PLANE else expected.kubelet_kubeconfig
+        options = (f"--kubeconfig={kubeconfig}", "--request-timeout=15s")
         return self.output("kubectl", *options, *arguments)
 
     def objects(self, kind: str, *arguments: str) -> list[dict[str, Any]]:

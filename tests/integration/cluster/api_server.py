@@ -25,6 +25,8 @@ ROOT = Path(__file__).parents[3]
 MODULE = ROOT / "plugins/modules/kube_objects.py"
 START_TIMEOUT_S = 120
 TOKEN = "only-on-loopback"
+# The kubelet of a worker of that name.
+WORKER, WORKER_TOKEN = "second", "only-on-loopback-too"
 
 
 def found(program: str) -> str | None:
@@ -49,6 +51,12 @@ class Cluster:
         done = self._run(command, given)
         assert done.returncode == 0 or not check, f"{' '.join(words)}: {done.stdout}{done.stderr}"
         return done
+
+    def kubelets_kubeconfig(self) -> Path:
+        """What a worker's kubelet reaches the cluster by."""
+        path = self.kubeconfig.with_name("kubelet.conf")
+        path.write_text(self.kubeconfig.read_text().replace(TOKEN, WORKER_TOKEN))
+        return path
 
     def get(self, *words: str) -> Any:
         return json.loads(self.kubectl("get", *words, "-o", "json").stdout)
@@ -112,12 +120,14 @@ def _server(folder: Path, etcd: str, port: int) -> list[str]:
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     (folder / "accounts.key").write_bytes(key.private_bytes(*pem))
-    (folder / "tokens.csv").write_text(f"{TOKEN},administrator,1,system:masters\n")
+    (folder / "tokens.csv").write_text(
+        f"{TOKEN},administrator,1,system:masters\n{WORKER_TOKEN},system:node:{WORKER},2,system:nodes\n"
+    )
     return [
         str(found("kube-apiserver")),
         *("--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none"),
         *(f"--secure-port={port}", f"--cert-dir={folder / 'certificates'}", f"--etcd-servers={etcd}"),
-        *("--service-cluster-ip-range=10.96.0.0/12", "--allow-privileged=true", "--authorization-mode=RBAC"),
+        *("--service-cluster-ip-range=10.96.0.0/12", "--allow-privileged=true", "--authorization-mode=Node,RBAC"),
         # No controller makes the service accounts that this plugin would wait for.
         "--disable-admission-plugins=ServiceAccount",
         *(f"--token-auth-file={folder / 'tokens.csv'}", "--service-account-issuer=https://127.0.0.1"),

@@ -36,7 +36,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         found = result._result
         said = " ".join(str(found.get(key, "")) for key in ("msg", "stderr", "reason") if found.get(key))
         changed = bool(found.get("changed"))
-        self._write(event="result", status=status, changed=changed, task=str(result._task._uuid), message=said)
+        host, task = result._host.get_name(), str(result._task._uuid)
+        self._write(event="result", status=status, changed=changed, task=task, host=host, message=said)
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002 - ansible's
         role = task._role.get_name() if task._role else ""

@@ -24,16 +24,18 @@ ROOT_BYTES = 24 << 30
 SWAP_PARTITION_BYTES = 256 << 20
 SWAP_FILE_BYTES = 16 << 20
 
-ADDRESS = "10.0.2.15"
+# A machine, and one that stands beside it on the same network. The image serves for both: a network card that ends in
+# the address's last part (:15, :16) has that address.
+ADDRESSES = ("10.0.2.15", "10.0.2.16")
 GATEWAY = "10.0.2.2"  # the host's loopback, as the guest sees it
 HOSTNAME = "fresh"
 USER = "ops"
 
 NETWORK = f"""\
 [Match]
-Name=vec*
+MACAddress={{mac}}
 [Network]
-Address={ADDRESS}/24
+Address={{address}}/24
 Gateway={GATEWAY}
 LinkLocalAddressing=no
 IPv6AcceptRA=no
@@ -67,8 +69,8 @@ LABEL=swap   none   swap   sw   0 0
 
 tmpfs  /srv/scratch  tmpfs  size=16m,nodev   0 0   # not swap, though swap is mentioned
 """
-# Sorts after most names a role would choose, so it wins at boot unless somebody thinks of it.
-OLD_SYSCTL_PATH = "etc/sysctl.d/99-zz-hardening.conf"
+# Sorts after any name that a role would choose, so it wins at boot unless somebody thinks of it.
+OLD_SYSCTL_PATH = "etc/sysctl.d/zzz-hardening.conf"
 OLD_SYSCTL = """\
 # written by a hardening guide years ago
 net.ipv4.ip_forward = 0
@@ -106,6 +108,11 @@ def build(tools: Tools, suite: str = "bookworm") -> Disks:
                 shutil.rmtree(old)
             _make_disks(tools, tarball, folder)
     return disks
+
+
+def mac(address: str) -> str:
+    """Hardware address of the network card that has this address."""
+    return f"02:00:00:00:00:{address.rpartition('.')[2]}"
 
 
 def ssh_key(tools: Tools) -> Path:
@@ -179,7 +186,9 @@ def _customize(root: Path, public_key: str) -> None:
     """Turn the bare tree into the server: accounts, network, and the mess that earlier owners left."""
     _write(root / "etc/hostname", f"{HOSTNAME}\n")
     _write(root / "etc/hosts", f"127.0.0.1 localhost\n127.0.1.1 {HOSTNAME}\n")
-    _write(root / "etc/systemd/network/10-wired.network", NETWORK)
+    for address in ADDRESSES:
+        name = f"etc/systemd/network/10-wired-{address.rpartition('.')[2]}.network"
+        _write(root / name, NETWORK.format(mac=mac(address), address=address))
     _write(root / "etc/ssh/sshd_config.d/10-test.conf", "UseDNS no\nGSSAPIAuthentication no\n")
     _write(root / "etc/apt/apt.conf.d/99-test", 'Acquire::Languages "none";\nAcquire::Check-Valid-Until "false";\n')
     _write(root / "root/.ssh/authorized_keys", public_key)

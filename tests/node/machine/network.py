@@ -1,4 +1,4 @@
-"""One network, pid and mount namespace per machine; the host's own network stays untouched.
+"""A pid and a mount namespace per machine, a network for it and for one beside it; the host's own stays untouched.
 
 The guest reaches one thing only: the host's loopback, as 10.0.2.2. It has no name server and no way out, which is how
 a test shows that nothing is fetched from anywhere but the local mirrors.
@@ -11,33 +11,54 @@ import time
 from pathlib import Path
 
 from tests.node.machine.errors import MachineError
-from tests.node.machine.image import ADDRESS
+from tests.node.machine.image import ADDRESSES
 
-SETUP = """\
+BRIDGE = """\
 ip link add br0 type bridge
-ip tuntap add dev uml0 mode tap
 ip link set tap0 master br0 up
-ip link set uml0 master br0 up
 ip link set br0 up
 ip link set lo up
+"""
+PORT = """\
+ip tuntap add dev {tap} mode tap
+ip link set {tap} master br0 up
 """
 READY_WITHIN_S = 20.0
 
 
 class Namespace:
-    """Lives as long as this process: its first process reads a pipe from us and takes everything in it along."""
+    """Lives as long as this process: its first process reads a pipe from us and takes everything in it along.
 
-    def __init__(self, folder: Path) -> None:
+    beside: the namespace whose network this one shares; it has to outlive this one.
+    """
+
+    def __init__(self, folder: Path, beside: "Namespace | None" = None) -> None:
         self._folder = folder
+        self._network = beside or self
+        self.address = ADDRESSES[0 if beside is None else 1]
+        self.tap = "uml0" if beside is None else "uml1"
+        make = [
+            "unshare",
+            *([] if beside else ["--net"]),
+            "--pid",
+            "--mount-proc",
+            "--fork",
+            "--kill-child=KILL",
+            "cat",
+        ]
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL", "cat"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            [*(beside.inside_network() if beside else []), *make], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         self._slirp: subprocess.Popen[bytes] | None = None
         self._first_pid = self._wait_for_first_process()
         self.ssh_port = _free_port()
-        self._connect()
+        if beside is None:
+            self._connect()
+        self._plug_in()
+
+    def inside_network(self) -> list[str]:
+        """Prefix of a command that runs in this network, and otherwise outside."""
+        return ["nsenter", "-t", str(self._first_pid), "-n"]
 
     def command(self, *command: str | Path) -> list[str]:
         """Prefix a command so that it runs inside, ended with the namespace."""
@@ -48,6 +69,8 @@ class Namespace:
         """End every process inside, at once."""
         self._holder.kill()
         self._holder.wait()
+        if self._network is not self:
+            self._unplug()
         if self._slirp is not None:
             self._slirp.wait()
         if self._holder.stdin is not None:
@@ -66,8 +89,14 @@ class Namespace:
             time.sleep(0.02)
         raise MachineError("unshare made no namespaces: run as real root, outside a restricted container")
 
+    @property
+    def _control(self) -> Path:
+        """Where the network's slirp4netns is told what to do."""
+        return self._network._folder / "slirp.sock"
+
     def _connect(self) -> None:
-        control = self._folder / "slirp.sock"
+        """Make the network: the host's loopback at one end of a bridge."""
+        control = self._control
         control.unlink(missing_ok=True)
         # Outgoing connections bound to loopback reach the host's loopback and nothing else.
         slirp = [
@@ -83,22 +112,35 @@ class Namespace:
                 stderr=log,
             )
         self._wait_for_tap(control)
-        for line in SETUP.splitlines():
-            subprocess.run(["nsenter", "-t", str(self._first_pid), "-n", *line.split()], check=True)
+        self._set_up(BRIDGE)
+
+    def _plug_in(self) -> None:
+        """A port of the bridge for the machine, and one of the host's loopback for its ssh."""
+        self._set_up(PORT.format(tap=self.tap))
         forward = {
             "proto": "tcp",
             "host_addr": "127.0.0.1",
             "host_port": self.ssh_port,
-            "guest_addr": ADDRESS,
+            "guest_addr": self.address,
             "guest_port": 22,
         }
-        answer = _ask(control, {"execute": "add_hostfwd", "arguments": forward})
+        answer = _ask(self._control, {"execute": "add_hostfwd", "arguments": forward})
         if "error" in answer:
             raise MachineError(f"slirp4netns forwards no ssh port: {answer['error']}")
 
+    def _unplug(self) -> None:
+        """Leave a network that lives on. The forwarded port leads nowhere from now on; the next one is another."""
+        subprocess.run(
+            [*self._network.inside_network(), "ip", "link", "del", self.tap], capture_output=True, check=False
+        )
+
+    def _set_up(self, commands: str) -> None:
+        for line in commands.splitlines():
+            subprocess.run([*self._network.inside_network(), *line.split()], check=True)
+
     def _wait_for_tap(self, control: Path) -> None:
         deadline = time.monotonic() + READY_WITHIN_S
-        show = ["nsenter", "-t", str(self._first_pid), "-n", "ip", "link", "show", "tap0"]
+        show = [*self.inside_network(), "ip", "link", "show", "tap0"]
         while time.monotonic() < deadline:
             if control.exists() and subprocess.run(show, capture_output=True, check=False).returncode == 0:
                 return

@@ -23,10 +23,17 @@ _LOOK_AROUND_S = 0.5
 
 
 class Machine:
-    """Boots from its own copy of `disks`; `with` boots and ends it."""
+    """Boots from its own copy of `disks`; `with` boots and ends it.
 
-    def __init__(self, tools: Tools, disks: Disks, folder: Path) -> None:
+    name: what ssh calls it. beside: a running machine on whose network this one is the second.
+    """
+
+    def __init__(
+        self, tools: Tools, disks: Disks, folder: Path, *, name: str = "node", beside: "Machine | None" = None
+    ) -> None:
         self.folder = folder
+        self.name = name
+        self._beside = beside
         self._tools = tools
         self._source = disks
         self._namespace: Namespace | None = None
@@ -44,7 +51,7 @@ class Machine:
 
     @property
     def ssh_config(self) -> Path:
-        """An OpenSSH configuration in which this machine is the host `node`."""
+        """An OpenSSH configuration in which this machine is the host of its name."""
         return self.folder / "ssh_config"
 
     def start(self, *kernel_arguments: str) -> None:
@@ -53,11 +60,11 @@ class Machine:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.disks is None:
             self.disks = self._source.copy_to(self.folder / "disks")
-        self._namespace = Namespace(self.folder)
+        self._namespace = Namespace(self.folder, self._beside._namespace if self._beside else None)
         self._write_ssh_config(self._namespace.ssh_port)
         with (self.folder / "console.log").open("ab") as console:
             self._kernel = subprocess.Popen(
-                self._namespace.command(*self._kernel_command(self.disks), *kernel_arguments),
+                self._namespace.command(*self._kernel_command(self.disks, self._namespace), *kernel_arguments),
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=console,
@@ -110,7 +117,7 @@ class Machine:
 
     def ssh(self, command: str, *, check: bool = True, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a shell command as root; a failing one raises MachineError with what it said, unless check is off."""
-        arguments = ["ssh", "-F", str(self.ssh_config), "node", command]
+        arguments = ["ssh", "-F", str(self.ssh_config), self.name, command]
         try:
             done = subprocess.run(
                 arguments, capture_output=True, text=True, check=False, timeout=timeout_s, stdin=subprocess.DEVNULL
@@ -136,7 +143,7 @@ class Machine:
         """Write a file on the machine, with the folders above it."""
         quoted = shlex.quote(path)
         script = f"mkdir -p $(dirname {quoted}) && cat > {quoted}"
-        subprocess.run(["ssh", "-F", self.ssh_config, "node", script], input=content, check=True, timeout=60)
+        subprocess.run(["ssh", "-F", self.ssh_config, self.name, script], input=content, check=True, timeout=60)
 
     def wait_for_ssh(self) -> None:
         """Wait until the machine answers; raise with the console's end when it does not."""
@@ -149,8 +156,8 @@ class Machine:
             time.sleep(_POLL_S)
         raise MachineError(f"no ssh after {BOOT_WITHIN_S:.0f} s: {self._console_tail()}")
 
-    def _kernel_command(self, disks: Disks) -> list[str]:
-        device = "vec0:transport=tap,ifname=uml0,mac=02:00:00:00:00:15"
+    def _kernel_command(self, disks: Disks, namespace: Namespace) -> list[str]:
+        device = f"vec0:transport=tap,ifname={namespace.tap},mac={image.mac(namespace.address)}"
         disk_arguments = [f"ubd0={disks.root}", f"ubd1={disks.swap}", "root=/dev/ubda", "rw", "rootfstype=ext4"]
         console = ["con=null", "con0=null,fd:1", "quiet"]
         memory = f"mem={MEMORY_BYTES >> 20}M"
@@ -173,7 +180,7 @@ class Machine:
             "ServerAliveInterval": 15,
         }
         lines = [f"  {name} {value}" for name, value in options.items()]
-        self.ssh_config.write_text("\n".join(["Host node", *lines]) + "\n")
+        self.ssh_config.write_text("\n".join([f"Host {self.name}", *lines]) + "\n")
 
     def _console_tail(self) -> str:
         console = self.folder / "console.log"

@@ -14,6 +14,7 @@ STARTED_S = 1000.0
 
 VARIABLES: dict[str, Any] = {
     "swap_failsafe_unit": "node-swapoff.service",
+    "kernel_sysctls_unit": "node-sysctl.service",
     "preflight_psi_required": True,
     "crio_version": "1.35.6",
     "kubernetes_packages_version": "1.35.8",
@@ -86,6 +87,7 @@ def machine() -> FakeMachine:
         units={
             "swap.target": unit("inactive", "masked", "masked"),
             "node-swapoff.service": unit(),
+            "node-sysctl.service": unit(),
             "crio.service": unit(),
             "kubelet.service": unit(),
             "nvidia-cdi-refresh.path": unit(),
@@ -93,7 +95,8 @@ def machine() -> FakeMachine:
         },
         installed=_packages(),
         commands={
-            "systemd-analyze cat-config sysctl.d": SYSCTLS,
+            "systemd-analyze cat-config sysctl.d": f"{SYSCTLS}# zzz.conf\nnet/ipv4/ip_forward=0\n",
+            "systemctl cat node-sysctl.service": "[Service]\nExecStart=/usr/lib/systemd/systemd-sysctl /etc/k.conf\n",
             "systemd-analyze cat-config systemd/journald.conf": "[Journal]\n#SystemMaxUse=\nSystemMaxUse=1G\n",
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
@@ -104,9 +107,19 @@ def machine() -> FakeMachine:
     )
 
 
+def worker() -> FakeMachine:
+    """All well, on a machine that has joined another's cluster and sees its own node alone."""
+    found = machine()
+    found.states.pop("/etc/kubernetes/admin.conf")
+    found.states["/etc/kubernetes/kubelet.conf"] = FileState("regular file", 0o600, "root", 10.0)
+    found.objects = {"nodes": [{**found.objects["nodes"][0], "metadata": {"name": VARIABLES["worker_node_name"]}}]}
+    return found
+
+
 def _files() -> dict[str, str]:
     return {
         BOOT_ID_PATH: f"{BOOT_ID}\n",
+        "/etc/k.conf": SYSCTLS,
         "/proc/swaps": "Filename Type Size Used Priority\n",
         "/etc/fstab": "# a comment\nUUID=1 / ext4 defaults 0 1\n\n# swap is off: /swap.img none swap sw 0 0\n",
         "/proc/filesystems": "nodev\tproc\nnodev\toverlay\n\text4\n",

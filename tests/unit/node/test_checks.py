@@ -9,19 +9,28 @@ from typing import Any
 import pytest
 
 from harness.node.checks import registered
+from harness.node.checks.registry import CONTROL_PLANE, WORKER
 from harness.node.fake import FakeMachine
-from harness.node.machine import FileState, PackageState
+from harness.node.machine import CommandOutput, FileState, PackageState
 from harness.node.verdict import Verdict
 from harness.node.verify import judge
-from tests.unit.node.healthy import BOOT_ID, KUBELET_LIMITS, STARTED_S, SYSCTLS, machine, named, node, unit
+from tests.unit.node.healthy import BOOT_ID, KUBELET_LIMITS, STARTED_S, SYSCTLS, machine, named, node, unit, worker
 
 Break = Callable[[FakeMachine], object]
 DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
 LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
 
 
+HERE = [check for check in registered() if CONTROL_PLANE in check.kinds]
+ON_A_WORKER = [check for check in registered() if WORKER in check.kinds]
+
+
 def verdict(paper: FakeMachine, **changes: Any) -> Verdict:
-    return judge("n", node(paper, **changes), registered())
+    return judge("n", node(paper, **changes), HERE)
+
+
+def worker_verdict(paper: FakeMachine) -> Verdict:
+    return judge("n", node(paper, group_names=["nodes", "workers"]), registered())
 
 
 def write(path: str, text: str) -> Break:
@@ -91,10 +100,12 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         remove("/proc/sys/net/bridge/bridge-nf-call-iptables"),
         {"kernel/sysctls-now"},
     ),
-    "a later file turns forwarding off at boot": (
-        lambda paper: paper.commands.update(
-            {"systemd-analyze cat-config sysctl.d": f"{SYSCTLS}# zzz.conf\nnet/ipv4/ip_forward=0\n"}
-        ),
+    "a later file turns forwarding off at boot, and no unit comes after it": (
+        units("node-sysctl.service", "active", "disabled"),
+        {"kernel/sysctls-at-boot"},
+    ),
+    "the unit that comes last turns forwarding off": (
+        write("/etc/k.conf", SYSCTLS.replace("forward = 1", "forward = 0")),
         {"kernel/sysctls-at-boot"},
     ),
     "pressure is not readable": (remove("/proc/pressure/io"), {"kernel/psi"}),
@@ -275,12 +286,26 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
 }
 
 
+WORKER_FAULTS: dict[str, tuple[Break, set[str]]] = {
+    "the worker has not joined": (remove("/etc/kubernetes/kubelet.conf"), {"worker/credentials"}),
+    "everybody can read the worker's credentials": (
+        state("/etc/kubernetes/kubelet.conf", mode=0o644),
+        {"worker/credentials"},
+    ),
+    "the token stays on the worker": (write("/etc/kubernetes/kubeadm-join.yaml", "token"), {"worker/credentials"}),
+    "the worker is not ready": (
+        node_object(status={"conditions": [{"type": "Ready", "status": "Unknown", "message": "silent"}]}),
+        {"cluster/node-ready"},
+    ),
+}
+
+
 def test_a_healthy_node_passes_every_check() -> None:
     found = verdict(machine())
     assert [str(check) for check in found.failed] == []
     assert found.not_applicable == []
     assert found.ok
-    assert {check.name for check in found.checks} == {check.name for check in registered()}
+    assert {check.name for check in found.checks} == {check.name for check in HERE}
     assert found.boot_id == BOOT_ID
 
 
@@ -295,8 +320,17 @@ def test_a_fault_fails_its_checks_and_no_other(fault: str) -> None:
     assert all(check.advice and check.expected and check.found for check in found.failed)
 
 
+@pytest.mark.parametrize("fault", WORKER_FAULTS)
+def test_a_workers_fault_fails_its_checks_and_no_other(fault: str) -> None:
+    break_it, wanted = WORKER_FAULTS[fault]
+    paper = worker()
+    break_it(paper)
+    found = worker_verdict(paper)
+    assert {check.name for check in found.failed} == wanted, "\n".join(map(str, found.failed))
+
+
 def test_every_check_has_a_fault_that_fails_it() -> None:
-    covered = set().union(*(names for _, names in FAULTS.values()))
+    covered = set().union(*(names for _, names in [*FAULTS.values(), *WORKER_FAULTS.values()]))
     assert {check.name for check in registered()} - covered == set()
 
 
@@ -372,12 +406,29 @@ def test_pressure_can_be_told_off() -> None:
     assert [each.name for each in found.not_applicable] == ["kernel/psi"]
 
 
-def test_a_worker_is_not_asked_for_the_cluster() -> None:
-    found = verdict(machine(), group_names=["nodes", "workers"])
-    assert found.ok
+def test_a_worker_is_judged_by_its_own_node_and_not_by_the_cluster() -> None:
+    found = worker_verdict(worker())
+    assert [str(check) for check in found.failed] == []
+    assert {check.name for check in found.checks} == {check.name for check in ON_A_WORKER}
+    assert {"cluster/node-ready", "cluster/versions", "crio/service"} <= {check.name for check in found.checks}
     areas = {name.name.partition("/")[0] for name in found.not_applicable}
-    assert areas >= {"cluster", "calico", "storage", "kubeconfig"}
-    assert "crio" in {check.name.partition("/")[0] for check in found.checks}
+    assert areas >= {"calico", "storage", "kubeconfig"}
+
+
+def test_a_worker_asks_as_its_kubelet_and_for_itself_alone() -> None:
+    asked: list[tuple[str, ...]] = []
+
+    class Listening(FakeMachine):
+        def command(self, *arguments: str) -> CommandOutput:
+            asked.append(arguments)
+            return super().command(*arguments)
+
+    assert worker_verdict(Listening(**vars(worker()))).ok
+    kubectl = [" ".join(arguments) for arguments in asked if arguments[0] == "kubectl"]
+    assert all("--kubeconfig=/etc/kubernetes/kubelet.conf" in words for words in kubectl)
+    nodes = [words for words in kubectl if "get nodes" in words]
+    assert nodes
+    assert all("--field-selector=metadata.name=second" in words for words in nodes)
 
 
 def test_an_exact_debian_version_is_matched_exactly() -> None:

@@ -4,6 +4,7 @@ An object may be read back exactly as applied. Kinds must be known and namespace
 """
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,11 @@ from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
 
 Object = dict[str, Any]
 OBJECTS = STATE / "objects"
+# The last word of each worker's kubelet, and how old it may be.
+HEARTBEATS = STATE / "heartbeats"
+SILENT_AFTER_S = 40.0
 API_MANIFEST = Path("/etc/kubernetes/manifests/kube-apiserver.yaml")
+CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 
 
 @dataclass(frozen=True)
@@ -174,11 +179,7 @@ def with_status(item: Object) -> Object:
     """The object as its controller would have left it."""
     kind = item["kind"]
     if kind == "Node":
-        network = any(_stored("Installation"))
-        up = network and answers(("127.0.0.1", KUBELET_HEALTH_PORT))
-        message = "" if network else "container runtime network not ready: NetworkReady=false"
-        ready = {"type": "Ready", "status": str(up), "reason": "Kubelet", "message": message}
-        item["status"] = {"conditions": [ready], "nodeInfo": running_versions()}
+        item["status"] = _node_status(item)
     elif kind in {"Deployment", "DaemonSet", "StatefulSet"}:
         item["status"] = _workload_status(item)
     elif kind in {"TigeraStatus", "APIService", "CustomResourceDefinition"}:
@@ -210,12 +211,45 @@ def _node_metrics() -> Iterator[Object]:
             yield {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics", "metadata": name, "usage": usage}
 
 
+def _node_status(item: Object) -> Object:
+    network = any(_stored("Installation"))
+    alive = _heard(item)
+    status, message = str(network and alive), ""
+    if not alive:
+        status, message = "Unknown", "Kubelet stopped posting node status."
+    elif not network:
+        message = "container runtime network not ready: NetworkReady=false"
+    ready = {"type": "Ready", "status": status, "reason": "Kubelet", "message": message}
+    word = _last_word(item)
+    return {"conditions": [ready], "nodeInfo": running_versions() if word is None else word.get("nodeInfo", {})}
+
+
+def _heard(node: Object) -> bool:
+    """Whether the node's kubelet is alive: asked where it runs here, else by its last word."""
+    word = _last_word(node)
+    if word is None:
+        return answers(("127.0.0.1", KUBELET_HEALTH_PORT))
+    return time.time() - float(word.get("at", 0)) < SILENT_AFTER_S
+
+
+def _last_word(node: Object) -> Object | None:
+    """What a worker's kubelet said last, empty when it has not yet; None for the control plane, which is here."""
+    if CONTROL_PLANE_LABEL in node["metadata"].get("labels", {}):
+        return None
+    path = HEARTBEATS / f"{node['metadata']['name']}.json"
+    word: Object = json.loads(path.read_text()) if path.exists() else {}
+    return word
+
+
 def _workload_status(item: Object) -> Object:
     count = item.get("spec", {}).get("replicas", 1)
     generation = item["metadata"].get("generation", 1)
     if item["kind"] == "DaemonSet":
-        names = ("desiredNumberScheduled", "currentNumberScheduled", "numberReady", "numberAvailable")
-        return {"observedGeneration": generation, "updatedNumberScheduled": 1, **dict.fromkeys(names, 1)}
+        nodes = list(_stored("Node"))
+        wanted = ("desiredNumberScheduled", "currentNumberScheduled", "updatedNumberScheduled")
+        running = ("numberReady", "numberAvailable")
+        counts = dict.fromkeys(wanted, len(nodes)) | dict.fromkeys(running, sum(map(_heard, nodes)))
+        return {"observedGeneration": generation, **counts}
     names = ("replicas", "readyReplicas", "availableReplicas", "updatedReplicas")
     condition = {"type": "Available", "status": "True"}
     return {"observedGeneration": generation, **dict.fromkeys(names, count), "conditions": [condition]}

@@ -2,9 +2,12 @@
 
 import base64
 import os
+import random
 import shutil
 import socket
+import string
 import subprocess
+import tempfile
 import time
 from ipaddress import ip_network
 from pathlib import Path
@@ -24,6 +27,8 @@ SWITCHES = {
     "FileContent--proc-sys-net-ipv4-ip_forward": "/proc/sys/net/ipv4/ip_forward",
 }
 VERSION = STATE / "cluster-version"
+TOKEN_PREFIX = "bootstrap-token-"
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 KUBELET_PORT = 10250
 REQUIRED_CPUS = 2
 HEALTH_WITHIN_S = 240.0
@@ -36,30 +41,37 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
         *option(arguments, "--ignore-preflight-errors").split(","),
         *registration.get("ignorePreflightErrors", ()),
     }
-    if errors := preflight(ignored):
-        fail("error: [preflight] Some fatal errors occurred:\n" + "\n".join(f"\t[ERROR {error}" for error in errors))
+    refuse([*machine_errors(), *leftover_errors()], ignored)
     (ETC / "manifests").mkdir(parents=True, exist_ok=True)
-    make_certificates()
+    make_certificates(registration_address(wanted))
     for name in KUBECONFIGS:
-        _private(ETC / name, yaml.safe_dump(kubeconfig(name)))
+        private(ETC / name, yaml.safe_dump(kubeconfig(name)))
     start_kubelet(wanted.get("KubeletConfiguration", {}))
-    wait_for_kubelet(wanted)
+    wait_for_kubelet(wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", ""))
     for name in MANIFESTS:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "kube-system"}}
-        _private(ETC / "manifests" / f"{name}.yaml", yaml.safe_dump(pod))
+        private(ETC / "manifests" / f"{name}.yaml", yaml.safe_dump(pod))
     wait_for_api()
     Path("/var/lib/etcd/member").mkdir(parents=True, exist_ok=True)
     set_version(version)
     first_objects(registration, wanted)
 
 
-def preflight(ignored: set[str]) -> list[str]:
-    """Every failed check that is not ignored, as kubeadm names them."""
-    found = [*machine_errors(), *leftover_errors()]
-    return [error for error in found if "all" not in ignored and error.partition("]")[0] not in ignored]
+def refuse(found: list[str], ignored: set[str]) -> None:
+    """End with every failed check that is not ignored, as kubeadm names them."""
+    if errors := [error for error in found if "all" not in ignored and error.partition("]")[0] not in ignored]:
+        fail("error: [preflight] Some fatal errors occurred:\n" + "\n".join(f"\t[ERROR {error}" for error in errors))
 
 
-def machine_errors() -> list[str]:
+def registration_address(wanted: dict[str, Any]) -> str:
+    """Where this API server is reached: as told, else the address that the default route leaves by."""
+    told = wanted.get("InitConfiguration", {}).get("localAPIEndpoint", {}).get("advertiseAddress", "")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return told or str(probe.getsockname()[0])
+
+
+def machine_errors(*, control_plane: bool = True) -> list[str]:
     """What the machine lacks."""
     found = [
         f"{name}]: {path} contents are not set to 1"
@@ -70,7 +82,7 @@ def machine_errors() -> list[str]:
     found += [f"FileExisting-{name}]: {name} not found in system path" for name in missing]
     if len(Path("/proc/swaps").read_text().splitlines()) > 1:
         found.append("Swap]: running with swap on is not supported. Please disable swap")
-    if (os.cpu_count() or 1) < REQUIRED_CPUS:
+    if control_plane and (os.cpu_count() or 1) < REQUIRED_CPUS:
         found.append(f"NumCPU]: the number of available CPUs {os.cpu_count()} is less than {REQUIRED_CPUS}")
     if not answers(str(CRIO_SOCKET)):
         found.append(f"CRI]: container runtime is not running: dial unix {CRIO_SOCKET}: connection refused")
@@ -83,20 +95,50 @@ def leftover_errors() -> list[str]:
     found = [f"FileAvailable--etc-kubernetes-manifests-{name}.yaml]: {name}.yaml already exists" for name in present]
     if any(Path("/var/lib/etcd").glob("*")):
         found.append("DirAvailable--var-lib-etcd]: /var/lib/etcd is not empty")
-    used = [port for port in (KUBELET_PORT, API_PORT) if answers(("127.0.0.1", port))]
-    return [*found, *(f"Port-{port}]: Port {port} is in use" for port in used)]
+    return [*found, *used_ports(KUBELET_PORT, API_PORT)]
 
 
-def make_certificates() -> None:
-    """One self-signed certificate in the place of each that kubeadm makes; existing ones are kept."""
+def used_ports(*ports: int) -> list[str]:
+    """Ports that somebody listens on."""
+    return [f"Port-{port}]: Port {port} is in use" for port in ports if answers(("127.0.0.1", port))]
+
+
+def make_certificates(address: str) -> None:
+    """The cluster's authority and the API server's certificate for its address; existing ones are kept."""
     pki = ETC / "pki"
     pki.mkdir(parents=True, exist_ok=True)
-    for name in ("ca", "apiserver"):
-        if not (pki / f"{name}.crt").exists():
-            subject = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-            files = ["-keyout", str(pki / f"{name}.key"), "-out", str(pki / f"{name}.crt")]
-            curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "365"]
-            subprocess.run(["openssl", "req", "-x509", *curve, *subject, *files], check=True, capture_output=True)
+    if not (pki / "ca.crt").exists():
+        usage = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign", "-days", "3650"]
+        files = ["-keyout", str(pki / "ca.key"), "-out", str(pki / "ca.crt")]
+        _openssl("req", "-x509", *NEW_KEY, "-subj", "/CN=kubernetes", *usage, *files)
+    if not (pki / "apiserver.crt").exists():
+        with tempfile.TemporaryDirectory() as scratch:
+            request = Path(scratch, "csr")
+            _openssl(
+                *("req", "-new", *NEW_KEY, "-subj", "/CN=kube-apiserver"),
+                *("-keyout", str(pki / "apiserver.key"), "-out", str(request)),
+            )
+            names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth"
+            (pki / "apiserver.crt").write_bytes(sign(request, names))
+
+
+def sign(request: Path, extensions: str) -> bytes:
+    """A certificate for a request, signed by the cluster's authority."""
+    settings = request.with_suffix(".ext")
+    settings.write_text(f"{extensions}\nauthorityKeyIdentifier=keyid\nkeyUsage=critical,digitalSignature\n")
+    authority = ["-CA", str(ETC / "pki/ca.crt"), "-CAkey", str(ETC / "pki/ca.key"), "-days", "365"]
+    number = ["-set_serial", str(random.getrandbits(63))]
+    return _openssl("x509", "-req", "-in", str(request), *authority, *number, "-extfile", str(settings))
+
+
+def _openssl(*arguments: str) -> bytes:
+    return subprocess.run(["openssl", *arguments], check=True, capture_output=True).stdout
+
+
+def server_url() -> str:
+    """Where the API server says that it is, from its certificate."""
+    names = _openssl("x509", "-in", str(ETC / "pki/apiserver.crt"), "-noout", "-ext", "subjectAltName").decode()
+    return f"https://{names.partition('IP Address:')[2].partition(',')[0]}:{API_PORT}"
 
 
 def kubeconfig(name: str) -> dict[str, Any]:
@@ -111,7 +153,7 @@ def kubeconfig(name: str) -> dict[str, Any]:
         "clusters": [
             {
                 "name": "kubernetes",
-                "cluster": {"server": f"https://127.0.0.1:{API_PORT}", "certificate-authority-data": authority},
+                "cluster": {"server": server_url(), "certificate-authority-data": authority},
             }
         ],
         "contexts": [{"name": f"{user}@kubernetes", "context": {"cluster": "kubernetes", "user": user}}],
@@ -119,20 +161,19 @@ def kubeconfig(name: str) -> dict[str, Any]:
     }
 
 
-def start_kubelet(settings: dict[str, Any]) -> None:
+def start_kubelet(settings: dict[str, Any], flags: str = "") -> None:
     """Write what the kubelet reads and start it, as kubeadm does."""
     KUBELET.mkdir(parents=True, exist_ok=True)
     defaults = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
     (KUBELET / "config.yaml").write_text(yaml.safe_dump(defaults | settings))
-    (KUBELET / "kubeadm-flags.env").write_text('KUBELET_KUBEADM_ARGS=""\n')
+    (KUBELET / "kubeadm-flags.env").write_text(f'KUBELET_KUBEADM_ARGS="{flags}"\n')
     for command in (["daemon-reload"], ["stop", "kubelet"], ["start", "kubelet"]):
         subprocess.run(["systemctl", *command], check=False)
 
 
-def wait_for_kubelet(wanted: dict[str, Any]) -> None:
-    """Give the kubelet the time that the configuration allows."""
-    limit = wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", "")
-    within_s = _seconds(limit) if limit else HEALTH_WITHIN_S
+def wait_for_kubelet(limit: str) -> None:
+    """Give the kubelet the time that the configuration allows (a Go duration, or empty)."""
+    within_s = seconds(limit) if limit else HEALTH_WITHIN_S
     if not _answers_within(KUBELET_HEALTH_PORT, within_s):
         fail(f"error execution phase wait-control-plane: The kubelet is not healthy after {within_s:.0f}s")
 
@@ -145,7 +186,8 @@ def wait_for_api() -> None:
 
 def first_objects(registration: dict[str, Any], wanted: dict[str, Any]) -> None:
     """Namespaces, the node, and kubeadm's own add-ons."""
-    shutil.rmtree(cluster.OBJECTS, ignore_errors=True)
+    for folder in (cluster.OBJECTS, cluster.HEARTBEATS):
+        shutil.rmtree(folder, ignore_errors=True)
     for name in ("default", "kube-system", "kube-public", "kube-node-lease"):
         cluster.write({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     name = registration.get("name") or socket.gethostname()
@@ -158,11 +200,12 @@ def first_objects(registration: dict[str, Any], wanted: dict[str, Any]) -> None:
         "spec": {"taints": registration.get("taints", [taint]), "podCIDR": first_subnet(wanted)},
     }
     cluster.write(node)
-    settings = yaml.safe_dump(wanted.get("ClusterConfiguration", {}))
-    place = {"name": "kubeadm-config", "namespace": "kube-system"}
-    cluster.write(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": {"ClusterConfiguration": settings}}
-    )
+    for name, key, kind in (
+        ("kubeadm-config", "ClusterConfiguration", "ClusterConfiguration"),
+        ("kubelet-config", "kubelet", "KubeletConfiguration"),
+    ):
+        place, data = {"name": name, "namespace": "kube-system"}, {key: yaml.safe_dump(wanted.get(kind, {}))}
+        cluster.write({"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": data})
     for kind, addon in (("DaemonSet", "kube-proxy"), ("Deployment", "coredns")):
         place = {"name": addon, "namespace": "kube-system"}
         cluster.write({"apiVersion": "apps/v1", "kind": kind, "metadata": place, "spec": {}})
@@ -172,6 +215,32 @@ def first_subnet(wanted: dict[str, Any]) -> str:
     """The part of the pod network that the first node hands out."""
     network = wanted.get("ClusterConfiguration", {}).get("networking", {}).get("podSubnet", "10.0.0.0/8")
     return str(next(ip_network(network).subnets(new_prefix=24)))
+
+
+def make_token(ttl: str) -> str:
+    """A bootstrap token, kept as the Secret that kubeadm keeps it as."""
+    letters = random.choices(string.ascii_lowercase + string.digits, k=22)
+    token = f"{''.join(letters[:6])}.{''.join(letters[6:])}"
+    place = {"name": TOKEN_PREFIX + token[:6], "namespace": "kube-system"}
+    data = {"token": token, "expiration": str(time.time() + seconds(ttl or "24h"))}
+    cluster.write({"apiVersion": "v1", "kind": "Secret", "metadata": place, "stringData": data})
+    return token
+
+
+def tokens() -> list[str]:
+    """The bootstrap tokens that are valid."""
+    found = [
+        item["stringData"]
+        for item in cluster.listing(cluster.kind_of("secret"), "kube-system")
+        if item["metadata"]["name"].startswith(TOKEN_PREFIX)
+    ]
+    return [data["token"] for data in found if float(data["expiration"]) > time.time()]
+
+
+def remove_token(identity: str) -> None:
+    """Forget a token, known by its first part."""
+    if not cluster.delete(cluster.kind_of("secret"), "kube-system", TOKEN_PREFIX + identity.partition(".")[0]):
+        fail(f'error: failed to delete bootstrap token "{identity}": not found')
 
 
 def set_version(version: str) -> None:
@@ -189,7 +258,7 @@ def _answers_within(port: int, within_s: float) -> bool:
     return False
 
 
-def _seconds(duration: str) -> float:
+def seconds(duration: str) -> float:
     """Read a Go duration (`4m0s`)."""
     units = {"h": 3600.0, "m": 60.0, "s": 1.0}
     total, number = 0.0, ""
@@ -201,6 +270,12 @@ def _seconds(duration: str) -> float:
     return total
 
 
-def _private(path: Path, text: str) -> None:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version's parts, to compare by."""
+    return tuple(int(part) for part in version.lstrip("v").split("."))
+
+
+def private(path: Path, text: str) -> None:
+    """Write a file that only root reads."""
     path.write_text(text)
     path.chmod(0o600)

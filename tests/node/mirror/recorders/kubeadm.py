@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import control_plane
+import join as joining
 import yaml
 from recorded import STATE, fail, option, record, version_of
+from remote import authority_hash
 
 SUPPORTED = {"kubeadm.k8s.io/v1beta4", "kubeadm.k8s.io/v1beta3"}
 IMAGES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube-proxy")
@@ -23,6 +25,7 @@ def main() -> None:
         "version": version,
         "config": config,
         "init": init,
+        "join": join,
         "reset": reset,
         "token": token,
         "upgrade": upgrade,
@@ -68,7 +71,7 @@ def asked_version(wanted: dict[str, Any]) -> str:
     """Version of the control plane that is asked for; newer than this kubeadm is refused."""
     asked = str(wanted.get("ClusterConfiguration", {}).get("kubernetesVersion", own_version()))
     asked = asked if asked.startswith("v") else f"v{asked}"
-    if _numbers(asked) > _numbers(own_version()):
+    if control_plane.numbers(asked) > control_plane.numbers(own_version()):
         fail(
             f"error: the requested Kubernetes version ({asked}) is higher than the one this kubeadm supports "
             f"({own_version()})"
@@ -93,6 +96,11 @@ def init(arguments: list[str]) -> None:
     print("Your Kubernetes control-plane has initialized successfully!")
 
 
+def join(arguments: list[str]) -> None:
+    joining.join(documents(arguments), arguments)
+    print("This node has joined the cluster")
+
+
 def reset(arguments: list[str]) -> None:
     if not {"-f", "--force"} & set(arguments):
         fail("error: aborted reset operation (no answer on standard input)")
@@ -100,17 +108,23 @@ def reset(arguments: list[str]) -> None:
     for path in ("/etc/kubernetes/manifests", "/etc/kubernetes/pki", "/var/lib/etcd", "/var/lib/kubelet"):
         for child in Path(path).glob("*") if Path(path).is_dir() else ():
             shutil.rmtree(child) if child.is_dir() else child.unlink()
-    for name in control_plane.KUBECONFIGS:
+    for name in (*control_plane.KUBECONFIGS, joining.BOOTSTRAP.name):
         Path("/etc/kubernetes", name).unlink(missing_ok=True)
     shutil.rmtree(STATE / "objects", ignore_errors=True)
     print("The reset process does not clean CNI configuration, network traffic rules and $HOME/.kube.")
 
 
 def token(arguments: list[str]) -> None:
-    if arguments[1:2] != ["create"]:
+    if arguments[1:2] == ["create"]:
+        made = control_plane.make_token(option(arguments, "--ttl"))
+        pin = authority_hash((control_plane.ETC / "pki/ca.crt").read_text())
+        endpoint = control_plane.server_url().removeprefix("https://")
+        print(f"kubeadm join {endpoint} --token {made} --discovery-token-ca-cert-hash {pin}")
+    elif arguments[1:2] == ["delete"] and len(arguments) > 2:
+        control_plane.remove_token(arguments[2])
+        print(f'bootstrap token "{arguments[2]}" deleted')
+    else:
         fail(f"this recorder does not know: kubeadm {' '.join(arguments)}")
-    digest = "sha256:" + "0" * 64
-    print(f"kubeadm join 127.0.0.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash {digest}")
 
 
 def upgrade(arguments: list[str]) -> None:
@@ -132,10 +146,6 @@ def certs(arguments: list[str]) -> None:
     if arguments[1:2] != ["check-expiration"]:
         fail(f"this recorder does not know: kubeadm {' '.join(arguments)}")
     print("CERTIFICATE   EXPIRES   RESIDUAL TIME\napiserver     in a year 364d")
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.lstrip("v").split("."))
 
 
 if __name__ == "__main__":

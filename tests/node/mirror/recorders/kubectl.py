@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cluster
+import remote
 import yaml
 from cluster import Kind, Object
 from control_plane import VERSION
@@ -49,7 +50,10 @@ def main() -> None:
     }
     if verb not in verbs:
         fail(f"this recorder does not know: kubectl {' '.join(arguments)}")
-    require_kubeconfig(arguments)
+    server = require_kubeconfig(arguments)
+    if not server.here:
+        remote.kubectl(words, arguments, server)
+        return
     cluster.require_api()
     verbs[verb](words[1:], arguments)
 
@@ -68,12 +72,12 @@ def positional(arguments: list[str]) -> list[str]:
     return words
 
 
-def require_kubeconfig(arguments: list[str]) -> None:
+def require_kubeconfig(arguments: list[str]) -> remote.Server:
     """Read the kubeconfig that kubectl would, and refuse as it does."""
     default = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
     path = Path(option(arguments, "--kubeconfig", default=default))
     try:
-        yaml.safe_load(path.read_text())["clusters"]
+        return remote.Server.of(path)
     except PermissionError:
         fail(f'error: error loading config file "{path}": open {path}: permission denied')
     except FileNotFoundError:

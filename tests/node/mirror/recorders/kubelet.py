@@ -4,19 +4,20 @@ Where a static manifest of the API server lies, it also listens in the API serve
 """
 
 import signal
-import ssl
+import socket
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import api
 import yaml
-from cluster import API_MANIFEST, OBJECTS
-from recorded import API_PORT, CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
+from cluster import API_MANIFEST, OBJECTS, running_versions
+from membership import Membership
+from recorded import CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
 
 KUBELET_PORT = 10250
-PKI = Path("/etc/kubernetes/pki")
 NETWORK_CONFIGURATION = Path("/etc/cni/net.d/10-calico.conflist")
 
 
@@ -48,7 +49,9 @@ def main() -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     (STATE / "kubelet-running").write_text(version_of("kubelet"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    serve()
+    name = option(arguments, "--hostname-override", default=socket.gethostname())
+    credentials, bootstrap = (Path(option(arguments, f"--{kind}")) for kind in ("kubeconfig", "bootstrap-kubeconfig"))
+    serve(Membership.take_up(name, credentials, bootstrap))
 
 
 def load(arguments: list[str]) -> dict[str, object]:
@@ -68,33 +71,27 @@ def load(arguments: list[str]) -> dict[str, object]:
     return settings
 
 
-def serve() -> None:
-    """Listen for health questions; follow the manifests once a second."""
+def serve(membership: Membership | None) -> None:
+    """Listen for health questions; once a second follow the manifests, or tell another machine's API server of us."""
     for address in (("127.0.0.1", KUBELET_HEALTH_PORT), ("0.0.0.0", KUBELET_PORT)):
         server = ThreadingHTTPServer(address, Healthy)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-    api: ThreadingHTTPServer | None = None
+    api_server: ThreadingHTTPServer | None = None
     while True:
-        if API_MANIFEST.exists() and api is None:
-            api = serve_api()
-        elif not API_MANIFEST.exists() and api is not None:
-            api.shutdown()
-            api.server_close()
-            api = None
-        if any((OBJECTS / "Installation").glob("*/*.json")) and not NETWORK_CONFIGURATION.exists():
+        if API_MANIFEST.exists() and api_server is None:
+            api_server = api.serve()
+            threading.Thread(target=api_server.serve_forever, daemon=True).start()
+        elif not API_MANIFEST.exists() and api_server is not None:
+            api_server.shutdown()
+            api_server.server_close()
+            api_server = None
+        if membership:
+            membership.beat(running_versions())
+        network = membership.network if membership else any((OBJECTS / "Installation").glob("*/*.json"))
+        if network and not NETWORK_CONFIGURATION.exists():
             NETWORK_CONFIGURATION.parent.mkdir(parents=True, exist_ok=True)
             NETWORK_CONFIGURATION.write_text('{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []}\n')
         time.sleep(1)
-
-
-def serve_api() -> ThreadingHTTPServer:
-    """Listen with the certificate that kubeadm made."""
-    server = ThreadingHTTPServer(("0.0.0.0", API_PORT), Healthy)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(PKI / "apiserver.crt", PKI / "apiserver.key")
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
 
 
 if __name__ == "__main__":
