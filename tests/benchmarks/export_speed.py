@@ -32,18 +32,18 @@ from tests.integration.metrics.prometheus_server import backfill, prometheus
 BAR = 4.0
 REPLICAS, ROWS, STEP_S, WINDOW_S = 8, 721, 5, 20
 REQUESTS_PER_STEP = 600
-DIALECT = cluster("inference", "resnet50-.*")
+DIALECT = cluster("inference", "resnet50-8-.*")
 LES = [*(repr(bound_ns / 1e9) for bound_ns in BUCKET_BOUNDS_NS), "+Inf"]
 GPU_GAUGES = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_GPU_TEMP")
 Values = dict[tuple[str, str, float], float]
 
 
-def lines(start_s: int) -> Iterator[str]:
+def lines(start_s: int, *, workload: str = "resnet50", replicas: int = REPLICAS, seed: int = 1) -> Iterator[str]:
     """One hour and a window before it, as a cluster's Prometheus would have scraped it."""
-    generator = np.random.default_rng(1)
+    generator = np.random.default_rng(seed)
     times = start_s + STEP_S * np.arange(-4, ROWS)
-    for pod in range(REPLICAS):
-        labels = f'namespace="inference",pod="resnet50-{pod}"'
+    for pod in range(replicas):
+        labels = f'namespace="inference",pod="{workload}-{replicas}-{pod}"'
         latencies_s = generator.lognormal(-5.2, 0.25, (len(times), REQUESTS_PER_STEP))
         counts = np.stack(
             [np.bincount(np.searchsorted(BUCKET_BOUNDS_NS, row * 1e9), minlength=len(LES)) for row in latencies_s]
@@ -57,9 +57,9 @@ def lines(start_s: int) -> Iterator[str]:
         series[f"container_cpu_usage_seconds_total{{{work}}}"] = generator.uniform(3, 5, len(times)).cumsum()
         series[f"container_memory_working_set_bytes{{{work}}}"] = generator.integers(10**9, 2 * 10**9, len(times))
         yield from listed(series, times)
-    node = {f'{name}{{gpu="0"}}': generator.integers(1, 100, len(times)) for name in GPU_GAUGES}
+    node = {f'{name}{{node="n",gpu="0"}}': generator.integers(1, 100, len(times)) for name in GPU_GAUGES}
     for kind in ("cpu", "memory", "io"):
-        node[f'node_pressure_{kind}_waiting_seconds_total{{instance="n"}}'] = generator.uniform(
+        node[f'node_pressure_{kind}_waiting_seconds_total{{node="n",instance="n:9100"}}'] = generator.uniform(
             0, 2, len(times)
         ).cumsum()
     yield from listed(node, times)
@@ -109,7 +109,7 @@ def flatten(frames: list[tuple[str, MetricRangeDataFrame]]) -> Values:
         label = "pod" if "pod" in frame else "gpu" if "gpu" in frame else ""
         for key, part in frame.groupby(label) if label else [("", frame)]:
             prefix = {"pod": "replica-", "gpu": "gpu-"}.get(label, "")
-            series = f"{prefix}{str(key).removeprefix('resnet50-')}" or (
+            series = f"{prefix}{str(key).removeprefix('resnet50-8-')}" or (
                 "node" if CATALOGUE[name].level is Level.NODE else "all"
             )
             base = part["value"].iloc[0] if CATALOGUE[name].kind is Kind.COUNTER else 0.0

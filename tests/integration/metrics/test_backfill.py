@@ -138,6 +138,19 @@ def server(tmp_path_factory, script, start_s):
         lines += [f'DCGM_FI_DEV_FB_USED{{gpu="1",pod="{pod}"}} {2000 + k} {start_s + 5 * k}' for pod in "ab"]
         lines += [f'DCGM_FI_DEV_FB_USED{{gpu="0"}} 1000 {start_s + 5 * k}']
         lines += [f'node_pressure_io_waiting_seconds_total{{instance="{n}"}} {9 + k} {start_s + 5 * k}' for n in "xy"]
+        for place, node in enumerate(("n1", "n2")):
+            labels = f'node="{node}",instance="{node}:9100"'
+            lines += [f"node_pressure_cpu_waiting_seconds_total{{{labels}}} {100 + (place + 1) * k} {start_s + 5 * k}"]
+            lines += [
+                f'DCGM_FI_DEV_POWER_USAGE{{node="{node}",gpu="{gpu}",UUID="GPU-{node}-{gpu}"}} {100 * place + gpu} {start_s + 5 * k}'
+                for gpu in range(2)
+                if not (place and k > 10)  # the second node's exporter dies
+            ]
+        # Two machines to which somebody gave one name.
+        lines += [
+            f'DCGM_FI_DEV_GPU_TEMP{{node="n1",gpu="0",UUID="{uuid}"}} 50 {start_s + 5 * k}'
+            for uuid in ("GPU-a", "GPU-b")
+        ]
     folder = tmp_path_factory.mktemp("prometheus")
     with prometheus(folder, database=backfill(folder, lines)) as url, PrometheusServer(url) as server:
         yield server
@@ -271,7 +284,9 @@ def test_nothing_after_the_end(server, start_s):
 
 
 def test_what_the_server_has_not_is_absent_with_the_reason(server, start_s):
-    summary, sink = exported_rows(server, start_s, metrics="all", dialect=local("known", node='instance="x"'))
+    summary, sink = exported_rows(
+        server, start_s, metrics="all", dialect=local("known", node='instance="x"', gpus='node=""')
+    )
     assert set(summary.absent) == set(CATALOGUE) - set(RECORDED) - {"gpu_memory", "io_psi"}
     assert "DCGM_FI_DEV_GPU_UTIL" in summary.absent["gpu_utilization"]
     assert [row.value for row in sink.series("gpu_utilization", "gpu")] == [None] * ROWS
@@ -352,3 +367,42 @@ def test_the_clients_own_answer_is_the_same(server, start_s, exported):
     )
     values = [float(value) for _, value in result[0]["values"]]
     np.testing.assert_allclose(values, [row.value for row in exported.series("latency_p99", "all")], rtol=1e-12)
+
+
+def over_nodes(server, start_s, metrics, nodes):
+    sink = RowList()
+    summary = export(
+        server,
+        metrics=select(metrics),
+        dialect=cluster("inference", ".+", nodes=nodes),
+        start_s=start_s,
+        rows=15,
+        step_s=5,
+        window_s=20,
+        sink=sink,
+    )
+    return summary, sink
+
+
+def test_each_node_has_series_of_its_own(server, start_s):
+    summary, sink = over_nodes(server, start_s, ["gpu_power", "cpu_psi"], ["n1", "n2"])
+    assert {row.series for row in sink.rows if row.metric == "cpu_psi"} == {"node-n1", "node-n2", "node"}
+    for name, percent in (("node-n1", 20.0), ("node-n2", 40.0), ("node", 30.0)):
+        values = [row.value for row in sink.series("cpu_psi", name)]
+        np.testing.assert_allclose(values, percent, rtol=1e-9)
+    for number, watts in enumerate((0, 1, 100, 101)):
+        values = [row.value for row in sink.series("gpu_power", f"gpu-{number}")]
+        assert values == [watts] * 11 + [None if number > 1 else watts] * 4
+    assert summary.identities["gpu-2"] == {"node": "n2", "gpu": "0", "UUID": "GPU-n2-0"}
+
+
+def test_one_of_two_nodes_alone_keeps_the_short_names(server, start_s):
+    _, sink = over_nodes(server, start_s, ["gpu_power", "cpu_psi"], ["n2"])
+    assert {row.series for row in sink.rows} == {"gpu-0", "gpu-1", "node"}
+    assert sink.series("gpu_power", "gpu-1")[0].value == 101
+
+
+def test_two_devices_under_one_name_have_no_value_but_a_reason(server, start_s):
+    _, sink = over_nodes(server, start_s, ["gpu_temperature"], ["n1"])
+    assert {row.value for row in sink.rows} == {None}
+    assert "under two names at once (UUID GPU-a and GPU-b)" in sink.rows[0].reason

@@ -1,0 +1,78 @@
+"""Series over one node and over several: who is called what, and who must not be mixed."""
+
+import numpy as np
+import pytest
+
+from harness.errors import UsageError
+from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.prometheus.adapter import Series
+from harness.metrics.prometheus.naming import device_names, identity, key_labels, mixed, natural, node_names
+from harness.metrics.prometheus.origin import Origin
+from harness.metrics.promql import Labels, cluster, local, one_of, render
+
+DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["throughput"]
+
+
+def series(first_ms, last_ms, **labels):
+    return Series(labels, np.array([first_ms, last_ms]), np.array([0.0, 1.0]))
+
+
+def test_one_node_keeps_the_drivers_numbers():
+    assert device_names([("n", "3"), ("n", "10")]) == {("n", "3"): "gpu-3", ("n", "10"): "gpu-10"}
+    assert device_names([("0",)]) == {("0",): "gpu-0"}
+    assert node_names([("n",)]) == {("n",): "node"}
+    assert node_names([()]) == {(): "node"}
+
+
+def test_devices_of_several_nodes_are_counted_through_in_order():
+    keys = [("n10", "0"), ("n2", "1"), ("n2", "0")]
+    assert device_names(keys) == {("n2", "0"): "gpu-0", ("n2", "1"): "gpu-1", ("n10", "0"): "gpu-2"}
+    assert node_names([("n10",), ("n2",)]) == {("n2",): "node-n2", ("n10",): "node-n10"}
+
+
+def test_labels_that_tell_series_apart():
+    foreign = cluster("x", ".+", labels=Labels(pod="pod_name", node="kubernetes_node", gpu_node="Hostname"))
+    assert key_labels(DEVICE, foreign) == ("Hostname", "gpu")
+    assert key_labels(NODE, foreign) == ("kubernetes_node",)
+    assert key_labels(REPLICA, foreign) == ("pod_name",)
+    assert key_labels(DEVICE, local("x")) == ("gpu",)
+    assert key_labels(NODE, local("x")) == ()
+    assert "max by (Hostname, gpu) (" in render(DEVICE, foreign, 20).each
+
+
+def test_what_a_series_stands_for():
+    labels = {"node": "n", "gpu": "0", "UUID": "GPU-1", "modelName": "A16", "job": "x", "instance": "y"}
+    dialect = cluster("x", ".+")
+    assert identity(DEVICE, dialect, labels) == {"node": "n", "gpu": "0", "UUID": "GPU-1", "modelName": "A16"}
+    assert identity(NODE, dialect, labels) == {"node": "n", "instance": "y"}
+    assert identity(REPLICA, dialect, {"pod": "p"}) == {"pod": "p"}
+
+
+def test_two_things_with_one_name_at_the_same_time_are_told():
+    assert "instance a and b" in mixed(NODE, [series(0, 10, instance="a"), series(5, 20, instance="b")])
+    assert "UUID 1 and 2" in mixed(DEVICE, [series(0, 10, UUID="1"), series(0, 10, UUID="2")])
+
+
+def test_one_after_another_and_the_same_thing_twice_are_fine():
+    assert mixed(NODE, [series(0, 10, instance="a"), series(10, 20, instance="b")]) == ""
+    assert mixed(DEVICE, [series(0, 10, UUID="1", pod="a"), series(0, 10, UUID="1", pod="b")]) == ""
+    assert mixed(REPLICA, [series(0, 10, instance="a"), series(0, 10, instance="b")]) == ""
+    assert mixed(NODE, []) == ""
+
+
+def test_natural_order():
+    assert sorted(["pod-10", "pod-9", "pod"], key=natural) == ["pod", "pod-9", "pod-10"]
+
+
+def test_only_the_very_names_match():
+    assert one_of(["a.b", "c-d"]) == r"a\.b|c-d"
+    query = render(NODE, cluster("x", ".+", nodes=["n.1"], node='job="node-exporter"'), 20).raw
+    assert query == 'node_pressure_io_waiting_seconds_total{node=~"n\\\\.1",job="node-exporter"}'
+
+
+def test_an_origin_survives_its_file():
+    origin = Origin("http://x:9090", "inference", ("a-1", "a-2"), ("n1",), Labels(gpu_node="Hostname"))
+    assert Origin.from_dict(origin.to_dict()) == origin
+    assert 'pod=~"a-1|a-2"' in origin.dialect().replicas
+    with pytest.raises(UsageError, match="does not say where"):
+        Origin.from_dict({"url": "http://x:9090"})
