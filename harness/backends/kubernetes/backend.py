@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.backends.base import Finding, ReplicaDeath, Severity
 from harness.backends.kubernetes import canary, grafana, objects, preflight, prometheus
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.deployment import KubernetesDeployment
+from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
@@ -28,7 +28,8 @@ class KubernetesBackend:
         spec: which cluster, and how replicas stand in it.
         campaign_id: labels every object of the campaign; clean-up is by this label alone.
         clock: real time; pods do not live in any other.
-        connect: makes the API client; None: from ``spec``, when it is first needed.
+        connect: makes the API client, when it is first needed.
+        record: makes the recorder of a deployment.
     """
 
     name = "kubernetes"
@@ -40,11 +41,13 @@ class KubernetesBackend:
         *,
         clock: Clock | None = None,
         connect: Callable[[KubernetesSpec], KubernetesApi] = KubernetesApi,
+        record: RecordingMaker = prometheus.recording,
     ) -> None:
         self._spec = spec
         self._campaign_id = campaign_id
         self._clock = clock or SystemClock()
         self._connect = connect
+        self._record = record
         self._made: KubernetesApi | None = None
 
     @property
@@ -120,7 +123,9 @@ class KubernetesBackend:
     ) -> KubernetesDeployment:
         """Start the replicas and return when each has served. See Backend.deploy."""
         made = objects.workload(experiment, folder, self._spec, self._campaign_id)
-        deployment = KubernetesDeployment(self.api, self._spec, made, experiment, folder, clock=self._clock)
+        deployment = KubernetesDeployment(
+            self.api, self._spec, made, experiment, folder, clock=self._clock, record=self._record
+        )
         try:
             deployment.start(abort)
             deployment.watch(on_death)

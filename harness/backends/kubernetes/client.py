@@ -20,7 +20,7 @@ import urllib3
 
 from harness.backends.kubernetes import refusals
 from harness.backends.kubernetes.connect import Connection, connect
-from harness.backends.kubernetes.retry import SETTLING, TRANSIENT, Patience
+from harness.backends.kubernetes.retry import LONGEST_PAUSE_S, SETTLING, TRANSIENT, Patience
 from harness.errors import BackendError, ClusterError
 from harness.spec import KubernetesSpec
 
@@ -61,6 +61,7 @@ class KubernetesApi:
     ) -> None:
         self.namespace = spec.namespace
         self.timeout_s = spec.api_timeout_s
+        self.longest_pause_s = min(LONGEST_PAUSE_S, spec.api_timeout_s)
         self._outage_s = spec.outage_s
         self._reconnect = reconnect or (lambda: connect(spec))
         self._connection = self._reconnect()
@@ -160,7 +161,7 @@ class KubernetesApi:
             BackendError: aborted.
         """
         limit_s = self._limit_s() if patience_s is None else patience_s
-        patience = Patience(limit_s)
+        patience = Patience(limit_s, longest_pause_s=self.longest_pause_s)
         data = None if body is None else json.dumps(body).encode()
         renewed = False
         while True:
@@ -218,7 +219,7 @@ class KubernetesApi:
             ClusterError: refused, or no progress for that time.
             BackendError: aborted.
         """
-        patience = Patience(patience_s)
+        patience = Patience(patience_s, longest_pause_s=self.longest_pause_s)
         with target.open("wb") as file:
             while True:
                 try:

@@ -24,6 +24,8 @@ from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 from harness.spec import Device, ExperimentSpec, KubernetesSpec
 
+RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
+
 LOOK_S = 0.25
 FORCE_AFTER_S = 20.0
 FORCED_GONE_S = 20.0
@@ -43,6 +45,7 @@ class KubernetesDeployment:
         experiment: what it runs.
         folder: the attempt's.
         clock: real time.
+        record: makes the recorder.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class KubernetesDeployment:
         folder: Path,
         *,
         clock: Clock,
+        record: RecordingMaker = prometheus.recording,
     ) -> None:
+        self._record = record
         self._api, self._spec, self._workload = api, spec, workload
         self._experiment, self._folder, self._clock = experiment, folder, clock
         self._news = threading.Event()
@@ -89,7 +94,7 @@ class KubernetesDeployment:
         """From the Prometheus that watches the cluster. Raises StorageError."""
         if self._watchman:
             self._watchman.tell(request.notice)
-        return prometheus.recording(self._api, self._spec, self.replicas, self._folder, request)
+        return self._record(self._api, self._spec, self.replicas, self._folder, request)
 
     def start(self, abort: threading.Event) -> None:
         """Make the object and return when every replica has served.

@@ -25,7 +25,7 @@ class Patience:
         longest_pause_s: no pause is longer, unless the server asks for it.
     """
 
-    def __init__(self, limit_s: float, *, longest_pause_s: float = LONGEST_PAUSE_S) -> None:
+    def __init__(self, limit_s: float, *, longest_pause_s: float) -> None:
         self._begun_s = time.monotonic()
         self._limit_s = limit_s
         self._longest_s = longest_pause_s

@@ -17,7 +17,7 @@ from typing import Any
 import urllib3
 
 from harness.backends.kubernetes.client import KubernetesApi, Object, selectors
-from harness.backends.kubernetes.retry import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from harness.backends.kubernetes.retry import FIRST_PAUSE_S
 from harness.errors import BackendError, ClusterError
 
 WATCH_TIMEOUTS = 2
@@ -82,7 +82,7 @@ class Watcher:
         self._stop.set()
         answer = self._answer
         if answer is not None:
-            with contextlib.suppress(OSError, RuntimeError):  # it has just ended by itself
+            with contextlib.suppress(OSError, RuntimeError, ValueError):  # it has just ended by itself
                 answer.shutdown()
 
     @property
@@ -113,7 +113,7 @@ class Watcher:
                     self._version = ""
                 self._note_outage(str(error))
                 self._stop.wait(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, self._api.longest_pause_s)
 
     def _list(self) -> None:
         answer = self._api.get(self._path, self._selectors)

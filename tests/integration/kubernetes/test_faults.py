@@ -1,0 +1,116 @@
+"""A campaign through an API server that fails all the time, restarts, or forgets: nothing is lost, nothing is left."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+import yaml
+
+from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.campaign.conductor import Conductor
+from harness.campaign.folder import create
+from harness.metrics.fakes import FakeGpus
+from harness.metrics.recorder import Recorder
+from harness.metrics.sources import ReplicaTarget
+from harness.results import layout
+from harness.results.experiment import verify_campaign
+from harness.results.latencies import read
+from harness.results.manifest import Status, read_manifest
+from tests.support.cluster_driver import own_address
+from tests.support.experiments import FAST, campaign, experiment
+from tests.support.faulty_proxy import FaultyProxy
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
+]
+FAULTS = 500
+
+
+class Trial(KubernetesBackend):
+    """Without the preflight and the canary, which ask a Prometheus."""
+
+    def check(self, experiments):
+        del experiments
+        return []
+
+    def rehearse(self, experiment, folder, *, abort):
+        del experiment, folder, abort
+        return []
+
+
+def scrape(_api, _spec, replicas, _folder, request):
+    """The embedded recorder on the pods' own ports, in place of a Prometheus."""
+    targets = [ReplicaTarget(one.index, os.getpid(), f"http://{own_address()}:{one.port}/metrics") for one in replicas]
+    return Recorder(
+        targets,
+        metrics=request.metrics,
+        step_s=request.timing.step_s,
+        window_s=request.timing.window_s,
+        sink=request.sink,
+        clock=request.clock,
+        wake=request.wake,
+        on_tick=request.on_tick,
+    )
+
+
+@pytest.fixture
+def proxy(server):
+    config = yaml.safe_load(server.kubeconfig.read_text())
+    upstream, token = config["clusters"][0]["cluster"]["server"], config["users"][0]["user"]["token"]
+    with FaultyProxy(upstream, token) as faulty:
+        yield faulty
+
+
+@pytest.fixture
+def through(server, proxy, tmp_path):
+    """A backend that speaks through the proxy; a stall of 30 s against a timeout of 10 s, thirty times as fast."""
+    config = proxy.write_kubeconfig(tmp_path / "faulty")
+    spec = server.spec(kubeconfig=str(config), api_timeout_s=0.4, outage_s=60.0, pending_s=30.0)
+    return Trial(spec, "c0ffee", record=scrape)
+
+
+def test_a_campaign_under_500_faults_loses_nothing_and_leaves_nothing(through, proxy, driver, tmp_path):
+    proxy.faults, proxy.share, proxy.stall_s = FAULTS, 0.6, 1.0
+    timing = {**FAST, "record_s": 1.0, "ready_timeout_s": 60, "drain_timeout_s": 30}
+    metrics = ["throughput", "latency_p50", "total_count"]
+    spec = campaign(replicas=[1, 3], repeats=8, timing=timing, metrics=metrics, limits={"retries": 0})
+    folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
+
+    outcome = Conductor(folder, through, gpus=FakeGpus).run()
+
+    assert proxy.injected.total() == FAULTS, f"more experiments are needed: {proxy.injected}"
+    assert len(proxy.injected) == 8, proxy.injected
+    assert set(outcome.statuses.values()) <= {Status.VALID, Status.DEGRADED}
+    assert driver.left() == []
+    assert verify_campaign(folder.path).ok
+    for identity in outcome.statuses:
+        final = folder.final_folder(identity)
+        manifest = read_manifest(final)
+        assert not [reason for reason in manifest.verdict.reasons if "replica" in reason], manifest.verdict
+        files = sorted((final / layout.LATENCIES).glob("*.parquet"))
+        assert len(files) == len(manifest.replicas)
+        assert all(len(read(path)) > 100 for path in files)
+
+
+def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, proxy, driver, tmp_path):
+    deaths = []
+    deployment = through.deploy(experiment(replicas=2), tmp_path, abort=threading.Event(), on_death=deaths.append)
+    victim = deployment.statuses()[0]["pod"]
+
+    proxy.away.set()
+    time.sleep(0.5)
+    driver.kill(victim, reason="OOMKilled")
+    time.sleep(1.5)
+    assert deaths == []
+    proxy.away.clear()
+    deadline_s = time.monotonic() + 10
+    while not deaths and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+
+    assert [(death.replica, death.reason) for death in deaths] == [(0, "OOMKilled")]
+    assert list(deployment.stop(timeout_s=5)) == []
+    assert driver.left() == []
+    assert json.loads((layout.replica_folder(tmp_path, 1) / "replica.json").read_text())["phase"] == "serving"
