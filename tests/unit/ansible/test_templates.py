@@ -161,6 +161,7 @@ def test_crio_is_configured_as_toml():
     crio = drop_in("crio", "crio.conf.j2")["crio"]
     assert crio["runtime"]["cgroup_manager"] == "systemd"
     assert crio["image"]["short_name_mode"] == "enforcing"
+    assert crio["image"]["pinned_images"] == ["localhost/gpu-sharing-harness/*"]
     assert crio["image"]["pause_image"] == tree.variables()["versions"]["images"]["pause"]
     assert crio["metrics"] == {"enable_metrics": True, "metrics_host": "127.0.0.1", "metrics_port": 9537}
 

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import shlex
+from fnmatch import fnmatch
 
 import kubernetes_validate
 import pytest
@@ -111,6 +112,10 @@ def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
 
     assert resolved()["__workload_image_reference"] == IMAGE
     assert resolved(workload_image_tag="x")["__workload_image_reference"].endswith("/workload:x")
+
+
+def test_the_image_is_never_collected():
+    assert any(fnmatch(resolved()["__workload_image_reference"], one) for one in tree.variables()["crio_pinned_images"])
 
 
 def test_the_base_is_pinned_by_digest_except_behind_a_mirror():
