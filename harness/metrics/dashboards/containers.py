@@ -110,19 +110,19 @@ CONTAINER_METRICS = Dashboard(
         ],
         "All namespaces": [
             Panel(
-                "CPU",
+                "CPU by namespace",
                 [Query(_by_namespace(rate("container_cpu_usage_seconds_total", _ALL_CONTAINERS)), "{{namespace}}")],
                 unit="short",
                 stacked=True,
             ),
             Panel(
-                "Memory",
+                "Memory by namespace",
                 [Query(_by_namespace(f"container_memory_working_set_bytes{{{_ALL_CONTAINERS}}}"), "{{namespace}}")],
                 unit="bytes",
                 stacked=True,
             ),
             Panel(
-                "Network received",
+                "Network received by namespace",
                 [Query(_by_namespace(rate("container_network_receive_bytes_total", 'pod!=""')), "{{namespace}}")],
                 unit="Bps",
             ),

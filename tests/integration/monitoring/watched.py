@@ -1,0 +1,284 @@
+"""A cluster on paper that a real Prometheus watches: real replicas, recorded pages of exporters, our configuration.
+
+Of the configuration only this is changed: where the API server is (or files in its place, for a Prometheus without
+``kubernetes_sd_configs``), and paths of files that exist inside a pod alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.integration.metrics.prometheus_server import free_port, wait_until_ready
+from tests.integration.metrics.replicas import running_replicas
+from tests.support import exporter_pages as pages
+from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
+from tests.support.monitoring import prometheus_files
+
+INTERVAL_S = 1
+TOKEN = "only-for-the-kubelet"
+ASSETS = os.environ.get("PROMETHEUS_ASSETS", "")
+DEBIAN = shutil.which("prometheus")
+WITH_KUBERNETES = shutil.which("prometheus", path=ASSETS) if ASSETS else None
+# Newer than Debian's server: it does not know the word, and would refuse the whole file.
+UNKNOWN_TO_DEBIAN = "track_timestamps_staleness"
+
+Page = Callable[[float], str]
+
+
+class Exporter(ThreadingHTTPServer):
+    """Serves pages by path, made anew at every scrape; with a certificate it also wants the token."""
+
+    daemon_threads = True
+
+    def __init__(self, served: dict[str, Page], certificate: Path | None = None) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.served, self.secret = served, certificate is not None
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            self.socket = context.wrap_socket(self.socket, server_side=True)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Exporter
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Nothing: a test's output is its own."""
+
+    def do_GET(self) -> None:
+        page = self.server.served.get(self.path)
+        allowed = not self.server.secret or self.headers["Authorization"] == f"Bearer {TOKEN}"
+        status = 404 if page is None else 200 if allowed else 401
+        content = page(time.time()).encode() if page is not None and allowed else b""
+        self.send_response(status)
+        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+def self_signed(folder: Path) -> Path:
+    """A certificate that nobody but its owner signed, as a kubelet's; certificate and key in one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a kubelet")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
+    )
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    path = folder / "kubelet.pem"
+    path.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, *form)
+        + made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    )
+    return path
+
+
+def pod_object(
+    name: str, namespace: str, port: int, *, labels: dict[str, str], port_name: str = "metrics", **more: Any
+) -> Object:
+    """A running pod with one container and one port, as the API server gives it."""
+    container = {
+        "name": more.pop("container", name),
+        "ports": [{"name": port_name, "containerPort": port, "protocol": "TCP"}],
+    }
+    metadata = {"name": name, "namespace": namespace, "uid": f"uid-{name}", "labels": labels, **more}
+    status = {"phase": "Running", "podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}], "hostIP": "192.0.2.10"}
+    return {"metadata": metadata, "spec": {"nodeName": pages.NODE, "containers": [container]}, "status": status}
+
+
+def node_object(port: int) -> Object:
+    """The node; its kubelet listens on this port."""
+    status = {
+        "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}, {"type": "Hostname", "address": pages.NODE}],
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+    }
+    return {"metadata": {"name": pages.NODE, "uid": "uid-node"}, "status": status}
+
+
+@dataclass
+class Watched:
+    """The cluster and the Prometheus that watches it.
+
+    Attributes:
+        url: of Prometheus.
+        gpus: indices as labels have them.
+        pods: names of the replicas, sorted.
+    """
+
+    url: str
+    gpus: list[str]
+    pods: list[str]
+    objects: list[Object] = field(default_factory=list)
+
+    def get(self, path: str, **query: Any) -> Any:
+        """The ``data`` of an answer of Prometheus' API."""
+        address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query, doseq=True)}"
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def now(self, expression: str) -> list[dict[str, Any]]:
+        """Series of an instant query."""
+        return list(self.get("query", query=expression)["result"])
+
+    def wait_for(self, expression: str, wanted: Callable[[list[dict[str, Any]]], bool], timeout_s: float = 60) -> None:
+        """Until the answer is as wanted."""
+        deadline_s = time.monotonic() + timeout_s
+        while not wanted(found := self.now(expression)):
+            assert time.monotonic() < deadline_s, f"{expression}: {found}"
+            time.sleep(0.25)
+
+
+@contextlib.contextmanager
+def watched_cluster(folder: Path, *, gpus: int, replicas: int, api: bool = False) -> Iterator[Watched]:
+    """Run it all; yields when every target is up and rates have a whole window. Ends with the block."""
+    (folder / "replicas").mkdir(parents=True)
+    with (
+        contextlib.ExitStack() as stack,
+        running_replicas("tests.support.tiny_workload:steady", replicas, folder / "replicas") as running,
+    ):
+        ports = [urllib.parse.urlsplit(replica.metrics_url).port or 0 for replica in running]
+        objects, nodes = _objects(stack, folder, gpus=gpus, ports=ports)
+        prometheus_port = free_port()
+        objects.append(pod_object("prometheus-0", "monitoring", prometheus_port, labels=_app("prometheus")))
+        source = stack.enter_context(_serving(ApiServer(objects, nodes))).url if api else ""
+        config = _configuration(folder, objects, nodes, source)
+        names = sorted(one["metadata"]["name"] for one in objects if one["metadata"]["namespace"] == "inference")
+        cluster = Watched(f"http://127.0.0.1:{prometheus_port}", [str(index) for index in range(gpus)], names, objects)
+        stack.enter_context(_prometheus(folder, config, prometheus_port, str(WITH_KUBERNETES if api else DEBIAN)))
+        jobs = 6 + replicas
+        cluster.wait_for("count(up == 1)", lambda found: bool(found) and float(found[0]["value"][1]) == jobs)
+        time.sleep(4 * INTERVAL_S + 1)
+        yield cluster
+
+
+def _app(name: str) -> dict[str, str]:
+    return {"app.kubernetes.io/name": name}
+
+
+def _objects(
+    stack: contextlib.ExitStack, folder: Path, *, gpus: int, ports: Sequence[int]
+) -> tuple[list[Object], list[Object]]:
+    """Pods and nodes, with a server behind every port."""
+    replicas, known = [], []
+    for index, port in enumerate(ports):
+        model = ("resnet50", "distilbert", "whisper")[index % 3]
+        name = f"{model}-6b5f7c9d4-{index:05d}"
+        notes = {"prometheus.io/scrape": "true", "prometheus.io/port": str(port), "prometheus.io/path": "/metrics"}
+        labels = {**_app(model), "gpu-sharing-harness/experiment": "e1", "pod-template-hash": "6b5f7c9d4"}
+        made = pod_object(
+            name, "inference", port, labels=labels, container="workload", annotations=notes, port_name="http"
+        )
+        replicas.append(made)
+        known.append(pages.Pod("inference", name, "workload"))
+    known.append(pages.Pod("kube-system", "coredns-7d8", "coredns"))
+
+    def serve(served: dict[str, Page], certificate: Path | None = None) -> int:
+        return stack.enter_context(_serving(Exporter(served, certificate))).port
+
+    node = serve({"/metrics": pages.node_exporter})
+    dcgm = serve({"/metrics": lambda now_s: pages.dcgm_exporter(now_s, gpus)})
+    state = serve({"/metrics": lambda now_s: pages.kube_state_metrics(now_s, known, gpus=gpus)})
+    kubelet = serve(
+        {
+            "/metrics": lambda now_s: pages.kubelet(now_s, pods=len(known)),
+            "/metrics/cadvisor": lambda now_s: pages.cadvisor(now_s, known),
+        },
+        self_signed(folder),
+    )
+    telemetry = {"name": "telemetry", "containerPort": 1, "protocol": "TCP"}
+    state_pod = pod_object("kube-state-metrics-1", "monitoring", state, labels=_app("kube-state-metrics"))
+    state_pod["spec"]["containers"][0]["ports"].append(telemetry)
+    # Neither a finished pod nor one that does not ask for it is a target.
+    gone = pod_object(
+        "resnet50-gone", "inference-old", 1, labels=_app("resnet50"), annotations={"prometheus.io/scrape": "true"}
+    )
+    gone["status"]["phase"] = "Succeeded"
+    silent = pod_object("coredns-7d8", "kube-system", 1, labels={"k8s-app": "kube-dns"})
+    exporters = [
+        pod_object("node-exporter-1", "monitoring", node, labels=_app("node-exporter")),
+        pod_object("dcgm-exporter-1", "gpu-system", dcgm, labels=_app("dcgm-exporter")),
+        state_pod,
+    ]
+    return [*replicas, *exporters, gone, silent], [node_object(kubelet)]
+
+
+def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: str) -> Path:
+    """Our configuration with its files, for this machine."""
+    files = prometheus_files(prometheus_scrape_interval_s=INTERVAL_S, prometheus_scrape_timeout_s=INTERVAL_S)
+    (folder / "rules").mkdir()
+    for name in ("recording.yml", "alerts.yml"):
+        (folder / "rules" / name).write_text(files[name])
+    (folder / "token").write_text(TOKEN)
+    config = yaml.safe_load(files["prometheus.yml"])
+    config["rule_files"] = [str(folder / "rules/*.yml")]
+    for job in config["scrape_configs"]:
+        if "authorization" in job:
+            job["authorization"]["credentials_file"] = str(folder / "token")
+        if api:
+            job["kubernetes_sd_configs"] = [one | {"api_server": api} for one in job["kubernetes_sd_configs"]]
+            continue
+        job.pop(UNKNOWN_TO_DEBIAN, None)
+        (discovery,) = job.pop("kubernetes_sd_configs")
+        found = pod_targets(selected(pods, discovery)) if discovery["role"] == "pod" else node_targets(nodes)
+        path = folder / f"{job['job_name']}.json"
+        path.write_text(json.dumps(found))
+        job["file_sd_configs"] = [{"files": [str(path)]}]
+    path = folder / "prometheus.yml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    return path
+
+
+@contextlib.contextmanager
+def _serving(server: Any) -> Iterator[Any]:
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        if isinstance(server, ApiServer):
+            server.ending.set()
+        server.shutdown()
+        server.server_close()
+
+
+@contextlib.contextmanager
+def _prometheus(folder: Path, config: Path, port: int, binary: str) -> Iterator[None]:
+    log = folder / "prometheus.log"
+    command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
