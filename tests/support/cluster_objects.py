@@ -1,0 +1,107 @@
+"""Every Kubernetes object that this project makes, rendered in each of its shapes.
+
+Whoever adds a template adds it here, or the policy test says that it is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.backends.kubernetes.objects import workload
+from harness.spec.kubernetes import KubernetesSpec, WorkloadKind
+from tests.support.experiments import experiment
+from tests.support.monitoring import manifest
+from tests.unit.ansible.tree import TEMPLATES, variables
+
+Object = dict[str, Any]
+
+CONFIGURATION = {
+    *("kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2"),
+    *("monitoring/prometheus-config.yml.j2", "monitoring/rules/recording.yml.j2"),
+}
+"""Read by programs, not by the API server."""
+
+GPU = {
+    "gpu_nodes": {"controlplane": {"nvidia.com/gpu": 10}, "second.example": {"nvidia.com/mig-1g.5gb": 70}},
+    "gpu_resources": ["nvidia.com/gpu"],
+    "gpu_smoke_id": "0123abcd",
+}
+ACCESS = {
+    "access_namespace": "inference",
+    "access_account": "gpu-sharing-harness",
+    "access_replica_account": "replica",
+    "access_monitoring_namespace": "monitoring",
+    "access_prometheus": "prometheus:9090",
+    "access_grafana": "grafana",
+    "namespace_sources": ["192.0.2.10"],
+}
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "gpu/device-plugin.yaml.j2": [
+        {"device_plugin_sharing": sharing, "device_plugin_mig_strategy": mig}
+        for sharing, mig in (
+            ("exclusive", "none"),
+            ("time-slicing", "none"),
+            ("time-slicing", "mixed"),
+            ("mps", "none"),
+        )
+    ],
+    "gpu/node-labels.yaml.j2": [{"device_plugin_sharing": sharing} for sharing in ("time-slicing", "mps")],
+    "monitoring/dcgm-exporter.yaml.j2": [{"dcgm_exporter_per_pod": per_pod} for per_pod in (False, True)],
+    "monitoring/prometheus.yaml.j2": [
+        {},
+        {
+            "prometheus_exposure": "cluster",
+            "prometheus_allowed_cidrs": ["192.0.2.0/24"],
+            "prometheus_storage_class": "fast",
+            "prometheus_admin_api": True,
+        },
+    ],
+    "monitoring/grafana.yaml.j2": [
+        {},
+        {"grafana_exposure": "cluster", "grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"},
+    ],
+}
+REPLICAS = "workloads/replicas.yaml.j2"
+
+
+def templates() -> list[str]:
+    """Every template of objects, below the folder of templates."""
+    found = sorted(str(path.relative_to(TEMPLATES)) for path in TEMPLATES.rglob("*.j2"))
+    return [name for name in found if name not in CONFIGURATION]
+
+
+def documents(name: str) -> list[Object]:
+    """The objects of one template in all its shapes."""
+    if name == REPLICAS:
+        return list(_replicas())
+    found = []
+    for shape in SHAPES.get(name, [{}]):
+        text = manifest(TEMPLATES / name, **{**GPU, **ACCESS, **shape})
+        found += [one for one in yaml.safe_load_all(text) if one]
+    return found
+
+
+def everything() -> Iterator[tuple[str, Object]]:
+    """Template and object of every shape."""
+    for name in templates():
+        for one in documents(name):
+            yield name, one
+
+
+def _replicas() -> Iterator[Object]:
+    """As the harness renders them: both kinds of workload, with and without a GPU."""
+    for kind in WorkloadKind:
+        for gpus in (0, 1):
+            spec = KubernetesSpec(kind=kind, gpus_per_replica=gpus)
+            yield workload(experiment(), Path("attempt-1"), spec, "campaign-1").body
+
+
+def images_of_the_table() -> set[str]:
+    """Every image that the table of versions names."""
+    values = variables()
+    calico = values["versions_calico"][values["calico_version"]]["images"]
+    return {*values["versions"]["images"].values(), *calico.values()}
