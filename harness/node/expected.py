@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from harness import __version__
 from harness.node.errors import PlaybookError
 
 MODULES = ("overlay", "br_netfilter")
@@ -43,7 +44,44 @@ REQUIRED_VARIABLES = (
     "control_plane_pod_cidr",
     "group_names",
 )
-OPTIONAL_VARIABLES = ("control_plane_kubeconfig_users", "ansible_user", "worker_node_name")
+OPTIONAL_VARIABLES = (
+    "control_plane_kubeconfig_users",
+    "ansible_user",
+    "worker_node_name",
+    "device_plugin_sharing",
+    "device_plugin_replicas",
+    "device_plugin_gpus_assumed",
+    "device_plugin_smoke",
+    "workload_image_name",
+    "workload_image_tag",
+    "inference_namespace_name",
+    "inference_namespace_users",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How the node's GPUs are shared between pods.
+
+    Attributes:
+        mode: exclusive, time-slicing or mps.
+        slices: per GPU or MIG instance; 1 in mode exclusive.
+        gpus_assumed: how many GPUs count where none can be asked.
+        smoke: whether a CUDA kernel has to have run.
+    """
+
+    mode: str
+    slices: int
+    gpus_assumed: int
+    smoke: bool
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, Any]) -> Sharing:
+        """Make it of resolved variables."""
+        mode = str(variables.get("device_plugin_sharing") or "exclusive")
+        slices = 1 if mode == "exclusive" else int(variables.get("device_plugin_replicas") or 1)
+        assumed = int(variables.get("device_plugin_gpus_assumed") or 0)
+        return cls(mode, slices, assumed, smoke=bool(variables.get("device_plugin_smoke", True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +94,9 @@ class Expected:
         nvidia_packages: the same, where the node has a GPU.
         gpu: auto, required, absent or assumed (see the inventory).
         users: whose ``~/.kube/config`` reaches the cluster.
+        workload_image: reference of the image that replicas run in.
+        namespace: where replicas are made.
+        harness_users: whose ``~/.kube/harness.conf`` is let in there.
     """
 
     kind: str
@@ -71,6 +112,10 @@ class Expected:
     kubernetes_version: str
     crio_version: str
     users: tuple[str, ...]
+    sharing: Sharing
+    workload_image: str
+    namespace: str
+    harness_users: tuple[str, ...]
     admin_kubeconfig: str = "/etc/kubernetes/admin.conf"
     kubelet_kubeconfig: str = "/etc/kubernetes/kubelet.conf"
 
@@ -104,6 +149,12 @@ class Expected:
             kubernetes_version=kubernetes.partition("-")[0],
             crio_version=crio.partition("-")[0],
             users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),
+            sharing=Sharing.from_variables(variables),
+            workload_image=":".join(
+                (str(variables.get("workload_image_name")), str(variables.get("workload_image_tag") or __version__))
+            ),
+            namespace=str(variables.get("inference_namespace_name") or "inference"),
+            harness_users=tuple(variables.get("inference_namespace_users") or [_login_user(variables)]),
         )
 
 

@@ -12,7 +12,8 @@ _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _FAILED_PODS_MAX = 100
 
 
-def _this_node(node: Node) -> dict[str, Any]:
+def this_node(node: Node) -> dict[str, Any]:
+    """The node under its name; a CannotLookError where there is none."""
     wanted = node.expected.node_name
     # A kubelet may ask for its own node alone; on the control plane a wrong name is answered with the right ones.
     selector = () if node.expected.kind == CONTROL_PLANE else (f"--field-selector=metadata.name={wanted}",)
@@ -60,7 +61,7 @@ def api_is_ready(node: Node) -> Observation:
 )
 def node_is_ready(node: Node) -> Observation:
     """The node is Ready under its name."""
-    ready = _condition(_this_node(node), "Ready")
+    ready = _condition(this_node(node), "Ready")
     return Observation(ready == "True", f"node {node.expected.node_name} Ready", ready)
 
 
@@ -70,7 +71,7 @@ def node_is_ready(node: Node) -> Observation:
 )
 def node_takes_pods(node: Node) -> Observation:
     """No taint and no cordon keeps pods away."""
-    spec = _this_node(node).get("spec", {})
+    spec = this_node(node).get("spec", {})
     obstacles = [f"{taint['key']}:{taint['effect']}" for taint in spec.get("taints", [])]
     obstacles += ["cordoned"] if spec.get("unschedulable") else []
     return Observation(not obstacles, "no taint, not cordoned", listed(obstacles))
@@ -82,7 +83,7 @@ def node_takes_pods(node: Node) -> Observation:
 )
 def node_runs_what_is_installed(node: Node) -> Observation:
     """The running kubelet and runtime are the pinned ones."""
-    info = _this_node(node)["status"]["nodeInfo"]
+    info = this_node(node)["status"]["nodeInfo"]
     wanted = {
         "kubeletVersion": f"v{node.expected.kubernetes_version}",
         "containerRuntimeVersion": f"cri-o://{node.expected.crio_version}",
@@ -95,7 +96,7 @@ def node_runs_what_is_installed(node: Node) -> Observation:
 def pod_network_is_ours(node: Node) -> Observation:
     """The node hands out pod addresses of the network that Calico routes."""
     wanted = ipaddress.ip_network(node.expected.pod_cidr)
-    found = _this_node(node).get("spec", {}).get("podCIDR", "absent")
+    found = this_node(node).get("spec", {}).get("podCIDR", "absent")
     try:
         inside = ipaddress.ip_network(found).subnet_of(wanted)  # type: ignore[arg-type] # the same address family
     except (ValueError, TypeError):

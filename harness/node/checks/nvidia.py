@@ -16,7 +16,8 @@ _AGAIN = "Run the nvidia_toolkit role again (--tags nvidia_toolkit)"
 _EXECUTABLE = 0o111
 
 
-def _require_gpu(node: Node) -> None:
+def require_gpu(node: Node) -> None:
+    """Let nodes without a GPU through, as NotApplicableError."""
     gpu = node.expected.gpu
     if gpu == "absent":
         raise NotApplicableError("the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
@@ -52,7 +53,7 @@ def _executable(node: Node, path: object) -> bool:
 @check("nvidia/driver", advice="Install the driver, reboot, and run again; or set nvidia_toolkit_gpu: absent.")
 def driver_is_loaded(node: Node) -> Observation:
     """The NVIDIA driver is loaded."""
-    _require_gpu(node)
+    require_gpu(node)
     if node.expected.gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
     text = node.machine.read(_DRIVER)
@@ -62,7 +63,7 @@ def driver_is_loaded(node: Node) -> Observation:
 @check("nvidia/packages", advice=f"{_AGAIN}.")
 def packages_are_pinned(node: Node) -> Observation:
     """The toolkit is at its version and held."""
-    _require_gpu(node)
+    require_gpu(node)
     return judge_packages(node, node.expected.nvidia_packages)
 
 
@@ -73,7 +74,7 @@ def packages_are_pinned(node: Node) -> Observation:
 )
 def handler_is_complete(node: Node) -> Observation:
     """The handler names a runtime and a monitor, and both are there."""
-    _require_gpu(node)
+    require_gpu(node)
     name = node.expected.handler
     handler: dict[str, Any] = _crio_settings(node).get("runtimes", {}).get(name, {})
     bad = [key for key in ("runtime_path", "monitor_path") if not _executable(node, handler.get(key))]
@@ -86,7 +87,7 @@ def handler_is_complete(node: Node) -> Observation:
 )
 def handler_is_not_the_default(node: Node) -> Observation:
     """Pods that ask for no GPU get none."""
-    _require_gpu(node)
+    require_gpu(node)
     default = _crio_settings(node).get("default_runtime", "CRI-O's own")
     return Observation(default != node.expected.handler, "another default runtime", str(default))
 
@@ -94,7 +95,7 @@ def handler_is_not_the_default(node: Node) -> Observation:
 @check("nvidia/low-level-runtimes", advice=f"{_AGAIN}: it names the runtimes by absolute path.")
 def low_level_runtimes_are_found(node: Node) -> Observation:
     """The toolkit hands over to a runtime that is there, whatever PATH says."""
-    _require_gpu(node)
+    require_gpu(node)
     try:
         settings = tomllib.loads(node.text(_CONFIG)).get("nvidia-container-runtime", {})
     except tomllib.TOMLDecodeError as error:
@@ -107,7 +108,7 @@ def low_level_runtimes_are_found(node: Node) -> Observation:
 @check("nvidia/cdi-refresh", advice=f"{_AGAIN}.", unit="nvidia-cdi-refresh.service")
 def description_is_refreshed(node: Node) -> Observation:
     """The devices are described anew at every boot, and no older description stands in the way."""
-    _require_gpu(node)
+    require_gpu(node)
     units = {name: node.machine.unit(name).enabled for name in _REFRESH}
     stale = node.machine.stat("/etc/cdi/nvidia.yaml") is not None
     good = all(enabled == "enabled" for enabled in units.values()) and not stale
@@ -124,7 +125,7 @@ def description_is_refreshed(node: Node) -> Observation:
 )
 def devices_are_described(node: Node) -> Observation:
     """The description of the devices is there."""
-    _require_gpu(node)
+    require_gpu(node)
     if node.expected.gpu == "assumed" and node.machine.read(_DRIVER) is None:
         raise NotApplicableError("there is no GPU to describe (nvidia_toolkit_gpu: assumed)")
     text = node.machine.read("/var/run/cdi/nvidia.yaml") or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from harness.node.checks import Node
@@ -11,6 +12,7 @@ from harness.node.machine import FileState, PackageState, UnitState
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0
+IMAGE = "localhost/gpu-sharing-harness/workload"
 
 VARIABLES: dict[str, Any] = {
     "swap_failsafe_unit": "node-swapoff.service",
@@ -28,6 +30,13 @@ VARIABLES: dict[str, Any] = {
     "group_names": ["control_plane", "nodes"],
     "control_plane_kubeconfig_users": ["ada"],
     "worker_node_name": "second",
+    "device_plugin_sharing": "time-slicing",
+    "device_plugin_replicas": 10,
+    "device_plugin_smoke": True,
+    "workload_image_name": IMAGE,
+    "workload_image_tag": "1",
+    "inference_namespace_name": "inference",
+    "inference_namespace_users": ["ada"],
 }
 
 HANDLER = """
@@ -101,6 +110,10 @@ def machine() -> FakeMachine:
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
             "kubectl get /readyz": "ok",
+            "kubectl auth can-i create deployments.apps": "yes\n",
+            "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
+            "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
+            "nvidia-smi": "Default\nDefault\n",
         },
         objects=_objects(),
         journals={"crio.service": ["line one", "no conmon"], "kubelet.service": ["cannot start"]},
@@ -112,7 +125,8 @@ def worker() -> FakeMachine:
     found = machine()
     found.states.pop("/etc/kubernetes/admin.conf")
     found.states["/etc/kubernetes/kubelet.conf"] = FileState("regular file", 0o600, "root", 10.0)
-    found.objects = {"nodes": [{**found.objects["nodes"][0], "metadata": {"name": VARIABLES["worker_node_name"]}}]}
+    (node,) = found.objects["nodes"]
+    found.objects = {"nodes": [{**node, "metadata": {**node["metadata"], "name": VARIABLES["worker_node_name"]}}]}
     return found
 
 
@@ -150,6 +164,7 @@ def _states() -> dict[str, FileState]:
         **{path: FileState("regular file", 0o755, "root", 10.0) for path in _EXECUTABLES},
         "/var/run/crio/crio.sock": FileState("socket", 0o660, "root", STARTED_S),
         "/home/ada/.kube/config": FileState("regular file", 0o600, "ada", 10.0),
+        "/home/ada/.kube/harness.conf": FileState("regular file", 0o600, "ada", 10.0),
         "/etc/kubernetes/admin.conf": FileState("regular file", 0o600, "root", 10.0),
     }
 
@@ -172,6 +187,11 @@ def named(name: str, **fields: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "namespace": "kube-system"}, **fields}
 
 
+def labelled(name: str, **fields: Any) -> dict[str, Any]:
+    """A node that says that it has a GPU."""
+    return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}, **fields}
+
+
 def _objects() -> dict[str, list[dict[str, Any]]]:
     info = {"kubeletVersion": "v1.35.8", "containerRuntimeVersion": "cri-o://1.35.6"}
     default = {"annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
@@ -179,14 +199,27 @@ def _objects() -> dict[str, list[dict[str, Any]]]:
     pool = {"cidr": "10.244.0.0/16", "encapsulation": "VXLAN"}
     return {
         "nodes": [
-            named(
+            labelled(
                 "controlplane",
                 spec={"podCIDR": "10.244.0.0/24"},
-                status={"conditions": [{"type": "Ready", "status": "True"}], "nodeInfo": info},
+                status={
+                    "conditions": [{"type": "Ready", "status": "True"}],
+                    "nodeInfo": info,
+                    "allocatable": {"cpu": "16", "nvidia.com/gpu": "20"},
+                },
             )
         ],
         "deployments": [named("coredns", spec={"replicas": 2}, status={"readyReplicas": 2})],
-        "daemonsets": [named("kube-proxy", spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})],
+        "daemonsets": [
+            named(name, spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})
+            for name in ("kube-proxy", "device-plugin")
+        ],
+        "jobs": [named("cuda-smoke-controlplane-1-0", status={"succeeded": 1})],
+        "namespaces": [
+            named("kube-system"),
+            {"metadata": {"name": "inference", "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
+        ],
+        "networkpolicies": [named("replicas")],
         "tigerastatuses.operator.tigera.io": [named("calico", status=available), named("ippools", status=available)],
         "installations.operator.tigera.io": [named("default", spec={"calicoNetwork": {"ipPools": [pool]}})],
         "runtimeclasses": [named("nvidia", handler="nvidia")],

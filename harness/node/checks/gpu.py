@@ -1,0 +1,125 @@
+"""The GPUs as the cluster hands them out: label, slices, way of sharing, and a CUDA kernel that ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.node.checks.cluster import this_node
+from harness.node.checks.nvidia import require_gpu
+from harness.node.checks.registry import (
+    CONTROL_PLANE,
+    Node,
+    NotApplicableError,
+    Observation,
+    check,
+    listed,
+)
+
+_NAMESPACE = "gpu-system"
+_LABEL = "nvidia.com/gpu.present"
+_AGAIN = "Run playbooks/gpu.yml again"
+_HERE = (CONTROL_PLANE,)
+
+
+def _smi(node: Node, fields: str) -> list[str]:
+    """A row per GPU of what nvidia-smi says of these fields."""
+    return node.output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader").splitlines()
+
+
+def _devices(node: Node) -> int:
+    """Whole GPUs and MIG instances that the plugin has to hand out."""
+    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+        return node.expected.sharing.gpus_assumed
+    instances: list[int] = []
+    for line in node.output("nvidia-smi", "-L").splitlines():
+        if line.startswith("GPU "):
+            instances.append(0)
+        elif line.strip().startswith("MIG "):
+            instances[-1] += 1
+    # A divided GPU hands out its instances in its own place.
+    return sum(max(count, 1) for count in instances)
+
+
+def _daemon_sets(node: Node) -> dict[str, dict[str, Any]]:
+    return {item["metadata"]["name"]: item for item in node.objects("daemonsets", "--namespace", _NAMESPACE)}
+
+
+def _short(item: dict[str, Any] | None) -> str:
+    """How many pods of a DaemonSet are available, of how many."""
+    if item is None:
+        return "absent"
+    status = item.get("status", {})
+    return f"{status.get('numberAvailable', status.get('numberReady', 0))}/{status.get('desiredNumberScheduled', 0)}"
+
+
+@check("gpu/label", advice=f"{_AGAIN}: without the label no DaemonSet for GPUs gets a pod.", unit="kubelet.service")
+def node_is_labelled(node: Node) -> Observation:
+    """The node says that it has a GPU, in a label."""
+    require_gpu(node)
+    value = str(this_node(node)["metadata"].get("labels", {}).get(_LABEL, "absent"))
+    return Observation(value == "true", f"{_LABEL}: true", value)
+
+
+@check(
+    "gpu/slices",
+    advice=f"{_AGAIN}; `kubectl logs -n {_NAMESPACE} daemonset/device-plugin` says what the plugin found.",
+    unit="kubelet.service",
+)
+def node_advertises_its_slices(node: Node) -> Observation:
+    """The node advertises as many slices as its GPUs and the way of sharing come to."""
+    require_gpu(node)
+    sharing = node.expected.sharing
+    wanted = _devices(node) * sharing.slices
+    given = this_node(node)["status"].get("allocatable", {})
+    counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}
+    expected = f"{wanted} slices ({sharing.mode}, {sharing.slices} per device)"
+    return Observation(sum(counts.values()) == wanted, expected, listed(f"{k}: {v}" for k, v in counts.items()))
+
+
+@check("gpu/compute-mode", advice="`nvidia-smi -c DEFAULT`: a second process finds no device otherwise.")
+def compute_mode_fits_the_sharing(node: Node) -> Observation:
+    """GPUs take several processes, unless an MPS server is the only one."""
+    require_gpu(node)
+    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+        raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
+    wanted = "Exclusive_Process" if node.expected.sharing.mode == "mps" else "Default"
+    found = {row.strip() for row in _smi(node, "compute_mode")}
+    return Observation(found == {wanted}, f"{wanted} on every GPU", listed(found))
+
+
+@check(
+    "gpu/device-plugin", advice=f"`kubectl describe -n {_NAMESPACE} pods` names what its pods wait for.", kinds=_HERE
+)
+def device_plugin_is_ready(node: Node) -> Observation:
+    """The device plugin runs on every node with a GPU."""
+    require_gpu(node)
+    found = _short(_daemon_sets(node).get("device-plugin"))
+    ready, _, wanted = found.partition("/")
+    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)
+
+
+@check("gpu/mps", advice=f"{_AGAIN}: it starts and removes the MPS servers as the way of sharing asks.", kinds=_HERE)
+def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
+    """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
+    require_gpu(node)
+    found = _short(_daemon_sets(node).get("mps-control-daemon"))
+    if node.expected.sharing.mode != "mps":
+        return Observation(found == "absent", "no MPS servers", found)
+    ready, _, wanted = found.partition("/")
+    return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)
+
+
+@check(
+    "gpu/cuda-smoke",
+    advice=f"`kubectl logs -n {_NAMESPACE} --selector app.kubernetes.io/name=cuda-smoke`, then {_AGAIN.lower()}.",
+    kinds=_HERE,
+)
+def a_cuda_kernel_has_run(node: Node) -> Observation:
+    """A CUDA kernel has run in a pod on every GPU node."""
+    require_gpu(node)
+    if not node.expected.sharing.smoke:
+        raise NotApplicableError("no kernel is run here (device_plugin_smoke: false)")
+    jobs = node.objects("jobs", "--namespace", _NAMESPACE, "--selector=app.kubernetes.io/name=cuda-smoke")
+    bad = [job["metadata"]["name"] for job in jobs if not job.get("status", {}).get("succeeded")]
+    found = f"{len(jobs)} jobs, not succeeded: {listed(bad)}"
+    return Observation(bool(jobs) and not bad, "a succeeded job per GPU node", found)
