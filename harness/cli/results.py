@@ -1,9 +1,9 @@
-"""Commands about results: verify, report, export."""
+"""Commands about results: verify, report, compare, export, archive."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report, compare, export):
+    for command in (verify, report, compare, export, archive):
         app.command()(command)
 
 
@@ -118,11 +118,24 @@ def _cell(key: tuple[str, str, int]) -> str:
 def export(
     out: Annotated[Path, typer.Argument(help="Folder to write into; must not exist.")],
     *,
-    prometheus: Annotated[str, typer.Option("--prometheus", help="The server, e.g. http://127.0.0.1:9090.")],
+    recorded: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="RESULTS/CAMPAIGN",
+            help="Collect this experiment again, or all of a campaign: replicas, times and metrics as it recorded them.",
+        ),
+    ] = None,
+    prometheus: Annotated[
+        str | None,
+        typer.Option(
+            "--prometheus", help="The server, e.g. http://127.0.0.1:9090; with --from, default: the one that recorded."
+        ),
+    ] = None,
     start: Annotated[
-        str,
+        str | None,
         typer.Option("--start", help="First row, ISO-8601 with zone, e.g. 2026-01-31T12:00:00Z; floored to the step."),
-    ],
+    ] = None,
     duration_s: Annotated[float, typer.Option("--duration-s", help="Seconds from the first row to the last.")] = 3600.0,
     step_s: Annotated[float, typer.Option("--step-s", help="Seconds between rows.")] = 5.0,
     window_s: Annotated[
@@ -139,17 +152,25 @@ def export(
     timeout_s: Annotated[float, typer.Option("--timeout-s", help="Of one query.")] = 30.0,
     json: Json = False,
 ) -> None:
-    """Export a recording from a Prometheus server into the metric CSVs that a campaign writes."""
-    from harness.results.from_prometheus import ExportRequest, export_folder
+    """Export a recording from a Prometheus server into the metric CSVs that a campaign writes.
 
+    Either a recorded experiment or campaign once more (--from), or any window of any server (--prometheus, --start, and
+    --namespace or --job).
+    """
     if json:
         output.use_json()
+    if recorded is not None:
+        _refuse_both(start, namespace, job, metric)
+        _export_again(recorded, out, prometheus, timeout_s, json=json)
+        return
+    from harness.results.from_prometheus import ExportRequest, export_folder
+
     summary = export_folder(
         ExportRequest(
-            url=prometheus,
+            url=_needed(prometheus, "--prometheus"),
             out=out,
             workload=workload,
-            start=start,
+            start=_needed(start, "--start"),
             duration_s=duration_s,
             step_s=step_s,
             window_s=window_s or 4 * step_s,
@@ -163,7 +184,60 @@ def export(
     )
     if json:
         output.document(summary)
+    else:
+        _print_export(out, summary)
+
+
+def archive(
+    path: Annotated[
+        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign or of one experiment.")
+    ],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the archives; default: `archive` in the campaign's folder.")
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option("--prometheus", help="The server; default: the one that recorded.")
+    ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--match", help="Selector of series to keep, e.g. '{namespace=\"inference\"}'; repeatable. Default: all."
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Of one query.")] = 60.0,
+    json: Json = False,
+) -> None:
+    """Keep everything that Prometheus knows of each experiment's time, as a database that Prometheus opens again.
+
+    What is archived can be exported again for ever: start a Prometheus on the database, with the command that is printed,
+    and give its address to `harness export --from`.
+    """
+    from harness.campaign.again import archive_all
+
+    if json:
+        output.use_json()
+    found = archive_all(path, out, url=prometheus, selectors=match, timeout_s=timeout_s, say=output.note)
+    if json:
+        output.document({target: one.to_dict() for target, one in found.items()})
         return
+    for target, one in found.items():
+        output.result(f"{target}: {one.samples:,} samples of {one.series:,} series, {one.start} to {one.end}")
+        output.result(f"  open it: {one.open_with}")
+
+
+def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, *, json: bool) -> None:
+    from harness.campaign.again import collect_again
+
+    found = collect_again(recorded, out, url=url, timeout_s=timeout_s)
+    if json:
+        output.document(found)
+        return
+    for target, summary in found.items():
+        _print_export(Path(target), summary)
+
+
+def _print_export(out: Path, summary: dict[str, Any]) -> None:
     for name, reason in summary["absent"].items():
         output.note(f"{name} is absent: {reason}")
     for remark in summary["notes"]:
@@ -171,3 +245,23 @@ def export(
     output.result(
         f"{out}: {len(summary['metrics'])} metrics of {len(summary['replicas'])} replicas, {summary['rows']} rows each."
     )
+
+
+def _needed(value: str | None, option: str) -> str:
+    from harness.errors import UsageError
+
+    if value is None:
+        raise UsageError(
+            f"the export needs {option}.", advice="Or give a recorded experiment: harness export OUT --from EXPERIMENT"
+        )
+    return value
+
+
+def _refuse_both(*given: object) -> None:
+    from harness.errors import UsageError
+
+    if any(value is not None for value in given):
+        raise UsageError(
+            "--from says already what to export: --start, --namespace, --job and --metric do not go with it.",
+            advice="Leave them out, or leave --from out.",
+        )

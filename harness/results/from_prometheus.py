@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,15 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import ConflictError, NoDataError, UsageError
-from harness.metrics.catalogue import select
+from harness.metrics.catalogue import Metric, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.naming import natural
+from harness.metrics.prometheus.origin import Origin
 from harness.metrics.promql import Dialect, cluster, local
-from harness.results.files import atomic_write
+from harness.results.files import atomic_write, storage_errors
+from harness.results.manifest import read_manifest
+from harness.results.origin import read_origin
 from harness.results.writers import ExperimentWriter
 
 EXPORT_JSON = "export.json"
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,27 @@ class ExportRequest:
     timeout_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What to collect: which replicas, which grid, which metrics.
+
+    Attributes:
+        workload: first part of the file names.
+        replicas: label values, in the order of ``replica-0``...
+        start_s: grid time of row 0, seconds since the epoch.
+        rows: rows of every series.
+    """
+
+    workload: str
+    dialect: Dialect
+    replicas: Sequence[str]
+    start_s: float
+    rows: int
+    step_s: float
+    window_s: float
+    metrics: Sequence[Metric]
+
+
 def export_folder(request: ExportRequest) -> dict[str, Any]:
     """Write one CSV per metric and ``export.json``; returns the summary that the latter holds.
 
@@ -68,33 +94,85 @@ def export_folder(request: ExportRequest) -> dict[str, Any]:
             f"a step of {request.step_s:g} s does not divide {request.duration_s:g} s.",
             advice="Choose a duration of whole steps.",
         )
-    if request.out.exists():
-        raise ConflictError(
-            f"{request.out} exists already and results are never overwritten.", advice="Choose another folder."
-        )
-    writer_options = {
-        "workload": request.workload,
-        "metrics": [m.name for m in metrics],
-        "start_s": start_s,
-        "step_s": request.step_s,
-    }
+    _refuse_existing(request.out)
     with PrometheusServer(request.url, timeout_s=request.timeout_s) as server:
         replicas = _replicas(server, dialect, start_s, request)
-        with ExperimentWriter(request.out, replicas=len(replicas), **writer_options) as writer:  # type: ignore[arg-type]
-            summary = export(
-                server,
-                metrics=metrics,
-                dialect=dialect,
-                start_s=start_s,
-                rows=round(steps) + 1,
-                step_s=request.step_s,
-                window_s=request.window_s,
-                sink=writer,
-                replicas=replicas,
-            )
-    found = dataclasses.asdict(summary)
-    atomic_write(request.out / EXPORT_JSON, json.dumps(found, indent=2) + "\n")
+        window = Window(
+            request.workload, dialect, replicas, start_s, round(steps) + 1, request.step_s, request.window_s, metrics
+        )
+        return collect(server, request.out, window)
+
+
+def collect(server: PrometheusServer, out: Path, window: Window) -> dict[str, Any]:
+    """Collect one window: one CSV per metric, and ``export.json``, whose content is returned. The folder appears whole.
+
+    Raises:
+        ConflictError: the folder exists.
+        PrometheusError: the server refused, timed out or answered with an error.
+        StorageError: the folder cannot be written.
+    """
+    _refuse_existing(out)
+    partial = out.with_name(out.name + _PARTIAL)
+    with storage_errors(out):
+        shutil.rmtree(partial, ignore_errors=True)  # of a collector that was killed
+    try:
+        found = _collect_into(server, partial, window)
+        with storage_errors(out):
+            partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return found
+
+
+def _collect_into(server: PrometheusServer, folder: Path, window: Window) -> dict[str, Any]:
+    with ExperimentWriter(
+        folder,
+        workload=window.workload,
+        replicas=len(window.replicas),
+        metrics=[metric.name for metric in window.metrics],
+        start_s=window.start_s,
+        step_s=window.step_s,
+    ) as writer:
+        summary = export(
+            server,
+            metrics=window.metrics,
+            dialect=window.dialect,
+            start_s=window.start_s,
+            rows=window.rows,
+            step_s=window.step_s,
+            window_s=window.window_s,
+            sink=writer,
+            replicas=window.replicas,
+        )
+    found = dataclasses.asdict(summary)
+    atomic_write(folder / EXPORT_JSON, json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def recorded_window(folder: Path) -> tuple[Origin, Window]:
+    """The window of a finished experiment, by its manifest, and where its metrics are.
+
+    Raises:
+        ResultsPathError: ``folder`` is no experiment, or one that no Prometheus recorded.
+    """
+    manifest, origin = read_manifest(folder), read_origin(folder)
+    spec = manifest.experiment
+    return origin, Window(
+        workload=spec.workload.name,
+        dialect=origin.dialect(),
+        replicas=origin.pods,
+        start_s=manifest.start_s,
+        rows=manifest.rows,
+        step_s=spec.timing.step_s,
+        window_s=spec.timing.window_s,
+        metrics=select(spec.metrics),
+    )
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise ConflictError(f"{out} exists already and results are never overwritten.", advice="Choose another folder.")
 
 
 def _dialect(request: ExportRequest) -> Dialect:

@@ -1,0 +1,188 @@
+"""``harness export --from`` and ``harness archive`` against a real Prometheus: the same rows, now and years later."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from harness.metrics.prometheus.origin import Origin
+from harness.results import finalise
+from harness.results.files import sha256_of
+from harness.results.layout import attempt_folder
+from harness.results.origin import save_origin
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, backfill, free_port, prometheus
+from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+PODS = ("resnet50-b", "resnet50-a")
+SHAPE = Shape(gpu=False, record_s=30.0)
+BEFORE_S, AFTER_S = 12, 40
+
+
+def lines():
+    """What a cluster's Prometheus scraped: two pods (one restarted, with an awkward label), a GPU, a node, and others."""
+    for second in range(-BEFORE_S, AFTER_S):
+        time_s = START_S + second + 0.123
+        for number, pod in enumerate(PODS):
+            served = 1000 + (7 + number) * second + (second % 3) / 7
+            if number and second > 20:
+                served = (second - 20) * 7.25
+            labels = f'namespace="inference",pod="{pod}",node="n1",note="a \\"b\\" \\\\ c, or d"'
+            yield f"inference_requests_total{{{labels}}} {served!r} {time_s:.3f}"
+            for bound, share in (("0.01", 0.4), ("0.02", 0.9), ("+Inf", 1.0)):
+                yield f'inference_latency_seconds_bucket{{{labels},le="{bound}"}} {served * share!r} {time_s:.3f}'
+            yield f"inference_latency_seconds_sum{{{labels}}} {served * 0.012!r} {time_s:.3f}"
+            yield f"inference_latency_seconds_count{{{labels}}} {served!r} {time_s:.3f}"
+            work = f'namespace="inference",pod="{pod}",container="replica"'
+            yield f"container_cpu_usage_seconds_total{{{work}}} {100 + second * 0.9!r} {time_s:.3f}"
+            yield f"container_memory_working_set_bytes{{{work}}} {1e9 + second!r} {time_s:.3f}"
+        for gauge in ("GPU_UTIL", "FB_USED", "POWER_USAGE", "GPU_TEMP"):
+            yield f'DCGM_FI_DEV_{gauge}{{node="n1",gpu="0"}} {50 + second % 5} {time_s:.3f}'
+        for kind in ("cpu", "memory", "io"):
+            yield f'node_pressure_{kind}_waiting_seconds_total{{node="n1"}} {100 + second / 9!r} {time_s:.3f}'
+        yield f'somebody_else{{x="1"}} {"NaN" if second % 2 else "+Inf"} {time_s:.3f}'
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    with prometheus(folder, database=backfill(folder, list(lines()))) as address:
+        yield address
+
+
+@pytest.fixture
+def campaign(url, tmp_path):
+    """A campaign with two experiments, one of which no Prometheus recorded."""
+    folder = tmp_path / "campaign"
+    for replicas, origin in ((2, Origin(url, "inference", PODS, ("n1",))), (1, None)):
+        spec = experiment_spec("resnet50", replicas, 1, SHAPE)
+        attempt = attempt_folder(folder, spec.experiment_id, 1)
+        write_attempt(attempt, spec, SHAPE, START_S)
+        if origin:
+            save_origin(attempt, origin)
+        finalise(attempt, folder / spec.experiment_id, manifest_for(spec, SHAPE, START_S))
+    return folder
+
+
+@pytest.fixture
+def experiment(campaign):
+    return campaign / "resnet50_r2_time-slicing_rep1"
+
+
+def harness(*words):
+    command = [sys.executable, "-m", "harness", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def tables(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("*.csv")}
+
+
+def test_an_experiment_is_collected_again_as_it_was_recorded(experiment, tmp_path):
+    done = harness("export", tmp_path / "again", "--from", experiment)
+
+    assert done.returncode == 0, done.stderr
+    found = tables(tmp_path / "again")
+    assert len(found) == 15
+    [counted] = [text.decode() for name, text in found.items() if "_r2_total_count_" in name]
+    rows = [line.split(",") for line in counted.splitlines()[1:]]
+    assert len(rows) == 3 * 31
+    assert sum(row[4] != "" for row in rows) == 0
+    summary = json.loads((tmp_path / "again" / "export.json").read_text())
+    assert summary["replicas"] == list(PODS)  # in the order of the recording, not of the alphabet
+    assert summary["identities"]["gpu-0"] == {"gpu": "0", "node": "n1"}
+
+
+def test_what_is_archived_gives_the_same_rows_years_later(experiment, tmp_path):
+    assert harness("export", tmp_path / "now", "--from", experiment).returncode == 0
+    done = harness("archive", experiment, "--out", tmp_path / "kept")
+    assert done.returncode == 0, done.stderr
+
+    kept = tmp_path / "kept" / experiment.name
+    facts = json.loads((kept / "archive.json").read_text())
+    assert facts["files"] == {name: sha256_of(kept / name) for name in facts["files"]}
+    assert any(name.endswith("chunks/000001") for name in facts["files"])
+    assert facts["series"] == len({line.partition(" 1")[0].rpartition("}")[0] for line in lines()})
+    copy, _, start = facts["open_with"].partition(" && ")
+    subprocess.run(shlex.split(copy), check=True, cwd=tmp_path)
+    assert "--storage.tsdb.path=opened" in shlex.split(start)
+    folder = tmp_path / "later"
+    folder.mkdir()
+    with RunningPrometheus(folder, database=tmp_path / "opened") as later:
+        done = harness("export", tmp_path / "then", "--from", experiment, "--prometheus", later.url)
+    assert done.returncode == 0, done.stderr
+    assert tables(tmp_path / "then") == tables(tmp_path / "now")
+    assert harness("verify", experiment).returncode == 0
+
+
+def test_a_campaigns_archive_lies_beside_its_experiments_and_is_not_made_twice(campaign, experiment):
+    (campaign / "resnet50_r1_time-slicing_rep1").rename(campaign.with_name("elsewhere"))
+    first = harness("archive", campaign)
+    assert first.returncode == 0, first.stderr
+    assert (campaign / "archive" / experiment.name / "archive.json").is_file()
+    assert "is there already" in harness("archive", campaign).stderr
+    assert harness("verify", campaign).returncode == 0
+    again = harness("archive", experiment)
+    assert again.returncode == 6
+    assert "not overwritten" in again.stderr
+
+
+def test_an_archive_of_some_series(experiment, tmp_path):
+    selectors = ['{pod="resnet50-a"}', "inference_requests_total", 'up{job="nobody"}']
+    words = [word for selector in selectors for word in ("--match", selector)]
+    done = harness("archive", experiment, "--out", tmp_path / "kept", "--json", *words)
+
+    assert done.returncode == 0, done.stderr
+    [facts] = json.loads(done.stdout).values()
+    assert facts["series"] == 8 + 1  # all of one pod, and the requests of the other
+    assert facts["selectors"] == selectors
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        (["export", "OUT"], 2, "the export needs --prometheus"),
+        (["export", "OUT", "--prometheus", "http://x"], 2, "the export needs --start"),
+        (["export", "OUT", "--from", "EXPERIMENT", "--start", "2026-01-01T00:00:00Z"], 2, "--from says already"),
+        (["export", "OUT", "--from", "LOCAL"], 2, "it was not recorded by a Prometheus server"),
+        (["export", "OUT", "--from", "NOWHERE"], 2, "is not a folder"),
+        (["export", "OUT", "--from", "EMPTY"], 2, "holds no finished experiment"),
+        (["export", "EMPTY", "--from", "EXPERIMENT"], 6, "never overwritten"),
+        (["export", "OUT", "--from", "EXPERIMENT", "--prometheus", "DOWN"], 9, "cannot be reached"),
+        (["archive", "EXPERIMENT", "--out", "OUT", "--prometheus", "DOWN"], 9, "cannot be reached"),
+        (["archive", "EXPERIMENT", "--out", "OUT", "--match", "no_such_metric"], 9, "has no series of no_such_metric"),
+        (["archive", "EXPERIMENT", "--out", "OUT", "--match", "{"], 9, "refused label"),
+        (["archive", "LOCAL"], 2, "it was not recorded by a Prometheus server"),
+    ],
+)
+def test_a_wrong_request_is_one_sentence_and_leaves_nothing(experiment, campaign, tmp_path, words, code, sentence):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    places = {
+        "OUT": tmp_path / "out",
+        "EXPERIMENT": experiment,
+        "LOCAL": campaign / "resnet50_r1_time-slicing_rep1",
+        "NOWHERE": tmp_path / "nowhere",
+        "EMPTY": empty,
+        "DOWN": f"http://127.0.0.1:{free_port()}",
+    }
+    done = harness(*(places.get(word, word) for word in words))
+
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(empty.iterdir()) == []
+    assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_promtool_nothing_is_read(experiment, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = harness("archive", experiment, "--out", tmp_path / "kept")
+    assert done.returncode == 2
+    assert "apt-get install prometheus" in done.stderr
