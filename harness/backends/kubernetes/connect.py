@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+import yaml
 
 from harness.errors import ClusterError
 from harness.spec import KubernetesSpec
@@ -54,9 +55,10 @@ def connect(spec: KubernetesSpec) -> Connection:
     except config.ConfigException as error:
         raise _unusable(spec, place, error) from error
     # Login plugins and half-written files raise whatever their parsers do.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         raise ClusterError(
-            f"The kubeconfig {place} cannot be read: {error}.", advice="Try it: kubectl config view"
+            f"The kubeconfig {place} cannot be read: {' '.join(str(error).split())}.",
+            advice="Try it: kubectl config view",
         ) from error
     api = client.ApiClient(configuration)
     if not configuration.verify_ssl:

@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         resource = "/".join(part for part in (target.resource, target.subresource.partition("/")[0]) if part)
         if Review(verb, resource) in self.server.cluster.denied:
             where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"
-            group = target.group.partition("/")[0] if "/" in target.group else ""
+            group = target.group.split("/")[1] if target.group.startswith("apis/") else ""
             raise Refusal(
                 403,
                 "Forbidden",

@@ -13,7 +13,9 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 
+# ErrImagePull would be tried again, ten seconds later; that is for the next attempt of the experiment to do.
 HOPELESS_WAITS = {
+    "ErrImagePull": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
     "InvalidImageName": "Mend `kubernetes.image` in the campaign file.",

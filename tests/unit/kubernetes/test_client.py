@@ -1,0 +1,162 @@
+"""What is said when the API server is not there, does not know us, refuses or is busy; and how long it is asked."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.fake import FakeCluster, Review
+from harness.errors import BackendError, ClusterError
+from harness.spec import KubernetesSpec
+from tests.support.faulty_proxy import FaultyProxy
+
+PODS = "/api/v1/namespaces/inference/pods"
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def spec(cluster, tmp_path):
+    kubeconfig = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    return lambda **changes: KubernetesSpec(**{"kubeconfig": str(kubeconfig), "api_timeout_s": 1.0} | changes)
+
+
+@pytest.fixture
+def proxy(cluster, tmp_path):
+    with FaultyProxy(cluster.url, cluster.token, share=1.0, stall_s=1.0) as faulty:
+        faulty.kubeconfig = faulty.write_kubeconfig(tmp_path / "faulty")
+        yield faulty
+
+
+def said(action):
+    with pytest.raises(ClusterError) as caught:
+        action()
+    return caught.value
+
+
+def test_no_kubeconfig(spec, tmp_path):
+    error = said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "none"))))
+
+    assert f"There is no kubeconfig at {tmp_path / 'none'}" in error.message
+    assert "kubernetes.kubeconfig" in error.advice
+
+
+def test_a_wrong_context_is_answered_with_those_there_are(spec):
+    error = said(lambda: KubernetesApi(spec(context="prod")))
+
+    assert "has no context 'prod'; it has fake." in error.message
+
+
+def test_half_a_kubeconfig(spec, tmp_path):
+    (tmp_path / "half").write_text('{"apiVersion": "v1", "clusters": [')
+
+    assert "cannot be" in said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "half")))).message
+
+
+def test_nobody_listens(spec, tmp_path):
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
+    (tmp_path / "nobody").write_text(json.dumps(config))
+    began_s = time.monotonic()
+
+    error = said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "nobody"))).list(PODS))
+
+    assert "No API server answers at http://127.0.0.1:9" in error.message
+    assert time.monotonic() - began_s < 7, "the first contact is not waited for as long as an outage"
+
+
+def test_an_expired_token(spec, cluster):
+    api = KubernetesApi(spec())
+    cluster.token = "renewed"
+
+    error = said(lambda: api.list(PODS))
+
+    assert (error.status, "log in again" in error.advice) == (401, True)
+
+
+def test_a_token_that_was_renewed_in_the_kubeconfig_is_taken(spec, cluster, tmp_path):
+    api = KubernetesApi(spec())
+    api.list(PODS)
+    cluster.token = "renewed"
+    cluster.write_kubeconfig(tmp_path / "kubeconfig")
+
+    assert api.list(PODS) == []
+
+
+def test_a_missing_right_is_named_with_verb_resource_and_place(spec, cluster):
+    cluster.denied.add(Review("list", "pods"))
+
+    error = said(lambda: KubernetesApi(spec()).list(PODS))
+
+    assert "may not list pods in namespace inference" in error.message
+    assert "access.yaml.j2" in error.advice
+    assert error.status == 403
+
+
+def test_what_is_not_there(spec):
+    api = KubernetesApi(spec())
+
+    assert api.find(f"{PODS}/none") is None
+    assert said(lambda: api.get(f"{PODS}/none")).status == 404
+    assert api.delete(f"{PODS}/none") is False
+
+
+def test_a_login_page_is_no_api(spec, monkeypatch):
+    api = KubernetesApi(spec())
+    monkeypatch.setattr(api, "exchange", lambda *_, **__: type("Reply", (), {"body": b"<html>log in</html>"}))
+
+    assert "no JSON: '<html>log in</html>'" in said(lambda: api.get("/version")).message
+
+
+def test_every_kind_of_fault_is_outlived(spec, proxy):
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), api_timeout_s=0.3, outage_s=30))
+    proxy.faults, proxy.share = 40, 0.5
+
+    names = [f"pod-{number}" for number in range(20)]
+    for name in names:
+        api.apply(f"{PODS}/{name}", {"metadata": {"name": name}, "spec": {"containers": [{"image": "x"}]}})
+    assert [one["metadata"]["name"] for one in api.list(PODS)] == sorted(names)
+    for name in names:
+        api.delete(f"{PODS}/{name}")
+
+    assert api.list(PODS) == []
+    assert len(proxy.injected) == 6, proxy.injected
+
+
+def test_an_outage_is_waited_for_as_long_as_the_campaign_says(spec, proxy):
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), outage_s=1.0))
+    api.list(PODS)
+    proxy.away.set()
+    began_s = time.monotonic()
+
+    error = said(lambda: api.list(PODS))
+
+    assert 0.3 < time.monotonic() - began_s < 3
+    assert "No API server answers" in error.message
+
+
+def test_waiting_for_a_server_ends_when_it_is_aborted(spec, proxy):
+    abort = threading.Event()
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), outage_s=60))
+    api.list(PODS)
+    proxy.away.set()
+    threading.Timer(0.3, abort.set).start()
+    began_s = time.monotonic()
+
+    with pytest.raises(BackendError, match="stopped while the API server did not answer"):
+        api.until(abort).list(PODS)
+
+    assert time.monotonic() - began_s < 2
+
+
+def test_credentials_are_in_no_repr(spec, cluster):
+    api = KubernetesApi(spec())
+
+    assert cluster.token not in repr(api.connection)
+    assert api.connection.authorization() == {"authorization": f"Bearer {cluster.token}"}

@@ -1,0 +1,128 @@
+"""The objects that the harness makes: valid for two minors, as the policy wants them, named apart."""
+
+import re
+from pathlib import Path
+
+import jinja2
+import kubernetes_validate
+import pytest
+import yaml
+
+from harness.backends.kubernetes.objects import workload
+from harness.spec import KubernetesSpec, Toleration
+from tests.support.experiments import experiment
+
+ROOT = Path(__file__).parents[3]
+MINORS = ("1.34", "1.35", "1.36")
+ACCESS = {
+    "access_namespace": "inference",
+    "access_replica_account": "replica",
+    "access_account": "harness",
+    "access_monitoring_namespace": "monitoring",
+    "access_prometheus": "prometheus:9090",
+    "access_grafana": "grafana",
+}
+FULL = {
+    "node_selector": {"pool": "gpu"},
+    "tolerations": [Toleration(key="nvidia.com/gpu", effect="NoSchedule"), Toleration()],
+    "image": "registry.example:5000/team/workload@sha256:" + 64 * "a",
+}
+
+
+def made(of=None, *, attempt="one-1", **changes):
+    return workload(of or experiment(replicas=3), Path(attempt), KubernetesSpec(**changes), "c0ffee")
+
+
+def container(body):
+    (only,) = body["spec"]["template"]["spec"]["containers"]
+    return only
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+@pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
+def test_what_is_made_is_valid(minor, kind, changes):
+    kubernetes_validate.validate(made(kind=kind, **changes).body, minor, strict=True)
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_rights_are_valid(minor):
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
+    text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()
+    documents = list(yaml.safe_load_all(environment.from_string(text).render(ACCESS)))
+    assert len(documents) == 8
+    for document in documents:
+        kubernetes_validate.validate(document, minor, strict=True)
+    rules = [rule for one in documents for rule in one.get("rules", [])]
+    assert not [rule for rule in rules if "*" in str(rule)], "every right has a name"
+    assert not [rule for rule in rules if "secrets" in rule["resources"] or "pods/exec" in rule["resources"]]
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_a_replica_has_no_rights_no_limits_and_a_gpu(kind):
+    spec = made(kind=kind).body["spec"]["template"]["spec"]
+    only = container(made(kind=kind).body)
+
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert only["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert spec["runtimeClassName"] == "nvidia"
+    assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+
+
+def test_on_the_cpu_it_asks_for_nothing():
+    body = made(gpus_per_replica=0).body
+
+    assert "resources" not in container(body)
+    assert "runtimeClassName" not in body["spec"]["template"]["spec"]
+
+
+def test_a_replica_is_found_by_its_annotations_and_told_apart_by_its_labels():
+    body = made().body
+    metadata = body["spec"]["template"]["metadata"]
+
+    assert metadata["annotations"] == {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": "8000",
+        "prometheus.io/path": "/metrics",
+    }
+    assert metadata["labels"] == body["metadata"]["labels"]
+    assert metadata["labels"]["gpu-sharing-harness/campaign"] == "c0ffee"
+    assert body["spec"]["selector"]["matchLabels"].items() <= metadata["labels"].items()
+
+
+def test_the_settings_are_those_of_a_local_replica():
+    of = experiment(replicas=1, workload={"precision": "fp16", "batch_size": 4}, text='a "quoted" & <odd> word')
+    environment = {entry["name"]: entry.get("value") for entry in container(made(of).body)["env"]}
+
+    assert (environment["PRECISION"], environment["BATCH_SIZE"]) == ("fp16", "4")
+    assert environment["WORKLOAD_OPTIONS"] == '{"text": "a \\"quoted\\" & <odd> word"}'
+    assert environment["REPLICA_DIR"] == "/var/run/replica"
+    assert "RUN_SECONDS" not in environment
+
+
+def test_a_job_is_bounded_in_every_way():
+    body = made(kind="job").body
+    environment = {entry["name"]: entry.get("value") for entry in container(body)["env"]}
+
+    assert float(environment["RUN_SECONDS"]) > 20 + 0.5
+    assert body["spec"]["activeDeadlineSeconds"] > float(environment["RUN_SECONDS"])
+    assert body["spec"]["ttlSecondsAfterFinished"] > 0
+    assert body["spec"]["backoffLimit"] == 0
+
+
+def test_names_are_valid_and_another_one_for_every_attempt():
+    long = experiment(replicas=256)
+    long = long.model_copy(update={"workload": long.workload.model_copy(update={"name": 41 * "x"})})
+    names = [made(attempt="one-1").name, made(attempt="one-2").name, made(long).name]
+
+    assert len(set(names)) == 3
+    for name in names:
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
+        assert len(name) <= 52, "a ReplicaSet's hash and a pod's suffix still fit into 63"

@@ -1,0 +1,139 @@
+"""What pods and their owners say, read as people would: done, stuck, pending, ended."""
+
+import copy
+
+import pytest
+
+from harness.backends.kubernetes import pods, rollout
+from harness.backends.kubernetes.nodes import not_ready, pressures, quantity
+
+READY = {"type": "Ready", "status": "True"}
+
+
+def pod(name="a", *, phase="Running", ready=True, state=None, last=None, restarts=0, conditions=(), **status):
+    container = {
+        "name": "replica",
+        "state": state or {"running": {}},
+        "lastState": last or {},
+        "restartCount": restarts,
+    }
+    return {
+        "metadata": {"name": name, "namespace": "inference", "uid": name},
+        "spec": {"containers": [{"name": "replica", "image": "x"}], "nodeName": "node-a"},
+        "status": {
+            "phase": phase,
+            "conditions": [{**READY, "status": str(ready)}, *conditions],
+            "containerStatuses": [container],
+            **status,
+        },
+    }
+
+
+def deleted(one):
+    return {**one, "metadata": {**one["metadata"], "deletionTimestamp": "2026-01-31T00:00:00Z"}}
+
+
+def deployment(count=2, **status):
+    counts = dict.fromkeys(("replicas", "updatedReplicas", "readyReplicas", "availableReplicas"), count)
+    return {
+        "kind": "Deployment",
+        "metadata": {"generation": 2},
+        "status": {"observedGeneration": 2, **counts, **status},
+    }
+
+
+def test_done_when_every_count_agrees_and_no_pod_is_too_many():
+    assert rollout.look(deployment(), [pod("a"), pod("b")], 2).done
+    assert rollout.look({"kind": "Job", "status": {"active": 2, "ready": 2}}, [pod("a"), pod("b")], 2).done
+
+
+@pytest.mark.parametrize(
+    ("owner", "found"),
+    [
+        (deployment(observedGeneration=1), [pod("a"), pod("b")]),
+        (deployment(updatedReplicas=1), [pod("a"), pod("b")]),
+        (deployment(availableReplicas=1), [pod("a"), pod("b")]),
+        (deployment(replicas=3), [pod("a"), pod("b")]),
+        (deployment(), [pod("a"), pod("b", ready=False)]),
+        (deployment(), [pod("a"), pod("b"), deleted(pod("c"))]),
+        (deployment(), [pod("a")]),
+        ({"kind": "Deployment", "metadata": {"generation": 1}}, []),
+        ({"kind": "Job", "status": {"active": 2, "ready": 1}}, [pod("a"), pod("b")]),
+    ],
+)
+def test_not_done_otherwise(owner, found):
+    progress = rollout.look(owner, found, 2)
+
+    assert not progress.done
+    assert progress.waiting
+
+
+@pytest.mark.parametrize("reason", sorted(pods.HOPELESS_WAITS))
+def test_what_will_not_come_by_itself_is_stuck(reason):
+    waiting = pod("b", phase="Pending", ready=False, state={"waiting": {"reason": reason, "message": "because."}})
+
+    assert str(rollout.look(deployment(), [pod("a"), waiting], 2).stuck) == f"{reason}: because"
+
+
+def test_a_pod_without_a_node_and_a_controller_that_is_refused_hinder():
+    conditions = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes."}]
+    refused = {
+        "conditions": [{"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": "quota"}]
+    }
+
+    placeless = pod("a", phase="Pending", ready=False, conditions=conditions)
+    assert str(rollout.look(deployment(), [placeless], 2).hindrance) == "Unschedulable: 0/1 nodes"
+    assert str(rollout.look(deployment(**refused), [], 2).hindrance) == "FailedCreate: quota"
+    assert rollout.look(deployment(), [pod("a")], 2).hindrance is None
+
+
+def terminated(code, reason="Error"):
+    return {"terminated": {"exitCode": code, "reason": reason}}
+
+
+@pytest.mark.parametrize(
+    ("one", "end"),
+    [
+        (pod(), None),
+        (pod(ready=False), None),
+        (pod(state=terminated(3)), pods.End(3, "")),
+        (pod(state=terminated(137, "OOMKilled")), pods.End(137, "OOMKilled")),
+        (pod(last=terminated(7), restarts=1), pods.End(7, "")),
+        (pod(phase="Failed", reason="Evicted", message="low on memory."), pods.End(None, "Evicted: low on memory")),
+        (pod(phase="Failed", state=terminated(137), reason="Evicted"), pods.End(137, "Evicted")),
+        (deleted(pod()), pods.End(None, "the pod was deleted")),
+        (
+            deleted(
+                pod(conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}])
+            ),
+            pods.End(None, "PreemptionByScheduler"),
+        ),
+    ],
+)
+def test_how_a_pod_ended(one, end):
+    assert pods.end_of(one) == end
+
+
+def test_restarts_from_before_it_served_are_no_end():
+    assert pods.end_of(pod(last=terminated(7), restarts=1), restarts_before=1) is None
+
+
+def test_a_node_says_why_it_cannot():
+    ready = {"metadata": {"name": "n"}, "status": {"conditions": [copy.copy(READY)]}}
+    silent = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown", "message": "Kubelet stopped."}
+    full = {"type": "DiskPressure", "status": "True", "message": "full"}
+
+    assert not_ready(ready) == ""
+    assert pressures(ready) == {}
+    assert not_ready({**ready, "status": {"conditions": [silent, full]}}) == (
+        "node n is NotReady: NodeStatusUnknown: Kubelet stopped"
+    )
+    assert pressures({**ready, "status": {"conditions": [silent, full]}}) == {"DiskPressure": "full"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("16Gi", 2**34), ("24684096Ki", 24684096 * 1024), ("4", 4), ("3900m", 3), ("1e3", None), ("", None)],
+)
+def test_quantities(text, value):
+    assert quantity(text) == value
