@@ -10,6 +10,7 @@ import re
 import shutil
 import stat
 import time
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
@@ -187,10 +188,19 @@ def units(module: AnsibleModule, names: list[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
-    """The answer of every address, all asked at once: `ok`, or why it does not answer as it should."""
+def clock_ahead_s(headers: Any, now_s: float) -> float | None:
+    """How far a server's clock is ahead of ours, from the date of its answer; a kept answer tells its age as well."""
+    try:
+        told = parsedate_to_datetime(headers["Date"]).timestamp() + int(headers.get("Age") or 0)
+    except (TypeError, ValueError):  # no date, or none that can be read
+        return None
+    return told - now_s
+
+
+def answers(urls: list[str], timeout_s: int) -> tuple[dict[str, str], dict[str, float]]:
+    """What every address answers, all asked at once: `ok` or why not; and how far the clock there is ahead of ours."""
     if not urls:
-        return {}
+        return {}, {}
     # The network's modules take longer to import than everything else here to run.
     from concurrent.futures import ThreadPoolExecutor
     from http.client import HTTPException
@@ -198,11 +208,19 @@ def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
 
     from ansible.module_utils.urls import open_url
 
+    clocks: dict[str, float] = {}
+
+    def read_clock(url: str, headers: Any) -> None:
+        if (ahead_s := clock_ahead_s(headers, time.time())) is not None:
+            clocks[url] = ahead_s
+
     def answer(url: str) -> str:
         try:
-            with open_url(url, timeout=timeout_s):
+            with open_url(url, timeout=timeout_s) as response:
+                read_clock(url, response.headers)
                 return "ok"
         except HTTPError as error:
+            read_clock(url, error.headers)
             return f"answers {error.code} {error.reason}"
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
@@ -210,7 +228,7 @@ def answers(urls: list[str], timeout_s: int) -> dict[str, str]:
             return f"says nothing for {timeout_s} s" if silent else f"cannot be reached: {reason}"
 
     with ThreadPoolExecutor(max_workers=len(urls)) as pool:
-        return dict(zip(urls, pool.map(answer, urls), strict=True))
+        return dict(zip(urls, pool.map(answer, urls), strict=True)), clocks
 
 
 def machine() -> dict[str, Any]:
@@ -243,6 +261,7 @@ def machine() -> dict[str, Any]:
 def probe(module: AnsibleModule) -> dict[str, Any]:
     """Everything that was asked for, by kind."""
     asked = module.params
+    urls, clocks = answers(asked["urls"], asked["urls_timeout_s"])
     return {
         "disks": {path: free_bytes(path) for path in asked["disks"]},
         "modules": {name: Path("/sys/module", name.replace("-", "_")).exists() for name in asked["modules"]},
@@ -251,7 +270,8 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
         "homes": {user: home_of(user) for user in asked["users"]},
-        "urls": answers(asked["urls"], asked["urls_timeout_s"]),
+        "urls": urls,
+        "clocks_ahead_s": clocks,
         "swaps": swaps(read("/proc/swaps") or ""),
     }
 

@@ -35,7 +35,8 @@ time.sleep(3600)
 class Case:
     """One bad input.
 
-    break_it, mend_it: shell on the machine, before and after the run. forbidden, stalled: what the mirror does meanwhile.
+    break_it, mend_it: shell on the machine, before and after the run. forbidden, stalled, ahead_s: what the mirror
+    does meanwhile, and how far its clock is ahead.
     reason, advice: patterns that the failure's message must contain, whatever the case of its letters.
     """
 
@@ -46,6 +47,7 @@ class Case:
     mend_it: str = "true"
     forbidden: str = ""
     stalled: str = ""
+    ahead_s: float = 0.0
 
 
 # Seen before anything is changed.
@@ -83,6 +85,14 @@ REFUSED = {
     "a minor that is not in the table": Case(r"1\.99", "choose one of these", {"kubernetes_minor": "1.99"}),
     "a misspelt variable": Case("crio_versoin", "supported", {"crio_versoin": "1.35.6"}),
     "a mirror that answers 403": Case("answers 403", "mirrors.yml", forbidden="/kubernetes/"),
+    "a clock that is behind the one here": Case(
+        r"differs by [67]\d\d\d s from the one here",
+        "timedatectl",
+        {},
+        "systemctl stop systemd-timesyncd 2> /dev/null; date -s '2 hours ago'",
+        "date -s '2 hours'",
+    ),
+    "a clock that is behind everybody's": Case(r"differs by 7\d\d\d s from those of all", "timedatectl", ahead_s=7200),
     "a mirror that stalls": Case(
         "says nothing for 3 s", "mirrors.yml", {"preflight_mirrors_timeout_s": 3}, stalled="/crio/"
     ),
@@ -133,11 +143,13 @@ def broken(machine: Machine, mirror: Mirror, case: Case) -> Iterator[None]:
     machine.ssh(case.break_it)
     site.forbidden |= {case.forbidden} - {""}
     site.stalled |= {case.stalled} - {""}
+    site.ahead_s = case.ahead_s
     try:
         yield
     finally:
         site.forbidden.clear()
         site.stalled.clear()
+        site.ahead_s = 0.0
         machine.ssh(case.mend_it)
 
 

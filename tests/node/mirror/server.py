@@ -23,7 +23,7 @@ class Site:
 
     folder: served as it lies there. upstreams: first path component -> URL that its paths are fetched from.
     store: where fetched packages are kept. forbidden, stalled: path prefixes that answer 403, or never.
-    requests: every path asked for, in order.
+    ahead_s: how far its clock is ahead. requests: every path asked for, in order.
     """
 
     folder: Path
@@ -31,6 +31,7 @@ class Site:
     store: Path
     forbidden: set[str] = field(default_factory=set)
     stalled: set[str] = field(default_factory=set)
+    ahead_s: float = 0.0
     requests: list[str] = field(default_factory=list)
 
 
@@ -42,7 +43,7 @@ class Server:
         self._ending = threading.Event()
         self._indexes: dict[str, bytes | None] = {}
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer))
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self._answer, site))
         self._server.daemon_threads = True
         self.port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
@@ -106,7 +107,7 @@ def _fetch(url: str) -> bytes | None:
     return None
 
 
-def _handler(answer: Callable[[str], tuple[HTTPStatus, bytes]]) -> type[BaseHTTPRequestHandler]:
+def _handler(answer: Callable[[str], tuple[HTTPStatus, bytes]], site: Site) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -119,6 +120,9 @@ def _handler(answer: Callable[[str], tuple[HTTPStatus, bytes]]) -> type[BaseHTTP
                 self.end_headers()
                 if self.command != "HEAD":
                     self.wfile.write(content)
+
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            return super().date_time_string((timestamp or time.time()) + site.ahead_s)
 
         do_HEAD = do_GET  # noqa: N815 - the name the base class looks for
 

@@ -1,5 +1,6 @@
 """What the probe reads from a machine."""
 
+import http.client
 import http.server
 import os
 import threading
@@ -88,7 +89,7 @@ def test_mirrors_that_answer_refuse_stall_or_are_not_there():
     base = f"http://127.0.0.1:{server.server_port}"
     try:
         urls = [f"{base}/good", f"{base}/forbidden", f"{base}/stalled", "http://127.0.0.1:9/"]
-        found = module.answers(urls, timeout_s=1)
+        found, clocks = module.answers(urls, timeout_s=1)
     finally:
         Mirror.waiting.set()
         server.shutdown()
@@ -98,6 +99,25 @@ def test_mirrors_that_answer_refuse_stall_or_are_not_there():
     assert found[urls[1]] == "answers 403 Forbidden"
     assert found[urls[2]] == "says nothing for 1 s"
     assert found[urls[3]].startswith("cannot be reached")
+    assert set(clocks) == set(urls[:2])
+    assert all(abs(ahead_s) <= 2 for ahead_s in clocks.values())
+
+
+@pytest.mark.parametrize(
+    ("headers", "ahead_s"),
+    [
+        ({"Date": "Thu, 01 Jan 1970 00:16:40 GMT"}, 0.0),
+        ({"Date": "Thu, 01 Jan 1970 01:16:40 GMT"}, 3600.0),
+        ({"Date": "Thu, 01 Jan 1970 00:16:00 GMT", "Age": "40"}, 0.0),
+        ({"Date": "yesterday"}, None),
+        ({}, None),
+    ],
+)
+def test_how_far_a_servers_clock_is_ahead(headers, ahead_s):
+    message = http.client.HTTPMessage()
+    for name, value in headers.items():
+        message[name] = value
+    assert module.clock_ahead_s(message, now_s=1000.0) == ahead_s
 
 
 def test_the_login_user_is_the_one_before_sudo(monkeypatch):

@@ -75,6 +75,9 @@ CASES = {
         "Kubernetes 1.34.11-1.1 is installed",
     ),
     "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
+    "clock-behind-all-mirrors": ({"clocks_ahead_s": {"a": 4000.0, "b": 86400.0}}, {}, "differs by 4000 s from those"),
+    "one-mirror-agrees": ({"clocks_ahead_s": {"a": -2.0, "b": 86400.0}}, {}, None),
+    "mirrors-without-clocks": ({"clocks_ahead_s": {}}, {}, None),
     "mirror-stalls": ({"urls": {"http://mirror/Release": "says nothing for 15 s"}}, {}, "says nothing for 15 s"),
 }
 
@@ -82,6 +85,7 @@ CASES = {
 def host(changes, variables, now_s):
     packages = {"cri-o": ABSENT, "kubelet": changes.get("kubelet", ABSENT)}
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
+    probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
     node = {**MACHINE, "time_s": now_s, **{name: value for name, value in changes.items() if name not in probe}}
     return {"fake": {"node": node, "probe": probe}, "ansible_connection": "local", **variables}
 
