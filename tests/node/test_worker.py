@@ -1,4 +1,4 @@
-"""A second machine joins the first: killed on the way, joined, rebooted, removed; the first one hardly notices."""
+"""A second machine joins the first: foreseen, killed on the way, joined, rebooted, removed; the first one is left alone."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import HOST, WORKER, Playbooks, Run
-from tests.node.story import SITE, playbooks_for
+from tests.node.story import SITE, Step, playbooks_for
 from tests.node.test_lifecycle import REMAINS
 
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
@@ -54,7 +54,15 @@ def before(pair: Playbooks) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def killed(pair: Playbooks, before: list[str]) -> Run:  # noqa: ARG001 - it comes after
+def foreseen(pair: Playbooks, worker: Machine, before: list[str]) -> Step:  # noqa: ARG001 - it comes after
+    """Check mode on the virgin worker."""
+    state = fingerprint.take(worker)
+    run = pair.run(SITE, "--check")
+    return Step(run, state, fingerprint.take(worker))
+
+
+@pytest.fixture(scope="module")
+def killed(pair: Playbooks, foreseen: Step) -> Run:  # noqa: ARG001 - it comes after
     return pair.run_killed(SITE, "worker : Join", 0.5)
 
 
@@ -102,6 +110,12 @@ def rebooted(pair: Playbooks, worker: Machine, verdicts: dict[str, Verdict]) -> 
 @pytest.fixture(scope="module")
 def removed(pair: Playbooks, rebooted: Reboot) -> Run:  # noqa: ARG001 - it comes after
     return pair.run("playbooks/reset.yml", "--limit", WORKER, reset_confirmed=True)
+
+
+def test_check_mode_foresees_the_join_and_touches_nothing(foreseen: Step) -> None:
+    assert foreseen.run.status == 0, foreseen.run.explain()
+    assert "worker : Join" in {task.name for task in foreseen.run.tasks}
+    assert fingerprint.difference(foreseen.before, foreseen.after) == ""
 
 
 def test_the_join_was_killed(killed: Run) -> None:
@@ -154,5 +168,5 @@ def test_the_worker_is_removed(pair: Playbooks, worker: Machine, removed: Run) -
 
 def test_the_control_plane_is_as_it_was(pair: Playbooks, before: list[str], removed: Run) -> None:
     assert removed.status == 0, removed.explain()
-    after = [line for line in fingerprint.take(pair.machine) if "bootstrap-token" not in line]
+    after = [line for line in fingerprint.take(pair.machine) if "objects/Secret" not in line]
     assert fingerprint.difference(before, after) == ""
