@@ -15,6 +15,8 @@ KINDS = {
     "playbook": r"(site|playbooks/[^/]+|tests/node/.+)\.ya?ml",
     "role": r"roles/[^/]+/(tasks|handlers|defaults|vars|meta)/[^/]+\.ya?ml",
     "inventory": r"inventory/.+\.ya?ml",
+    "Prometheus rules": r"templates/kubernetes/monitoring/rules/[^/]+\.yml",
+    "tests of the rules": r"tests/unit/monitoring/rule_tests\.yml",
     "lint settings": r"\.(yamllint|ansible-lint(\.yml)?)",
 }
 
