@@ -201,7 +201,12 @@ class PrometheusServer:
 
         def call(client: PrometheusConnect) -> Any:
             response = client._session.get(  # noqa: SLF001 - the client has no call for this; its session is made here
-                f"{self.url}/api/v1/{path}", params=params, headers=client.headers, timeout=self._timeout_s
+                f"{self.url}/api/v1/{path}",
+                params=params,
+                headers=client.headers,
+                timeout=self._timeout_s,
+                verify=self._verify,  # said in each call: otherwise REQUESTS_CA_BUNDLE would count for more
+                cert=self._cert,
             )
             if response.status_code != HTTPStatus.OK:
                 raise PrometheusApiClientException(f"HTTP Status Code {response.status_code} ({response.content!r})")
@@ -223,6 +228,11 @@ class PrometheusServer:
             raise PrometheusUnavailableError(
                 f"{self} did not answer within {self._timeout_s:g} s: {_clip(what)}.",
                 advice="Ask for less at once, or raise the timeout.",
+            ) from error
+        except requests.exceptions.SSLError as error:
+            raise PrometheusError(
+                f"{self} shows a certificate that cannot be verified.",
+                advice="Check the address, and the authority that the kubeconfig names.",
             ) from error
         except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
             raise PrometheusUnavailableError(
