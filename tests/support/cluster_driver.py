@@ -110,7 +110,7 @@ class ClusterDriver:
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
         last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
-        ready_at_s: when each pod was first seen to serve, seconds since the epoch.
+        marks: when the last owner was seen, complete, found deleted and ended, seconds since the epoch.
     """
 
     api: KubernetesApi
@@ -121,7 +121,7 @@ class ClusterDriver:
     forbidden: str = ""
     started_after_s: float = 0.0
     last_signal: int = signal.SIGTERM
-    ready_at_s: dict[str, float] = field(default_factory=dict)
+    marks: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -240,13 +240,16 @@ class ClusterDriver:
     def _control(self, path: str, kind: str, owner: dict, owned: list) -> None:
         name, metadata = owner["metadata"]["name"], owner["metadata"]
         if "deletionTimestamp" in metadata:
+            self.marks.setdefault("deletion", time.time())
             for pod in owned:
                 if "deletionTimestamp" not in pod["metadata"]:
                     self.api.delete(f"{self.collection}/{pod['metadata']['name']}")
             if not owned:
+                self.marks["ended"] = time.time()
                 with contextlib.suppress(BackendError):  # it may be gone by now
                     self.api.patch(f"{path}/{name}", {"metadata": {"finalizers": None}})
             return
+        self.marks.setdefault("seen", time.time())
         replicas = owner["spec"].get("replicas") or owner["spec"].get("completions")
         alive = [pod for pod in owned if "deletionTimestamp" not in pod["metadata"]]
         running = [pod for pod in alive if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}]
@@ -275,6 +278,7 @@ class ClusterDriver:
             if kind == "Job":
                 status["startTime"] = known.get("startTime") or now()
             self.api.patch(f"{path}/{owner['metadata']['name']}/status", {"status": status})
+            self.marks["complete"] = time.time()
 
     def _make_pod(self, kind: str, owner: dict, index: int) -> None:
         template = owner["spec"]["template"]
@@ -349,8 +353,6 @@ class ClusterDriver:
         elif known.ended is None:
             self._note_end(known, 128 - code if code < 0 else code)
         self._write(known.name, known, self._status(known), pod)
-        if known.ready:
-            self.ready_at_s.setdefault(known.name, time.time())
 
     def _note_end(self, known: PodProcess, code: int) -> None:
         reason = known.reason or ("Completed" if code == 0 else "Error")

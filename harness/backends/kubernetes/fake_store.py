@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import urllib3
-
 Object = dict[str, Any]
 
 _PATH = re.compile(
@@ -91,11 +89,9 @@ class Store:
 
     Attributes:
         forgotten: versions up to this one cannot be watched from any more: such a watch has expired.
-        outside: for requests to pods and kubelets.
     """
 
     forgotten: int = 0
-    outside: urllib3.PoolManager = field(default_factory=lambda: urllib3.PoolManager(cert_reqs="CERT_NONE"))
     _version: int = 0
     _objects: dict[tuple[str, str, str], Object] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)

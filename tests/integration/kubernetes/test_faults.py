@@ -1,7 +1,6 @@
 """A campaign through an API server that fails all the time, restarts, or forgets: nothing is lost, nothing is left."""
 
 import json
-import os
 import re
 import threading
 import time
@@ -9,17 +8,14 @@ import time
 import pytest
 import yaml
 
-from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.campaign.conductor import Conductor
 from harness.campaign.folder import create
 from harness.metrics.fakes import FakeGpus
-from harness.metrics.recorder import Recorder
-from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
 from harness.results.experiment import verify_campaign
 from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
-from tests.support.cluster_driver import own_address
+from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.faulty_proxy import FaultyProxy
 
@@ -29,33 +25,6 @@ pytestmark = [
 ]
 FAULTS = 500
 LOST = re.compile(r"could not be fetched|replica \d+ (is gone|exited|was killed|ended)|by force|still there|API server")
-
-
-class Trial(KubernetesBackend):
-    """Without the preflight and the canary, which ask a Prometheus."""
-
-    def check(self, experiments):
-        del experiments
-        return []
-
-    def rehearse(self, experiment, folder, *, abort):
-        del experiment, folder, abort
-        return []
-
-
-def scrape(_api, _spec, replicas, _folder, request):
-    """The embedded recorder on the pods' own ports, in place of a Prometheus."""
-    targets = [ReplicaTarget(one.index, os.getpid(), f"http://{own_address()}:{one.port}/metrics") for one in replicas]
-    return Recorder(
-        targets,
-        metrics=request.metrics,
-        step_s=request.timing.step_s,
-        window_s=request.timing.window_s,
-        sink=request.sink,
-        clock=request.clock,
-        wake=request.wake,
-        on_tick=request.on_tick,
-    )
 
 
 @pytest.fixture
@@ -71,7 +40,7 @@ def through(server, proxy, tmp_path):
     """A backend that speaks through the proxy; a stall of 30 s against a timeout of 10 s, thirty times as fast."""
     config = proxy.write_kubeconfig(tmp_path / "faulty")
     spec = server.spec(kubeconfig=str(config), api_timeout_s=0.4, outage_s=60.0, pending_s=30.0)
-    return Trial(spec, "c0ffee", record=scrape)
+    return Trial(spec)
 
 
 def test_a_campaign_under_500_faults_loses_nothing_and_leaves_nothing(through, proxy, driver, tmp_path):

@@ -8,20 +8,35 @@ import pytest
 
 from harness.backends.base import RecordingRequest, Severity
 from harness.backends.fake import FakeBackend
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.fake import FakeCluster
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
 from harness.errors import BackendError
 from harness.metrics.catalogue import select
 from harness.metrics.fakes import RowList
 from harness.results import layout
-from harness.spec import Timing
+from harness.spec import KubernetesSpec, Timing
+from tests.support.cluster_driver import ClusterDriver
+from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment
 
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["local", "fake"])
+@pytest.fixture
+def on_cluster(tmp_path):
+    with FakeCluster() as cluster:
+        config = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        spec = KubernetesSpec(kubeconfig=str(config), gpus_per_replica=0, runtime_class=None)
+        with ClusterDriver(KubernetesApi(spec), tmp_path / "node"):
+            yield Trial(spec)
+
+
+@pytest.fixture(params=["local", "fake", "kubernetes"])
 def backend(request):
+    if request.param == "kubernetes":
+        return request.getfixturevalue("on_cluster")
     return LocalBackend(f"protocol-{os.getpid()}") if request.param == "local" else FakeBackend()
 
 
@@ -64,6 +79,7 @@ def test_a_backend_rehearses_and_leaves_nothing(backend, tmp_path):
 
 def test_every_replica_has_a_log(deployment, tmp_path):
     assert deployment.statuses()
+    deployment.stop(timeout_s=5)  # a cluster's logs are fetched then
     assert all(layout.replica_log(tmp_path, index).is_file() for index in range(2))
 
 
