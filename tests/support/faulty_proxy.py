@@ -27,6 +27,7 @@ class FaultyProxy:
         share: of the requests that fail, while there are faults left.
         faults: that are left to inject.
         stall_s: how long a stalled request is silent before its connection ends.
+        only: these faults; empty: all that a request of its kind can meet.
         away: while it is set, every connection is closed at once, as if nobody listened.
     """
 
@@ -36,6 +37,7 @@ class FaultyProxy:
     faults: int = 0
     stall_s: float = 1.0
     seed: int = 1
+    only: tuple[str, ...] = ()
     away: threading.Event = field(default_factory=threading.Event)
     injected: Counter = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -70,7 +72,7 @@ class FaultyProxy:
             if self.faults <= 0 or self._random.random() > self.share:
                 return ""
             self.faults -= 1
-            fault = self._random.choice(WATCH_FAULTS if watch else FAULTS)
+            fault = self._random.choice(self.only or (WATCH_FAULTS if watch else FAULTS))
             self.injected[fault] += 1
             return fault
 
@@ -105,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._reset()
         elif fault in {"429", "500", "503"}:
             self._refuse(int(fault))
-        elif fault == "expired":
+        elif fault == "expired" and watch:
             self._expire()
         else:
             self._forward(body, fault)

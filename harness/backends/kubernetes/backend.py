@@ -73,19 +73,22 @@ class KubernetesBackend:
 
     def sweep(self) -> Sequence[str]:
         """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""
+        return [*grafana.restore(self.api, self._spec), *self._delete_all(self.api)]
+
+    def _delete_all(self, api: KubernetesApi) -> list[str]:
         label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
-        sentences = grafana.restore(self.api, self._spec)
+        sentences = []
         for kind, collection in objects.collections(self._spec.namespace).items():
-            for one in self.api.list(collection, labels=label):
+            for one in api.list(collection, labels=label):
                 name = one["metadata"]["name"]
-                self.api.delete(f"{collection}/{name}", propagation="Foreground")
+                api.delete(f"{collection}/{name}", propagation="Foreground")
                 sentences.append(f"deleted {kind} {name} of an earlier run.")
         deadline_s = time.monotonic() + SWEPT_GONE_S
         path = objects.pods_path(self._spec.namespace)
-        while left := self.api.list(path, labels=label):
+        while left := api.list(path, labels=label):
             if time.monotonic() >= deadline_s:
                 for pod in left:
-                    self.api.delete(f"{path}/{pod['metadata']['name']}", grace_s=0)
+                    api.delete(f"{path}/{pod['metadata']['name']}", grace_s=0)
                     sentences.append(f"removed pod {pod['metadata']['name']} of an earlier run by force.")
                 break
             time.sleep(SWEEP_POLL_S)
@@ -122,6 +125,8 @@ class KubernetesBackend:
         on_death: Callable[[ReplicaDeath], None],
     ) -> KubernetesDeployment:
         """Start the replicas and return when each has served. See Backend.deploy."""
+        # What an outage at the end of the last attempt left running would be measured, too.
+        self._delete_all(self.api.until(abort))
         made = objects.workload(experiment, folder, self._spec, self._campaign_id)
         deployment = KubernetesDeployment(
             self.api, self._spec, made, experiment, folder, clock=self._clock, record=self._record

@@ -7,7 +7,9 @@ had been heard after all: reads, server-side apply, merge patches and deletions.
 from __future__ import annotations
 
 import json
+import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -26,7 +28,8 @@ from harness.spec import KubernetesSpec
 
 FIELD_MANAGER = "gpu-sharing-harness"
 FIRST_CONTACT_S = 5.0
-SETTLE_S = 5.0
+SETTLE_S = 10.0
+"""A server that has just started refuses what it will allow: for this long after it last failed, it is asked again."""
 BUSY_S = 60.0
 CHUNK_BYTES = 1 << 18
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
@@ -41,6 +44,19 @@ class Reply:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+@dataclass(slots=True)
+class _Contact:
+    """What is known of the server's health, by everybody who speaks to it.
+
+    Attributes:
+        reached: it has answered at least once.
+        troubled_s: when it last failed, on the monotonic clock.
+    """
+
+    reached: bool = False
+    troubled_s: float = -math.inf
 
 
 class KubernetesApi:
@@ -66,7 +82,7 @@ class KubernetesApi:
         self._reconnect = reconnect or (lambda: connect(spec))
         self._connection = self._reconnect()
         self._abort = abort or threading.Event()
-        self._reached = False
+        self._contact = _Contact()
 
     @property
     def connection(self) -> Connection:
@@ -168,10 +184,11 @@ class KubernetesApi:
             try:
                 reply = self._send(method, path, query or {}, data, content_type)
             except urllib3.exceptions.HTTPError as error:
+                self._contact.troubled_s = time.monotonic()
                 self._pause(patience.pause_s(), refusals.unreachable(self.url, error, patience.spent_s), error)
                 continue
             if reply.status < 300:
-                self._reached = True
+                self._contact.reached = True
                 return reply
             refusal = refusals.refused(method, path, reply.status, reply.body)
             if reply.status == 401 and not renewed:
@@ -247,11 +264,13 @@ class KubernetesApi:
     def _worth_a_try(self, status: int, spent_s: float) -> bool:
         """Whether a refusal may be another answer in a moment."""
         if status in TRANSIENT:
+            self._contact.troubled_s = time.monotonic()
             return spent_s < BUSY_S
-        return self._reached and status in SETTLING and spent_s < SETTLE_S
+        troubled = time.monotonic() - self._contact.troubled_s < SETTLE_S
+        return self._contact.reached and status in SETTLING and troubled
 
     def _limit_s(self) -> float:
-        return self._outage_s if self._reached else min(FIRST_CONTACT_S, self._outage_s)
+        return self._outage_s if self._contact.reached else min(FIRST_CONTACT_S, self._outage_s)
 
     def _send(self, method: str, path: str, query: Mapping[str, str], data: bytes | None, content_type: str) -> Reply:
         headers = {**self._connection.authorization(), "Accept": "application/json, */*"}

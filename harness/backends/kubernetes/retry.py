@@ -10,7 +10,7 @@ TRANSIENT = frozenset({429, 500, 502, 503, 504})
 """Answers of a server that is busy, starting, or behind a proxy that lost it."""
 
 SETTLING = frozenset({401, 403})
-"""A server that has just started refuses for a moment what it will allow: its rules are not loaded yet."""
+"""Answers of a server that has just started, too: its rules are not loaded yet."""
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0

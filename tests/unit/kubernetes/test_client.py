@@ -1,6 +1,7 @@
 """What is said when the API server is not there, does not know us, refuses or is busy; and how long it is asked."""
 
 import json
+import random
 import threading
 import time
 
@@ -10,6 +11,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.fake import FakeCluster, Review
 from harness.errors import BackendError, ClusterError
 from harness.spec import KubernetesSpec
+from harness.workloads.server import MetricsServer, Response
 from tests.support.faulty_proxy import FaultyProxy
 
 PODS = "/api/v1/namespaces/inference/pods"
@@ -127,6 +129,38 @@ def test_every_kind_of_fault_is_outlived(spec, proxy):
 
     assert api.list(PODS) == []
     assert len(proxy.injected) == 6, proxy.injected
+
+
+def test_a_file_arrives_whole_however_often_its_connection_breaks(spec, proxy, tmp_path):
+    data = random.Random(1).randbytes(3_000_000)
+    (tmp_path / "log").write_bytes(data)
+    routes = {"/latencies": lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")}
+    replica = MetricsServer("127.0.0.1", 0, routes)
+    direct = KubernetesApi(spec())
+    direct.apply(f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": [{"image": "x"}]}})
+    direct.patch(f"{PODS}/a/status", {"status": {"podIP": "127.0.0.1"}})
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig), api_timeout_s=0.3))
+    proxy.faults, proxy.only = 12, ("torn", "reset before")
+
+    fetched = api.download(f"{PODS}/a:{replica.port}/proxy/latencies", tmp_path / "fetched", patience_s=20)
+
+    replica.close()
+    assert proxy.injected["torn"] > 2
+    assert fetched == len(data)
+    assert (tmp_path / "fetched").read_bytes() == data
+
+
+def test_a_missing_right_costs_no_time_and_a_server_that_has_just_started_may_refuse(spec, proxy, cluster):
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig)))
+    api.list(PODS)
+    cluster.denied.add(Review("list", "pods"))
+    began_s = time.monotonic()
+    said(lambda: api.list(PODS))
+    assert time.monotonic() - began_s < 0.5
+
+    proxy.faults = 1
+    threading.Timer(1.0, cluster.denied.clear).start()
+    assert api.list(PODS) == []
 
 
 def test_an_outage_is_waited_for_as_long_as_the_campaign_says(spec, proxy):
