@@ -19,10 +19,11 @@ class GpuNode:
     """One node with GPUs; while it is entered, DaemonSets get pods, Jobs end, and slices are advertised.
 
     gpus: how many. broken: the plugin's pod waits with this message and nothing is advertised any more.
+    faulty: kernels fail.
     """
 
     def __init__(self, cluster: Cluster, *, gpus: int = 1) -> None:
-        self.cluster, self.gpus, self.broken = cluster, gpus, ""
+        self.cluster, self.gpus, self.broken, self.faulty = cluster, gpus, "", False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.errors: list[str] = []
@@ -61,7 +62,7 @@ class GpuNode:
                 self._schedule(item)
         for item in self.cluster.get("jobs", "--namespace", NAMESPACE)["items"]:
             if not item["status"].get("conditions"):
-                self._complete(item["metadata"]["name"])
+                self._end(item["metadata"]["name"])
 
     def _schedule(self, item: dict[str, Any]) -> None:
         """One pod per DaemonSet on the one node that has the label; the plugin's tells the kubelet its slices."""
@@ -96,12 +97,12 @@ class GpuNode:
         container = {"name": PLUGIN, "state": state, "ready": False, "image": "", "imageID": "", "restartCount": 0}
         self._status("pod/device-plugin-x", NAMESPACE, {"phase": "Pending", "containerStatuses": [container]})
 
-    def _complete(self, name: str) -> None:
-        done = [
-            {"type": kind, "status": "True", "lastTransitionTime": _NOW} for kind in ("SuccessCriteriaMet", "Complete")
-        ]
-        times = {"startTime": _NOW, "completionTime": _NOW}
-        self._status(f"job/{name}", NAMESPACE, {"succeeded": 1, "conditions": done, **times})
+    def _end(self, name: str) -> None:
+        kinds = ("FailureTarget", "Failed") if self.faulty else ("SuccessCriteriaMet", "Complete")
+        message = "Job has reached the specified backoff limit" if self.faulty else ""
+        ended = [{"type": kind, "status": "True", "lastTransitionTime": _NOW, "message": message} for kind in kinds]
+        count = {"failed": 3} if self.faulty else {"succeeded": 1, "completionTime": _NOW}
+        self._status(f"job/{name}", NAMESPACE, {"conditions": ended, "startTime": _NOW, **count})
 
     def _status(self, name: str, namespace: str, status: dict[str, Any]) -> None:
         self._patch(name, {"status": status}, "--subresource=status", namespace=namespace)

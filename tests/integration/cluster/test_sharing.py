@@ -101,6 +101,20 @@ def test_a_plugin_that_does_not_come_is_explained(gpus):
 
 
 @pytest.mark.timeout(300)
+def test_a_kernel_that_failed_is_tried_again(gpus):
+    gpus.faulty = True
+    try:
+        failed = switch(gpus, "mps", 5)
+    finally:
+        gpus.faulty = False
+    assert failed.status != 0
+    assert "it failed: Job has reached the specified backoff limit" in failed.output
+    assert switch(gpus, "mps", 5).status == 0
+    (job,) = gpus.cluster.get("jobs", "--namespace", NAMESPACE)["items"]
+    assert job["status"]["succeeded"] == 1
+
+
+@pytest.mark.timeout(300)
 def test_check_mode_changes_nothing_and_nonsense_is_refused(gpus):
     before = config(gpus)
     checked = play(gpus.cluster, "playbooks/gpu.yml", "--check", **MACHINE, device_plugin_sharing="mps")
