@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 from ansible.module_utils.basic import AnsibleModule
 
 DOCUMENTATION = r"""
@@ -40,15 +42,23 @@ class Objects:
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
-        self.source = module.params["src"] or "-"
-        self.stdin = module.params["manifest"]
 
     def kubectl(self, verb: str) -> tuple[int, str, str]:
         """Runs one kubectl verb with the manifest: exit status, stdout, stderr."""
+        if self.module.params["src"]:
+            return self._run(verb, self.module.params["src"])
+        # A file and not standard input: kubectl ends at the first object that it cannot find a place for, and the rest
+        # of a long manifest would break the pipe instead of letting it say so.
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self.module.tmpdir, encoding="utf-8") as file:
+            file.write(self.module.params["manifest"])
+            file.flush()
+            return self._run(verb, file.name)
+
+    def _run(self, verb: str, source: str) -> tuple[int, str, str]:
         options = self.module.params
         command = [options["kubectl"], verb, "--server-side", "--force-conflicts", "--field-manager", MANAGER]
         command += ["--kubeconfig", options["kubeconfig"], "--request-timeout", f"{options['timeout_s']}s"]
-        code, out, err = self.module.run_command([*command, "-f", self.source], data=self.stdin)
+        code, out, err = self.module.run_command([*command, "-f", source])
         return int(code), str(out), str(err)
 
     def apply(self) -> None:
