@@ -63,7 +63,7 @@ class Host(StrictModel):
     cpus: int = Field(description="CPUs this process may use.")
     memory_bytes: int | None
     cgroup_version: int | None
-    psi: bool
+    psi: bool | None
     virtualization: str | None = None
 
 

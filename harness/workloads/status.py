@@ -7,6 +7,7 @@ import os
 import threading
 from datetime import UTC, datetime
 
+from harness.workloads.host import describe_host
 from harness.workloads.settings import Settings
 
 FILE_NAME = "replica.json"
@@ -39,6 +40,7 @@ class ReplicaStatus:
             "phase": "starting",
             "abandoned_requests": 0,
             "error": "",
+            "host": describe_host(),
         }
 
     @property

@@ -29,7 +29,7 @@ def pressures(node: Object) -> dict[str, str]:
 
 
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
-    """The first node as the host, and every GPU that a replica sees. ``nodes``: empty where they cannot be read."""
+    """All nodes together as the host, and every GPU that a replica sees. ``nodes``: empty where they cannot be read."""
     gpus: dict[str, str] = {}
     for status in statuses:
         if status.get("device_uuid"):
@@ -43,22 +43,30 @@ def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], s
 
 
 def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Host:
+    """What the nodes say of themselves, and where they may not be read, what the replicas see of them."""
     names = list(dict.fromkeys(str(status.get("node") or "unknown") for status in statuses)) or ["unknown"]
-    node: Mapping[str, Any] = nodes[0].get("status") or {} if nodes else {}
-    info: Mapping[str, Any] = node.get("nodeInfo") or {}
-    capacity: Mapping[str, Any] = node.get("capacity") or {}
-    host: Mapping[str, Any] = next((status["host"] for status in statuses if status.get("host")), {})
+    seen = {str(status.get("node") or "unknown"): status.get("host") or {} for status in statuses}
+    first: Mapping[str, Any] = next(iter(seen.values()), {})
+    info: Mapping[str, Any] = (nodes[0].get("status") or {}).get("nodeInfo") or {} if nodes else {}
     return Host(
         hostname=", ".join(names),
         os=str(info.get("osImage") or "unknown"),
-        kernel=str(info.get("kernelVersion") or "unknown"),
-        architecture=str(info.get("architecture") or "unknown"),
-        cpu_model=str(host.get("cpu_model") or "unknown"),
-        cpus=int(quantity(str(capacity.get("cpu") or "0")) or 0),
-        memory_bytes=quantity(str(capacity.get("memory") or "")),
-        cgroup_version=None,
-        psi=bool(host.get("psi")),
+        kernel=str(info.get("kernelVersion") or first.get("kernel") or "unknown"),
+        architecture=str(info.get("architecture") or first.get("architecture") or "unknown"),
+        cpu_model=str(first.get("cpu_model") or "unknown"),
+        cpus=_sum(nodes, seen, "cpu", "cpus") or 1,
+        memory_bytes=_sum(nodes, seen, "memory", "memory_bytes"),
+        cgroup_version=first.get("cgroup_version"),
+        psi=first.get("psi"),
     )
+
+
+def _sum(nodes: Sequence[Object], seen: Mapping[str, Mapping[str, Any]], resource: str, fact: str) -> int | None:
+    """A resource of all nodes together; None when one of them does not tell."""
+    told = [quantity(str(((node.get("status") or {}).get("capacity") or {}).get(resource) or "")) for node in nodes]
+    values = told if nodes else [host.get(fact) for host in seen.values()]
+    known = [int(value) for value in values if value is not None]
+    return sum(known) if known and len(known) == len(values) else None
 
 
 def quantity(text: str) -> int | None:

@@ -18,7 +18,7 @@ from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
 
 PORT = 8000
 REPLICA_DIR = "/var/run/replica"
-NOBODY = 65532
+NOBODY = 65534
 """The user of the image; named by its number, so that the kubelet can tell that it is not root."""
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"

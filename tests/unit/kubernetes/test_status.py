@@ -5,7 +5,8 @@ import copy
 import pytest
 
 from harness.backends.kubernetes import pods, rollout
-from harness.backends.kubernetes.nodes import not_ready, pressures, quantity
+from harness.backends.kubernetes.nodes import not_ready, pressures, provenance, quantity
+from harness.results.manifest import Software
 
 READY = {"type": "Ready", "status": "True"}
 
@@ -137,3 +138,53 @@ def test_a_node_says_why_it_cannot():
 )
 def test_quantities(text, value):
     assert quantity(text) == value
+
+
+SOFTWARE = Software(harness="0", git_commit=None, python="3", packages={})
+SEEN = {
+    "cpu_model": "A CPU",
+    "cpus": 4,
+    "memory_bytes": 100,
+    "psi": True,
+    "cgroup_version": 2,
+    "kernel": "6",
+    "architecture": "x",
+}
+
+
+def status(node, uuid="", **host):
+    return {"node": node, "device_uuid": uuid, "device_name": "A GPU" if uuid else "", "host": {**SEEN, **host}}
+
+
+def node(title, cpus):
+    return {
+        "metadata": {"name": title},
+        "status": {"capacity": {"cpu": cpus, "memory": "1Gi"}, "nodeInfo": {"osImage": "Ubuntu"}},
+    }
+
+
+def test_the_nodes_together_are_the_host_and_each_gpu_counts_once():
+    statuses = [status("a", "GPU-1"), status("a", "GPU-1"), status("b", "GPU-2")]
+    found = provenance([node("a", "8"), node("b", "16")], statuses, SOFTWARE)
+
+    assert (found.host.hostname, found.host.cpus, found.host.memory_bytes, found.host.os) == (
+        "a, b",
+        24,
+        2**31,
+        "Ubuntu",
+    )
+    assert (found.host.cpu_model, found.host.psi, found.host.cgroup_version) == ("A CPU", True, 2)
+    assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-2"]
+
+
+def test_nodes_that_may_not_be_read_are_what_their_replicas_see():
+    found = provenance([], [status("a"), status("a"), status("b")], SOFTWARE)
+
+    assert (found.host.cpus, found.host.memory_bytes, found.host.os) == (8, 200, "unknown")
+    assert found.gpus_absent == "no replica sees a GPU"
+
+
+def test_what_nobody_tells_is_missing_and_not_false():
+    found = provenance([], [{"node": "a"}], SOFTWARE)
+
+    assert (found.host.psi, found.host.cgroup_version, found.host.memory_bytes) == (None, None, None)
