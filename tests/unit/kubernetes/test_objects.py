@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from harness.backends.kubernetes.objects import workload
+from harness.campaign.plan import expand
+from harness.campaign.source import read_source
 from harness.spec import KubernetesSpec, Toleration
 from tests.support.experiments import experiment
 
@@ -56,6 +58,21 @@ def test_the_rights_are_valid(minor):
     rules = [rule for one in documents for rule in one.get("rules", [])]
     assert not [rule for rule in rules if "*" in str(rule)], "every right has a name"
     assert not [rule for rule in rules if "secrets" in rule["resources"] or "pods/exec" in rule["resources"]]
+
+
+def test_the_rights_of_the_example_are_those_of_the_template():
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
+    text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()
+
+    assert (ROOT / "examples/cluster/access.yaml").read_text().strip() == environment.from_string(text).render(
+        ACCESS
+    ).strip()
+
+
+def test_the_campaign_of_the_example_is_valid():
+    source = read_source(str(ROOT / "examples/cluster/campaign.yaml"))
+
+    assert [one.replicas for one in expand(source.spec)] == [1, 3, 8]
 
 
 @pytest.mark.parametrize("kind", ["deployment", "job"])
