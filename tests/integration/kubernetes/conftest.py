@@ -1,5 +1,6 @@
 """The same tests on two API servers: the shipped fake, and the real one where its binaries are."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,17 +14,22 @@ from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.fake import FakeCluster
 from harness.spec import KubernetesSpec
-from tests.integration.cluster.api_server import MISSING, WHY_NOT, api_server
+from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
 from tests.support.cluster_driver import ClusterDriver
 
 
 @dataclass
 class Server:
-    """An API server, and who speaks to it as an administrator."""
+    """An API server.
+
+    Attributes:
+        kubeconfig: of the account that access.yaml makes; nothing here may need more.
+        admin: of an administrator, for whoever plays the cluster.
+    """
 
     kind: str
     kubeconfig: Path
-    fake: FakeCluster | None = None
+    admin: Path
 
     def spec(self, **changes) -> KubernetesSpec:
         values = {
@@ -47,15 +53,28 @@ def server(request, tmp_path_factory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "fake":
         with FakeCluster() as cluster:
-            yield Server("fake", cluster.write_kubeconfig(folder / "kubeconfig"), cluster)
+            kubeconfig = cluster.write_kubeconfig(folder / "kubeconfig")
+            yield Server("fake", kubeconfig, kubeconfig)
     else:
         with api_server(folder) as cluster:
-            yield Server("real", cluster.kubeconfig)
+            yield Server("real", _account(cluster, folder / "harness.conf"), cluster.kubeconfig)
+
+
+def _account(cluster: Cluster, path: Path) -> Path:
+    """Credentials of the account that the example makes, as its reader would get them."""
+    for namespace in ("inference", "monitoring"):
+        cluster.kubectl("create", "namespace", namespace)
+    cluster.kubectl("apply", "-f", str(ROOT / "examples/cluster/access.yaml"))
+    token = cluster.kubectl("create", "token", "harness", "--namespace", "inference").stdout.strip()
+    config = json.loads(cluster.kubeconfig.read_text())
+    config["users"][0]["user"] = {"token": token}
+    path.write_text(json.dumps(config))
+    return path
 
 
 @pytest.fixture
 def driver(server, tmp_path) -> Iterator[ClusterDriver]:
-    with ClusterDriver(KubernetesApi(server.spec()), tmp_path / "node") as driving:
+    with ClusterDriver(KubernetesApi(server.spec(kubeconfig=str(server.admin))), tmp_path / "node") as driving:
         yield driving
 
 
