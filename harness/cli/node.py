@@ -1,8 +1,9 @@
-"""Commands about the node: provision, verify-node, reboot-test, offline-list."""
+"""Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,9 +27,17 @@ Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to judge aga
 _EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
 
 
+class SharingMode(StrEnum):
+    """What `harness sharing` switches to; MIG instances are made by hand, with nvidia-smi."""
+
+    EXCLUSIVE = "exclusive"
+    TIME_SLICING = "time-slicing"
+    MPS = "mps"
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (provision, verify_node, reboot_test, offline_list):
+    for command in (provision, sharing, verify_node, reboot_test, offline_list):
         app.command(epilog=_EXIT_CODES)(command)
 
 
@@ -50,6 +59,50 @@ def provision(
     _json(wanted=json)
     request = RunRequest(
         Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
+    )
+    project, password = find_project(), _password(asked=ask_become_pass)
+    with task_listener() as listener:
+        summary = NodeRunner(project, listener=listener, become_password=password).run(request)
+    if json:
+        output.document(summary.to_dict())
+    else:
+        _print_summary(summary)
+    summary.require_ok()
+
+
+def sharing(
+    mode: Annotated[SharingMode, typer.Argument(help="How the GPUs are shared between pods.")],
+    *,
+    replicas: Annotated[
+        int | None, typer.Option("--replicas", min=2, max=100, help="Slices of each GPU; default: the inventory's.")
+    ] = None,
+    forced: Annotated[
+        bool, typer.Option("--forced", help="Although pods that hold a GPU run; their kernels fail.")
+    ] = False,
+    inventory: Inventory = None,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
+    timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Stop after this many seconds.")] = None,
+    ask_become_pass: AskPassword = False,
+    json: Json = False,
+) -> None:
+    """Switch how pods share the GPUs, and wait until the nodes advertise it. The inventory says what lasts.
+
+    Nothing is changed while a pod holds a GPU. What site.yml sets up again is device_plugin_sharing in
+    inventory/group_vars/all/gpu.yml.
+    """
+    from harness.cli.node_progress import task_listener
+    from harness.errors import UsageError
+    from harness.node.project import find_project
+    from harness.node.runner import NodeRunner, RunRequest
+
+    _json(wanted=json)
+    if mode is SharingMode.EXCLUSIVE and replicas is not None:
+        raise UsageError("exclusive has one slice for each GPU.", advice="Leave --replicas out.")
+    variables: dict[str, object] = {"device_plugin_sharing": mode.value, "device_plugin_forced": forced}
+    if replicas is not None:
+        variables["device_plugin_replicas"] = replicas
+    request = RunRequest(
+        Path("playbooks/sharing.yml"), inventory=inventory, check=check, variables=variables, timeout_s=timeout
     )
     project, password = find_project(), _password(asked=ask_become_pass)
     with task_listener() as listener:

@@ -1,0 +1,86 @@
+"""``harness sharing``: what it asks Ansible for, and what it refuses before."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[3]
+SAY = "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced} | to_json }}"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project whose playbook of that name writes down what it was given."""
+    (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
+    (tmp_path / "hosts.ini").write_text(
+        f"here ansible_connection=local ansible_python_interpreter={sys.executable} device_plugin_replicas=10\n"
+    )
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "site.yml").write_text("[]\n")
+    (tmp_path / "roles").mkdir()
+    (tmp_path / "playbooks/sharing.yml").write_text(
+        "- name: Switch\n  hosts: all\n  gather_facts: false\n  tasks:\n    - name: Write it down\n"
+        f'      ansible.builtin.copy:\n        content: "{SAY}"\n        dest: "{{{{ playbook_dir }}}}/given"\n        mode: "0644"\n'
+    )
+    return tmp_path
+
+
+def sharing(project, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "sharing", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=ROOT,
+        env={**os.environ, "HARNESS_PROJECT": str(project), "COLUMNS": "120"},
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "given"),
+    [
+        (["mps", "--replicas", "4"], {"mode": "mps", "replicas": 4, "forced": False}),
+        (["exclusive", "--forced", "--json"], {"mode": "exclusive", "replicas": 10, "forced": True}),
+    ],
+)
+def test_the_playbook_gets_what_was_asked_for(project, words, given):
+    done = sharing(project, *words)
+    assert done.returncode == 0, done.stderr
+    assert {
+        name: value if name == "mode" else json.loads(str(value).lower()) for name, value in written(project)
+    } == given
+
+
+def written(project):
+    return json.loads((project / "playbooks/given").read_text()).items()
+
+
+def test_check_changes_nothing(project):
+    done = sharing(project, "time-slicing", "--check")
+    assert done.returncode == 0, done.stderr
+    assert "would change" in done.stdout
+    assert not (project / "playbooks/given").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["exclusive", "--replicas", "4"], "one slice for each GPU"),
+        (["mig"], "mig"),
+        (["mps", "--replicas", "1"], "--replicas"),
+        ([], "time-slicing"),
+    ],
+)
+def test_a_wrong_request_runs_nothing(project, words, sentence):
+    done = sharing(project, *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (project / "playbooks/given").exists()
