@@ -63,9 +63,18 @@ each device {columns}. Throttle reasons are NVML's bit mask; energy counts since
 
 The exporter asks for one series per replica or device and one for the pool, in chunks below 11,000 points, several queries at
 once. A row has a value only if one of the metric's own raw samples lies in its step: Prometheus itself would repeat a sample for five
-minutes, over gaps and past the end. Quantiles read only the buckets that the range uses, which gives the same values
+minutes, over gaps and past the end. (A kubelet measures containers by a jittering clock of its own, and its samples keep that
+time: in a cluster `cpu_usage` and `memory_usage` may use a sample of the step before.) Quantiles read only the buckets that the range uses, which gives the same values
 for a fraction of the server's work. The window is one millisecond short, so that it holds as many scrapes up to version 2 of
-Prometheus (ranges closed on the left) as from version 3 on (open). In a cluster, for a window of {window:g} s:
+Prometheus (ranges closed on the left) as from version 3 on (open).
+
+Nodes are told apart by the label `node` of their metrics, and devices by `node` and `gpu`; a Prometheus that calls them otherwise
+is described in the campaign file (`prometheus_labels`). Over one node the series are `node` and `gpu-<number of the driver>`. Over
+several, each node has its series `node-<name>` and `node` is their mean; devices are counted through, `gpu-0`, `gpu-1`...,
+node by node, and the recording's summary in the manifest says which is which (`identities`). Two machines under one name at the same
+time are not mixed: their rows have no value, and the reason.
+
+In a cluster, for a window of {window:g} s:
 
 """
 

@@ -27,6 +27,9 @@ class Dialect:
         gpu_node_label: the same on the devices' metrics; empty: every device is on one node.
         cpu_seconds: counter of a replica's CPU seconds.
         memory_bytes: gauge of a replica's memory.
+        container_age_steps: how many steps old a sample of these two may be. A kubelet measures containers by a jittering
+            clock of its own and its samples keep that time, so that two scrapes in time can bring samples nearly two
+            steps apart.
     """
 
     by: str
@@ -38,6 +41,7 @@ class Dialect:
     gpu_node_label: str = ""
     cpu_seconds: str = "container_cpu_usage_seconds_total"
     memory_bytes: str = "container_memory_working_set_bytes"
+    container_age_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ def cluster(
         node=_among(names.node, nodes, node),
         node_label=names.node,
         gpu_node_label=names.gpu_node,
+        container_age_steps=2,
     )
 
 

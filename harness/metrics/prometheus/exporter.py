@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
-from harness.metrics.catalogue import Kind, Level, Metric
+from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, Queryable, Series
 from harness.metrics.prometheus.buckets import used_bounds
 from harness.metrics.prometheus.grid import NO_SAMPLE, Grid, averaged, cells, column, summed
@@ -232,14 +232,14 @@ class _Export:
             if problem:
                 every.append(Column(metric.name, name, [np.nan] * chunk.rows, [problem] * chunk.rows))
             else:
-                every.append(column(metric, name, chunk, found, measured(own, grid_ms, chunk.step_ms)))
+                every.append(column(metric, name, chunk, found, measured(own, grid_ms, self._age_ms(metric))))
         yield from every
         if metric.level is Level.NODE and len(every) > 1:
             yield averaged(metric, ALL_NODES, every)
         if metric.pooled and metric.kind is Kind.GAUGE:
             yield summed(metric, every)  # the server's own sum looks back to replicas that are gone
         elif pooled is not None:
-            present = measured(samples, grid_ms, chunk.step_ms)
+            present = measured(samples, grid_ms, self._age_ms(metric))
             yield column(metric, "all", chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
     def _counter_columns(self, metric: Metric, chunk: Grid, samples: Sequence[Series]) -> Iterator[Column]:
@@ -301,6 +301,11 @@ class _Export:
             return self._keep(self._server.query(promql, time_ms / MS_PER_S))
         except NoDataError:
             return []
+
+    def _age_ms(self, metric: Metric) -> int:
+        """How old a sample may be to count for a grid time."""
+        steps = self._dialect.container_age_steps if metric.source in PROCESS_SOURCES else 1
+        return steps * self._grid.step_ms
 
     def _raw_selectors(self) -> list[str]:
         return list(dict.fromkeys(self._queries[metric.name].raw for metric in self._present))

@@ -2,7 +2,8 @@
 
 A server answers a grid time with the last sample of the five minutes before it, so that a gap, a slow
 scrape or the time after the end look like data. Here a row counts only if one of the metric's own
-samples lies in its step, ``(t - step, t]``: the same rule by which the embedded recorder has a row.
+samples lies in its step, ``(t - step, t]``: the same rule by which the embedded recorder has a row. (In a
+cluster a container's sample may be two steps old: see ``Dialect.container_age_steps``.)
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def by_labels(series: Sequence[Series], names: Sequence[str]) -> dict[Key, list[
     return dict(groups)
 
 
-def measured(samples: Sequence[Series], grid_ms: NDArray[np.int64], step_ms: int) -> Flags:
-    """For each grid time, whether a sample lies in its step; shape (rows,)."""
+def measured(samples: Sequence[Series], grid_ms: NDArray[np.int64], age_ms: int) -> Flags:
+    """For each grid time, whether a sample is at most ``age_ms`` old (a step, as a rule); shape (rows,)."""
     flags = np.zeros(len(grid_ms), dtype=np.bool_)
     for series in samples:
         ended = np.searchsorted(series.times_ms, grid_ms, side="right")
-        began = np.searchsorted(series.times_ms, grid_ms - step_ms, side="right")
+        began = np.searchsorted(series.times_ms, grid_ms - age_ms, side="right")
         flags |= ended > began
     return flags
 

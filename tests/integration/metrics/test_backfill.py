@@ -151,6 +151,12 @@ def server(tmp_path_factory, script, start_s):
             f'DCGM_FI_DEV_GPU_TEMP{{node="n1",gpu="0",UUID="{uuid}"}} 50 {start_s + 5 * k}'
             for uuid in ("GPU-a", "GPU-b")
         ]
+    # A kubelet that measures by a jittering clock: every other step of the export holds no sample, the rest hold two.
+    for k in range(-5, 20):
+        at_s = start_s + 5 * k + (-0.1 if k % 2 else 0.1)
+        labels = 'namespace="jitter",pod="resnet50-a",container="work"'
+        lines += [f"container_cpu_usage_seconds_total{{{labels}}} {100 + 0.4 * (at_s - start_s)!r} {at_s}"]
+        lines += [f"container_memory_working_set_bytes{{{labels}}} 7 {at_s}"]
     folder = tmp_path_factory.mktemp("prometheus")
     with prometheus(folder, database=backfill(folder, lines)) as url, PrometheusServer(url) as server:
         yield server
@@ -406,3 +412,35 @@ def test_two_devices_under_one_name_have_no_value_but_a_reason(server, start_s):
     _, sink = over_nodes(server, start_s, ["gpu_temperature"], ["n1"])
     assert {row.value for row in sink.rows} == {None}
     assert "under two names at once (UUID GPU-a and GPU-b)" in sink.rows[0].reason
+
+
+def test_containers_that_are_measured_by_a_jittering_clock_have_every_row(server, start_s):
+    sink = RowList()
+    export(
+        server,
+        metrics=select(["cpu_usage", "memory_usage"]),
+        dialect=cluster("jitter", ".+"),
+        start_s=start_s,
+        rows=15,
+        step_s=5,
+        window_s=20,
+        sink=sink,
+    )
+    assert [row.reason for row in sink.rows if row.reason] == []
+    np.testing.assert_allclose([row.value for row in sink.series("cpu_usage", "all")], 0.4, rtol=1e-6)
+    assert {row.value for row in sink.series("memory_usage", "replica-0")} == {7.0}
+
+
+def test_a_container_that_is_gone_has_no_row_after_two_steps(server, start_s):
+    sink = RowList()
+    export(
+        server,
+        metrics=select(["memory_usage"]),
+        dialect=cluster("jitter", ".+"),
+        start_s=start_s + 80,
+        rows=10,
+        step_s=5,
+        window_s=20,
+        sink=sink,
+    )
+    assert [row.value is None for row in sink.series("memory_usage", "replica-0")] == [False] * 5 + [True] * 5
