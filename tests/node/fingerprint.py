@@ -27,7 +27,14 @@ VOLATILE = [
     "*/.*.new",
 ]
 # Made anew in each cluster: only their being there, their mode and their owner count.
-SECRET = ("/etc/kubernetes/*.conf", "/etc/kubernetes/pki/*", "*/.kube/config", "/etc/ssh/ssh_host_*")
+SECRET = (
+    "/etc/kubernetes/*.conf",
+    "/etc/kubernetes/pki/*",
+    "*/.kube/config",
+    "*/.kube/harness.conf",
+    "/etc/ssh/ssh_host_*",
+    "/var/lib/recorded/objects/Secret/*",
+)
 FOLDERS = [
     "/etc",
     "/opt",

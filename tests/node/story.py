@@ -25,6 +25,7 @@ MACHINE_VARIABLES: dict[str, Any] = {
     "preflight_psi_required": False,
     "preflight_cpus_min": 1,
     "nvidia_toolkit_gpu": "assumed",
+    "device_plugin_gpus_assumed": 1,
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
 }
 

@@ -154,6 +154,11 @@ def crio(version: str) -> list[Package]:
     return [_recorded("cri-o", version + KUBERNETES_REVISION, programs, files)]
 
 
+def builder() -> Package:
+    """buildah, newer than Debian's own: the real one would fetch an image that no mirror here has."""
+    return _recorded("buildah", "99.0-1", {"/usr/bin/buildah": "buildah"})
+
+
 def kubernetes(versions: dict[str, Any]) -> list[Package]:
     """The five packages of the Kubernetes repository."""
     release = versions["kubernetes"] + KUBERNETES_REVISION

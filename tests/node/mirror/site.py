@@ -30,7 +30,7 @@ class Mirror:
         self.signer = Signer(folder / "keys")
         site = folder / "site"
         self.repositories = {
-            "crio": [one for row in self._rows() for one in packages.crio(row["crio"])],
+            "crio": [packages.builder(), *(one for row in self._rows() for one in packages.crio(row["crio"]))],
             "kubernetes": self._kubernetes(),
             "nvidia": packages.nvidia(self.table["versions_common"]["nvidia_toolkit"]),
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
 
 Object = dict[str, Any]
@@ -189,6 +190,10 @@ def with_status(item: Object) -> Object:
         item["status"] = {"conditions": [{"type": name, "status": "True"} for name in names]}
     elif kind == "Namespace":
         item["status"] = {"phase": "Active"}
+    elif kind == "Job":
+        item["status"] = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
+    elif kind == "PersistentVolumeClaim":
+        item["status"] = {"phase": "Bound"}
     return item
 
 
@@ -221,7 +226,26 @@ def _node_status(item: Object) -> Object:
         message = "container runtime network not ready: NetworkReady=false"
     ready = {"type": "Ready", "status": status, "reason": "Kubelet", "message": message}
     word = _last_word(item)
-    return {"conditions": [ready], "nodeInfo": running_versions() if word is None else word.get("nodeInfo", {})}
+    versions = running_versions() if word is None else word.get("nodeInfo", {})
+    return {"conditions": [ready], "nodeInfo": versions, "allocatable": _slices(item)}
+
+
+def _slices(node: Object) -> Object:
+    """What a device plugin with one GPU per machine would have told the kubelet, by the configuration it was given."""
+    plugin = read(kind_of("daemonset"), "gpu-system", "device-plugin")
+    given = read(kind_of("configmap"), "gpu-system", "device-plugin")
+    if plugin is None or given is None or not _fits(plugin, node):
+        return {}
+    sharing = yaml.safe_load(given["data"]["config.yaml"]).get("sharing", {})
+    replicas = [one["replicas"] for kind in sharing.values() for one in kind["resources"]] or [1]
+    return {"nvidia.com/gpu": str(replicas[0])}
+
+
+def _fits(workload: Object, node: Object) -> bool:
+    """Whether a node has the labels that the pods of a workload ask for."""
+    wanted = workload.get("spec", {}).get("template", {}).get("spec", {}).get("nodeSelector", {})
+    ours = {"kubernetes.io/os": "linux", "kubernetes.io/hostname": node["metadata"]["name"]}
+    return bool(wanted.items() <= (ours | node["metadata"].get("labels", {})).items())
 
 
 def _heard(node: Object) -> bool:
@@ -245,7 +269,7 @@ def _workload_status(item: Object) -> Object:
     count = item.get("spec", {}).get("replicas", 1)
     generation = item["metadata"].get("generation", 1)
     if item["kind"] == "DaemonSet":
-        nodes = list(_stored("Node"))
+        nodes = [node for node in _stored("Node") if _fits(item, node)]
         wanted = ("desiredNumberScheduled", "currentNumberScheduled", "updatedNumberScheduled")
         running = ("numberReady", "numberAvailable")
         counts = dict.fromkeys(wanted, len(nodes)) | dict.fromkeys(running, sum(map(_heard, nodes)))

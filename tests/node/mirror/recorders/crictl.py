@@ -3,6 +3,7 @@
 import json
 import sys
 
+from buildah import BUILT
 from recorded import CRIO_SOCKET, STATE, answers, fail, record, version_of
 
 IMAGES = STATE / "images.json"
@@ -23,7 +24,9 @@ def main() -> None:
         IMAGES.write_text(json.dumps(sorted({*images, words[-1]})))
         print(f"Image is up to date for {words[-1]}")
     elif verb in {"images", "img"}:
-        print(json.dumps({"images": [{"id": name, "repoTags": [name]} for name in images]}))
+        built = json.loads(BUILT.read_text()) if BUILT.exists() else []
+        found = [{"id": name, "repoTags": [name]} for name in images]
+        print(json.dumps({"images": found + [{"id": one["id"], "repoTags": one["names"]} for one in built]}))
     elif verb == "rmi":
         IMAGES.write_text(json.dumps([name for name in images if name not in words[1:]]))
     elif verb == "info":

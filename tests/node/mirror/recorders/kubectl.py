@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import access
 import cluster
+import proxied
 import remote
 import yaml
 from cluster import Kind, Object
@@ -18,7 +20,7 @@ from recorded import fail, option, record, version_of
 WITH_VALUE = {
     *("-n", "--namespace", "-o", "--output", "-f", "--filename", "-l", "--selector", "--kubeconfig", "--for", "--raw"),
     *("--timeout", "--field-manager", "--request-timeout", "-p", "--patch", "--type", "--context", "--field-selector"),
-    *("--grace-period", "--template", "--sort-by", "-c", "--container", "--for", "--cascade"),
+    *("--grace-period", "--template", "--sort-by", "-c", "--container", "--cascade", "--duration", "--tail"),
 }
 DIFFERENT = 1
 
@@ -47,6 +49,10 @@ def main() -> None:
         "drain": cordon,
         "top": top,
         "cluster-info": top,
+        "config": access.config,
+        "create": access.create,
+        "auth": access.auth,
+        "logs": lambda *_: None,
     }
     if verb not in verbs:
         fail(f"this recorder does not know: kubectl {' '.join(arguments)}")
@@ -130,7 +136,10 @@ def diff(_: list[str], arguments: list[str]) -> None:
 
 def get(words: list[str], arguments: list[str]) -> None:
     if raw := option(arguments, "--raw"):
-        print("ok" if raw.startswith(("/readyz", "/livez", "/healthz")) else "{}")
+        said = proxied.answer(raw)
+        if said is None:
+            said = "ok" if raw.startswith(("/readyz", "/livez", "/healthz")) else "{}"
+        print(said)
         return
     missing = "--ignore-not-found" in arguments or "--ignore-not-found=true" in arguments
     found, single = targets(words, arguments, missing_allowed=missing)
@@ -161,11 +170,21 @@ def targets(words: list[str], arguments: list[str], *, missing_allowed: bool = F
 
 
 def selected(item: Object, arguments: list[str]) -> bool:
-    """Whether an object's labels fit the selector (`a=b,c`)."""
+    """Whether an object's labels fit the selector (`a=b,c!=d,e`) and its fields theirs."""
     labels = item["metadata"].get("labels", {})
     for term in filter(None, option(arguments, "-l", "--selector").split(",")):
         name, equals, value = term.replace("==", "=").partition("=")
-        if name not in labels or (equals and labels[name] != value):
+        if name.endswith("!"):
+            if labels.get(name.removesuffix("!")) == value:
+                return False
+        elif name not in labels or (equals and labels[name] != value):
+            return False
+    fields = {"metadata.name": item["metadata"]["name"]}
+    fields |= {f"status.{name}": str(value) for name, value in item.get("status", {}).items()}
+    fields["status.successful"] = str(item.get("status", {}).get("succeeded", 0))
+    for term in filter(None, option(arguments, "--field-selector").split(",")):
+        name, _, value = term.replace("==", "=").partition("=")
+        if (fields.get(name.removesuffix("!"), "") == value) is name.endswith("!"):
             return False
     return True
 
