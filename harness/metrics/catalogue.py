@@ -26,6 +26,8 @@ class Kind(StrEnum):
     """Rate of a histogram's sum over the rate of its count."""
     QUANTILE = "quantile"
     """PromQL's ``histogram_quantile()`` of the buckets' rates."""
+    SHARE = "share"
+    """Rate of the first of two counters over the sum of both rates, in percent."""
     COUNTER = "counter"
     """Counted since the recording began; resets add up, nothing is extrapolated."""
 
@@ -57,12 +59,15 @@ class Source(StrEnum):
     IO_PRESSURE = "/proc/pressure/io, `some total`"
     LATENCY = "`inference_latency_seconds` on the replica's /metrics"
     REQUESTS = "`inference_requests_total` on the replica's /metrics"
+    PUBLISHED = "what some workloads publish of their own on the replica's /metrics"
 
 
 GPU_SOURCES = frozenset({Source.GPU_UTILIZATION, Source.GPU_MEMORY, Source.GPU_POWER, Source.GPU_TEMPERATURE})
 PRESSURE_SOURCES = frozenset({Source.CPU_PRESSURE, Source.MEMORY_PRESSURE, Source.IO_PRESSURE})
 PROCESS_SOURCES = frozenset({Source.PROCESS_CPU, Source.PROCESS_MEMORY})
-REPLICA_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
+ESSENTIAL_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
+"""Every replica publishes these; without them there is no result."""
+REPLICA_SOURCES = ESSENTIAL_SOURCES | {Source.PUBLISHED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +88,10 @@ class Metric:
         minimum: no value can be lower; None: no bound.
         maximum: no value can be higher; None: no bound.
         nonzero_expected: a replica under load cannot show 0 here for long.
-        quantile: between 0 and 1 for quantiles; None otherwise.
         description: one sentence for the docs.
+        quantile: between 0 and 1 for quantiles; None otherwise.
+        families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
+        workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
     """
 
     name: str
@@ -102,11 +109,18 @@ class Metric:
     nonzero_expected: bool
     description: str
     quantile: float | None = None
+    families: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
 
     @property
     def windowed(self) -> bool:
         """A value needs two scrapes in its window."""
-        return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE}
+        return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE, Kind.SHARE}
+
+    @property
+    def of_histogram(self) -> bool:
+        """It is made of a histogram's buckets, sum and count; otherwise of counters or gauges."""
+        return self.kind in {Kind.MEAN, Kind.QUANTILE}
 
 
 _REQUESTS_RAW = "inference_requests_total{$replicas}"
@@ -174,7 +188,77 @@ def _device(
     )
 
 
-_METRICS = (
+def _published_quantile(name: str, title: str, family: str, quantile: float, what: str, workload: str) -> Metric:
+    percent = round(quantile * 100)
+    buckets = f"rate({family}_bucket{{$replicas}}[$window])"
+    return Metric(
+        name=f"{name}_p{percent}",
+        title=f"{title}, p{percent}",
+        unit="seconds",
+        kind=Kind.QUANTILE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.PUBLISHED,
+        promql=f"histogram_quantile({quantile:g}, $merge({buckets}))",
+        promql_pooled=f"histogram_quantile({quantile:g}, sum by (le) ({buckets}))",
+        promql_raw=f"{family}_count{{$replicas}}",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        quantile=quantile,
+        description=f"{percent} % of the requests of the window {what}; `all` pools the buckets of the replicas.",
+        families=(family,),
+        workloads=(workload,),
+    )
+
+
+def _published_rate(
+    name: str, title: str, unit: str, family: str, description: str, workloads: tuple[str, ...]
+) -> Metric:
+    return Metric(
+        name=name,
+        title=title,
+        unit=unit,
+        kind=Kind.RATE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.PUBLISHED,
+        promql=f"sum by ($by) (rate({family}{{$replicas}}[$window]))",
+        promql_pooled=f"sum(rate({family}{{$replicas}}[$window]))",
+        promql_raw=f"{family}{{$replicas}}",
+        minimum=0.0,
+        maximum=None,
+        nonzero_expected=True,
+        description=description,
+        families=(family,),
+        workloads=workloads,
+    )
+
+
+def _share(name: str, title: str, family: str, rest: str, description: str, workload: str) -> Metric:
+    part, other = f"rate({family}{{$replicas}}[$window])", f"rate({rest}{{$replicas}}[$window])"
+    each = f"sum by ($by) ({part})"
+    return Metric(
+        name=name,
+        title=title,
+        unit="percent of time",
+        kind=Kind.SHARE,
+        level=Level.REPLICA,
+        pooled=True,
+        source=Source.PUBLISHED,
+        promql=f"100 * {each} / ({each} + sum by ($by) ({other}))",
+        promql_pooled=f"100 * sum({part}) / (sum({part}) + sum({other}))",
+        promql_raw=f"{family}{{$replicas}}",
+        minimum=0.0,
+        maximum=100.0,
+        nonzero_expected=False,
+        description=description,
+        families=(family, rest),
+        workloads=(workload,),
+    )
+
+
+_STANDARD = (
     Metric(
         name="cpu_usage",
         title="CPU",
@@ -322,15 +406,57 @@ _METRICS = (
     ),
 )
 
-CATALOGUE: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
-"""The metrics by name, in the order of files, tables and plots."""
+_TTFT = "inference_time_to_first_token_seconds"
+_TPOT = "inference_time_per_output_token_seconds"
+_TTFT_TEXT = "had their first token no later"
+_TPOT_TEXT = "took no longer for each token after the first, on average"
+
+_PUBLISHED = (
+    _published_quantile("ttft", "Time to first token", _TTFT, 0.5, _TTFT_TEXT, "chat"),
+    _published_quantile("ttft", "Time to first token", _TTFT, 0.95, _TTFT_TEXT, "chat"),
+    _published_quantile("tpot", "Time per output token", _TPOT, 0.5, _TPOT_TEXT, "chat"),
+    _published_quantile("tpot", "Time per output token", _TPOT, 0.95, _TPOT_TEXT, "chat"),
+    _published_rate(
+        "tokens_per_second",
+        "Tokens",
+        "tokens per second",
+        "inference_tokens_total",
+        "Tokens generated per second, over all texts of a batch; `all` is their sum.",
+        ("chat",),
+    ),
+    _published_rate(
+        "inputs_per_second",
+        "Inputs",
+        "inputs per second",
+        "inference_inputs_total",
+        "Inputs (images, texts) served or trained on per second: requests times batch size; `all` is their sum.",
+        ("resnet50-training", "bert-training"),
+    ),
+    _share(
+        "active_share",
+        "Active time",
+        "inference_active_seconds_total",
+        "inference_idle_seconds_total",
+        "Share of the window in which the session worked; the rest it spent thinking. `all` is the replicas' mean.",
+        "notebook",
+    ),
+)
+
+STANDARD: dict[str, Metric] = {metric.name: metric for metric in _STANDARD}
+"""The 15 metrics of every experiment by name, in the order of files, tables and plots."""
+CATALOGUE: dict[str, Metric] = STANDARD | {metric.name: metric for metric in _PUBLISHED}
+"""All metrics by name: the 15, then those that only some workloads have."""
+
+PUBLISHED_COUNTERS = frozenset(family for m in _PUBLISHED if not m.of_histogram for family in m.families)
+PUBLISHED_HISTOGRAMS = frozenset(family for m in _PUBLISHED if m.of_histogram for family in m.families)
 
 
-def select(names: str | Sequence[str]) -> list[Metric]:
+def select(names: str | Sequence[str], *, workload: str = "") -> list[Metric]:
     """The metrics asked for, in the catalogue's order.
 
     Args:
-        names: ``"all"``, or names of the catalogue.
+        names: ``"all"``, which is the 15 of every experiment and those that ``workload`` publishes; or a list of names.
+        workload: a built-in workload's name; empty: none in particular.
 
     Raises:
         UsageError: a name that the catalogue does not have, with the nearest one that it has; or no name at all.
@@ -338,7 +464,7 @@ def select(names: str | Sequence[str]) -> list[Metric]:
     if isinstance(names, str):
         if names != "all":
             raise UsageError(f"Metrics are `all` or a list of names, not {names!r}.")
-        return list(CATALOGUE.values())
+        return [*STANDARD.values(), *(metric for metric in _PUBLISHED if workload in metric.workloads)]
     for name in names:
         if name not in CATALOGUE:
             close = difflib.get_close_matches(name, CATALOGUE, n=1)
@@ -346,4 +472,4 @@ def select(names: str | Sequence[str]) -> list[Metric]:
             raise UsageError(f"Unknown metric {name!r}.", advice=hint)
     if not names:
         raise UsageError("The list of metrics is empty.", advice="Name at least one metric, or `all`.")
-    return [metric for metric in _METRICS if metric.name in set(names)]
+    return [metric for metric in CATALOGUE.values() if metric.name in set(names)]

@@ -6,11 +6,11 @@ A test fails when the file and the catalogue differ.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.metrics import quality, steady
-from harness.metrics.catalogue import CATALOGUE, Kind, Level, Metric
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
 from harness.metrics.promql import cluster, render
 from harness.metrics.telemetry import GPU_COLUMNS
 
@@ -24,8 +24,19 @@ _HEAD = """# Metrics
 Every experiment has the same {count} metrics, one CSV each, whether the embedded recorder reads them from this machine
 or the exporter from a Prometheus server. Both read one catalogue (`harness/metrics/catalogue.py`).
 
-| metric | unit | kind | series | what it is |
+{columns}"""
+
+_COLUMNS = """| metric | unit | kind | series | what it is |
 |---|---|---|---|---|
+"""
+
+_PUBLISHED = """
+Some workloads publish more. `metrics: all` in a campaign file means the {count}, and for a built-in workload of the last
+column those of its own, too; a list of names may have them for any workload that publishes them, also one of your
+own. Where a workload does not, the rows say so.
+
+| metric | unit | kind | series | what it is | made of | recorded unasked for |
+|---|---|---|---|---|---|---|
 """
 
 _GRID = """
@@ -112,10 +123,16 @@ Each command prints one figure and whether its bar is met.
 
 def document() -> str:
     """The whole page."""
-    parts = [_HEAD.format(count=len(CATALOGUE))]
-    parts += [f"{_row(metric)}\n" for metric in CATALOGUE.values()]
+    parts = [_HEAD.format(count=len(STANDARD), columns=_COLUMNS)]
+    parts += [f"{_row(metric)}\n" for metric in STANDARD.values()]
+    parts.append(_PUBLISHED.format(count=len(STANDARD)))
+    parts += [
+        f"{_row(metric)} {_quoted(metric.families)} | {_quoted(metric.workloads)} |\n"
+        for name, metric in CATALOGUE.items()
+        if name not in STANDARD
+    ]
     parts.append(_GRID)
-    parts += [f"| `{metric.name}` | {metric.source.value} |\n" for metric in CATALOGUE.values()]
+    parts += [f"| `{metric.name}` | {metric.source.value} |\n" for metric in STANDARD.values()]
     parts.append(_PROMQL.format(columns=", ".join(f"`{column}`" for column in GPU_COLUMNS), window=_WINDOW_S))
     parts += ["```promql\n", "\n".join(_queries()), "\n```\n"]
     parts.append(
@@ -139,6 +156,10 @@ def _row(metric: Metric) -> str:
     if metric.pooled:
         series += ", `all`"
     return f"| `{metric.name}` | {metric.unit} | {metric.kind.value} | {series} | {metric.description} |"
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _queries() -> Iterator[str]:

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import MetricsError
+from harness.metrics.catalogue import PUBLISHED_COUNTERS, PUBLISHED_HISTOGRAMS
 
 _REQUESTS = "inference_requests_total"
-_SUM = "inference_latency_seconds_sum"
-_COUNT = "inference_latency_seconds_count"
-_BUCKET = "inference_latency_seconds_bucket"
+_LATENCY = "inference_latency_seconds"
 _BOUND = re.compile(r'[{,]le="([^"]+)"')
 _SERIES = re.compile(r"^(?P<name>[A-Za-z_:][\w:]*)(?P<labels>\{.*\})?$")
 
@@ -27,16 +27,31 @@ REQUESTS_AT, SUM_AT, COUNT_AT, BUCKETS_AT = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
+class Family:
+    """Where something that only some workloads publish lies in ``ReplicaSample.counters``.
+
+    Attributes:
+        at: place of a counter; of a histogram's sum, which its count and its cumulative counts follow.
+        bounds: upper bounds of a histogram's buckets, ascending, the last one +Inf; empty for a counter.
+    """
+
+    at: int
+    bounds: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaSample:
     """One scrape of one replica.
 
     Attributes:
         bounds: upper bounds of the latency buckets in seconds, ascending, the last one +Inf.
-        counters: requests, sum of latencies (s), count, then one cumulative count per bound; float64.
+        counters: requests, sum of latencies (s), count, one cumulative count per bound, then the families; float64.
+        families: what else of the catalogue this workload publishes, by name.
     """
 
     bounds: NDArray[np.float64]
     counters: NDArray[np.float64]
+    families: Mapping[str, Family] = field(default_factory=dict)
 
 
 class ReplicaParser:
@@ -47,6 +62,7 @@ class ReplicaParser:
         self._wanted = 0
         self._expected = 0
         self._bounds: NDArray[np.float64] = np.empty(0)
+        self._families: Mapping[str, Family] = {}
 
     def parse(self, text: str) -> ReplicaSample:
         """Read one answer.
@@ -62,7 +78,7 @@ class ReplicaParser:
             raise MetricsError("the answer lists a latency bucket twice")
         if not np.isfinite(values).all():
             raise MetricsError("a counter in the answer is not a finite number")
-        return ReplicaSample(bounds=self._bounds, counters=values)
+        return ReplicaSample(bounds=self._bounds, counters=values, families=self._families)
 
     def _read(self, text: str) -> NDArray[np.float64] | None:
         """Values in the known layout; None when the answer has another one."""
@@ -82,29 +98,46 @@ class ReplicaParser:
         return values if found and found == self._expected else None
 
     def _learn(self, text: str) -> None:
-        names: dict[str, str] = {}
-        bound_of: dict[str, float] = {}
-        for line in text.splitlines():
-            if line.startswith("inference_"):
-                key, _ = _split(line)
-                match = _SERIES.match(key)
-                names[key] = match["name"] if match else ""
-                if names[key] == _BUCKET:
-                    bound_of[key] = _bound(key)
-        for name in (_REQUESTS, _SUM, _COUNT, _BUCKET):
-            if name not in names.values():
+        series = [_split(line)[0] for line in text.splitlines() if line.startswith("inference_")]
+        keys: dict[str, list[str]] = {}
+        for key in series:
+            match = _SERIES.match(key)
+            keys.setdefault(match["name"] if match else "", []).append(key)
+        for name in (_REQUESTS, *_parts(_LATENCY)):
+            if name not in keys:
                 raise MetricsError(f"the answer has no {name}")
+        self._places = dict.fromkeys(series, -1) | dict.fromkeys(keys[_REQUESTS], REQUESTS_AT)
+        latency = self._place_histogram(keys, _LATENCY, SUM_AT)
+        families: dict[str, Family] = {}
+        end = BUCKETS_AT + len(latency.bounds)
+        for name in sorted(PUBLISHED_COUNTERS & keys.keys()):
+            self._places |= dict.fromkeys(keys[name], end)
+            families[name] = Family(end)
+            end += 1
+        for name in sorted(PUBLISHED_HISTOGRAMS):
+            if all(part in keys for part in _parts(name)):
+                families[name] = self._place_histogram(keys, name, end)
+                end += BUCKETS_AT - SUM_AT + len(families[name].bounds)
+        self._wanted = end
+        self._expected = sum(place >= 0 for place in self._places.values())
+        self._bounds = np.array(latency.bounds)
+        self._families = families
+
+    def _place_histogram(self, keys: Mapping[str, list[str]], name: str, at: int) -> Family:
+        """Give a histogram's sum, count and buckets consecutive places from ``at`` on."""
+        total, count, bucket = _parts(name)
+        bound_of = {key: _bound(key) for key in keys[bucket]}
         bounds = sorted(set(bound_of.values()))
         if bounds[-1] != math.inf:
-            raise MetricsError(f'the answer has no {_BUCKET}{{le="+Inf"}}')
-        fixed = {_REQUESTS: REQUESTS_AT, _SUM: SUM_AT, _COUNT: COUNT_AT}
-        self._places = {
-            key: BUCKETS_AT + bounds.index(bound_of[key]) if key in bound_of else fixed.get(name, -1)
-            for key, name in names.items()
-        }
-        self._wanted = BUCKETS_AT + len(bounds)
-        self._expected = sum(place >= 0 for place in self._places.values())
-        self._bounds = np.array(bounds)
+            raise MetricsError(f'the answer has no {bucket}{{le="+Inf"}}')
+        self._places |= dict.fromkeys(keys[total], at) | dict.fromkeys(keys[count], at + 1)
+        self._places |= {key: at + 2 + bounds.index(bound) for key, bound in bound_of.items()}
+        return Family(at, tuple(bounds))
+
+
+def _parts(histogram: str) -> tuple[str, str, str]:
+    """Names of a histogram's sum, count and buckets."""
+    return f"{histogram}_sum", f"{histogram}_count", f"{histogram}_bucket"
 
 
 def _split(line: str) -> tuple[str, str]:

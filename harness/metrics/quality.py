@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import MetricsError
-from harness.metrics.catalogue import CATALOGUE, Kind, Level, Metric, Source
+from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, Kind, Level, Metric
 from harness.metrics.columns import ExperimentColumns, SeriesColumns, read_experiment
 from harness.metrics.steady import TOLERANCE, WINDOWS, steady_state
 from harness.metrics.tick import NO_REQUESTS
@@ -35,7 +35,6 @@ WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or st
 TOP_BOUND_S = 60.0
 """Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
 _GRID_TOLERANCE_S = 0.0011
-_ESSENTIAL = frozenset({Source.LATENCY, Source.REQUESTS})
 
 
 class Severity(StrEnum):
@@ -123,8 +122,10 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Find
     """Missing values, bounds and zeros of one metric."""
     if not any(len(series.present) for series in named.values()):
         reason = _commonest(named.values())
-        severity = Severity.INVALID if metric.source in _ESSENTIAL else Severity.INFO
-        advice = "Without it there is no result; mend the cause and run again." if metric.source in _ESSENTIAL else ""
+        severity = Severity.INVALID if metric.source in ESSENTIAL_SOURCES else Severity.INFO
+        advice = (
+            "Without it there is no result; mend the cause and run again." if metric.source in ESSENTIAL_SOURCES else ""
+        )
         yield Finding(severity, metric.name, f"{metric.name} has no value at all: {reason}.", advice)
         return
     for name, series in named.items():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metric, Source
-from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaSample
+from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, Family, ReplicaSample
 from harness.metrics.rows import Row
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuUsage, ProcessUsage, Reading, ReplicaTarget
@@ -18,6 +18,7 @@ NO_REQUESTS = "no request finished in the window"
 TOO_FEW = "fewer than two scrapes in the window"
 MIXED_BUCKETS = "the replicas have different latency buckets"
 NO_REPLICA = "no replica could be read"
+NO_TIME = "the workload counted neither part of its time in the window"
 LATE_TICK = "the recorder itself was late by a whole step or more: the machine was overloaded or suspended"
 
 Value = float | Missing
@@ -31,6 +32,7 @@ class _Replica:
         self.cpu = CounterWindow(window_ms)
         self.total = RunningTotal()
         self.bounds: Vector = np.empty(0)
+        self.families: Mapping[str, Family] = {}
         self.sample: ReplicaSample | Missing = Missing(TOO_FEW)
         self.usage: ProcessUsage | Missing = Missing(TOO_FEW)
         self.rates: Vector | None = None
@@ -39,9 +41,9 @@ class _Replica:
     def take_sample(self, time_ms: int, sample: ReplicaSample | Missing, *, counting: bool) -> None:
         self.sample = sample
         if not isinstance(sample, Missing):
-            if not np.array_equal(sample.bounds, self.bounds):
+            if not np.array_equal(sample.bounds, self.bounds) or sample.families != self.families:
                 self.counters.clear()
-                self.bounds = sample.bounds
+                self.bounds, self.families = sample.bounds, sample.families
             self.counters.add(time_ms, sample.counters)
             self.total.observe(float(sample.counters[REQUESTS_AT]), counting=counting)
         self.rates = self.counters.rate(time_ms)
@@ -158,7 +160,7 @@ class TickComputer:
         bounds = ready[0][0]
         if any(not np.array_equal(bounds, others) for others, _ in ready):
             return Missing(MIXED_BUCKETS)
-        return bounds, np.sum([rates for _, rates in ready], axis=0)
+        return bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
 
     def _pooled_value(self, metric: Metric) -> Value:
         if metric.source is Source.PROCESS_MEMORY:
@@ -173,9 +175,7 @@ class TickComputer:
             return Missing(NO_REPLICA)
         if metric.kind is Kind.COUNTER:
             return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
-        if isinstance(self._pooled, Missing):
-            return self._pooled
-        return _from_rates(metric, *self._pooled)
+        return _of_window(metric, self._replicas, self._pooled)
 
 
 def _replica_value(metric: Metric, replica: _Replica) -> Value:
@@ -187,20 +187,57 @@ def _replica_value(metric: Metric, replica: _Replica) -> Value:
         return replica.sample
     if metric.kind is Kind.COUNTER:
         return replica.total.counted
-    if replica.rates is None:
-        return Missing(TOO_FEW)
-    return _from_rates(metric, replica.bounds, replica.rates)
+    own = Missing(TOO_FEW) if replica.rates is None else (replica.bounds, replica.rates)
+    return _of_window(metric, [replica], own)
+
+
+def _of_window(metric: Metric, replicas: Sequence[_Replica], pooled: tuple[Vector, Vector] | Missing) -> Value:
+    """A metric of the window's rates; ``pooled``: bounds and rates of what all replicas publish."""
+    if metric.source is Source.PUBLISHED:
+        return _published(metric, replicas)
+    return pooled if isinstance(pooled, Missing) else _from_rates(metric, *pooled)
 
 
 def _from_rates(metric: Metric, bounds: Vector, rates: Vector) -> Value:
     """A latency or the throughput, from the rates of one replica or of all."""
     if metric.source is Source.REQUESTS:
         return float(rates[REQUESTS_AT])
+    return _of_histogram(metric, bounds, rates[SUM_AT : BUCKETS_AT + len(bounds)])
+
+
+def _of_histogram(metric: Metric, bounds: Vector, rates: Vector) -> Value:
+    """A quantile or the mean, from the rates of a histogram's sum, count and buckets."""
     if metric.quantile is not None:
-        value = histogram_quantile(metric.quantile, bounds, rates[BUCKETS_AT:])
+        value = histogram_quantile(metric.quantile, bounds, rates[BUCKETS_AT - SUM_AT :])
     else:
-        value = float(rates[SUM_AT] / rates[COUNT_AT]) if rates[COUNT_AT] > 0 else math.nan
+        count = rates[COUNT_AT - SUM_AT]
+        value = float(rates[0] / count) if count > 0 else math.nan
     return Missing(NO_REQUESTS) if math.isnan(value) else value
+
+
+def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
+    """A metric of the workload's own families, over the replicas whose workload publishes them."""
+    publishing = [replica for replica in replicas if all(family in replica.families for family in metric.families)]
+    if not publishing:
+        return Missing(f"the workload does not publish {metric.families[0]}")
+    ready = [(replica.families, replica.rates) for replica in publishing if replica.rates is not None]
+    if not ready:
+        return Missing(TOO_FEW)
+    if metric.of_histogram:
+        family = metric.families[0]
+        bounds = ready[0][0][family].bounds
+        if any(families[family].bounds != bounds for families, _ in ready):
+            return Missing(MIXED_BUCKETS)
+        return _of_histogram(metric, np.array(bounds), np.sum([_part(f[family], r) for f, r in ready], axis=0))
+    sums = [sum(float(rates[families[name].at]) for families, rates in ready) for name in metric.families]
+    if metric.kind is Kind.RATE:
+        return sums[0]
+    return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)
+
+
+def _part(family: Family, rates: Vector) -> Vector:
+    """A histogram's sum, count and buckets out of all rates of a replica."""
+    return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
 
 
 def _device_value(source: Source, gpu: GpuUsage) -> Value:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from prometheus_api_client import MetricRangeDataFrame, PrometheusConnect
 
-from harness.metrics.catalogue import CATALOGUE, Kind, Level, select
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, select
 from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
@@ -92,7 +92,7 @@ def theirs(url: str, start_s: int) -> list[tuple[str, MetricRangeDataFrame]]:
     client = PrometheusConnect(url)
     start, end = (datetime.fromtimestamp(start_s + seconds, UTC) for seconds in (0, STEP_S * (ROWS - 1)))
     frames = []
-    for metric in CATALOGUE.values():
+    for metric in STANDARD.values():
         queries = render(metric, DIALECT, WINDOW_S)
         each = queries.each or f"sum by (pod) ({queries.raw})"
         pooled = queries.pooled or (f"sum({queries.raw})" if metric.pooled else "")

@@ -17,7 +17,7 @@ import numpy as np
 from harness.backends.base import Finding, Severity
 from harness.clock import Clock
 from harness.errors import NoDataError, PrometheusError
-from harness.metrics.catalogue import REPLICA_SOURCES, Level, Metric
+from harness.metrics.catalogue import ESSENTIAL_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.origin import Origin
 from harness.metrics.promql import render
@@ -171,7 +171,7 @@ class _Rehearsal:
             if question.answered or metric.name in told:
                 continue
             told.add(metric.name)
-            essential = metric.source in REPLICA_SOURCES
+            essential = metric.source in ESSENTIAL_SOURCES
             yield Finding(
                 Severity.ERROR if essential else Severity.WARNING,
                 "canary",

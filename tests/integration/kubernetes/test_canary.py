@@ -9,7 +9,7 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes.canary import rehearse
 from harness.backends.kubernetes.monitoring import check_prometheus, cost_of
 from harness.clock import SystemClock
-from harness.metrics.catalogue import CATALOGUE, select
+from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.origin import Origin
 from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
@@ -29,7 +29,7 @@ EXPERIMENT = ExperimentSpec(
     sharing=Sharing.TIME_SLICING,
     repeat=1,
     timing=TIMING,
-    metrics=list(CATALOGUE),
+    metrics=list(STANDARD),
     limits=Limits(),
 )
 

@@ -9,7 +9,7 @@ from prometheus_api_client import PrometheusConnect
 
 from harness.clock import SimulatedClock
 from harness.errors import NoDataError, UsageError
-from harness.metrics.catalogue import CATALOGUE, select
+from harness.metrics.catalogue import CATALOGUE, STANDARD, select
 from harness.metrics.exposition import BUCKETS_AT, ReplicaSample
 from harness.metrics.fakes import FakeProcesses, RowList, fake_sources
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
@@ -293,7 +293,7 @@ def test_what_the_server_has_not_is_absent_with_the_reason(server, start_s):
     summary, sink = exported_rows(
         server, start_s, metrics="all", dialect=local("known", node='instance="x"', gpus='node=""')
     )
-    assert set(summary.absent) == set(CATALOGUE) - set(RECORDED) - {"gpu_memory", "io_psi"}
+    assert set(summary.absent) == set(STANDARD) - set(RECORDED) - {"gpu_memory", "io_psi"}
     assert "DCGM_FI_DEV_GPU_UTIL" in summary.absent["gpu_utilization"]
     assert [row.value for row in sink.series("gpu_utilization", "gpu")] == [None] * ROWS
     assert [row.value for row in sink.series("cpu_psi", "node")] == [None] * ROWS

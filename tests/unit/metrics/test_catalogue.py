@@ -7,7 +7,16 @@ import yaml
 
 from harness.errors import UsageError
 from harness.metrics import docs
-from harness.metrics.catalogue import CATALOGUE, Kind, Level, select
+from harness.metrics.catalogue import (
+    CATALOGUE,
+    PUBLISHED_COUNTERS,
+    PUBLISHED_HISTOGRAMS,
+    STANDARD,
+    Kind,
+    Level,
+    Source,
+    select,
+)
 from harness.metrics.promql import cluster, local, quote, render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "promql"
@@ -18,23 +27,27 @@ DIALECTS = {
 
 
 def test_the_fifteen_metrics_in_their_order():
-    assert list(CATALOGUE) == [
-        "cpu_usage",
-        "memory_usage",
-        "gpu_utilization",
-        "gpu_memory",
-        "gpu_power",
-        "gpu_temperature",
-        "cpu_psi",
-        "memory_psi",
-        "io_psi",
-        "latency_avg",
-        "latency_p50",
-        "latency_p95",
-        "latency_p99",
-        "throughput",
-        "total_count",
-    ]
+    assert (
+        list(STANDARD)
+        == list(CATALOGUE)[:15]
+        == [
+            "cpu_usage",
+            "memory_usage",
+            "gpu_utilization",
+            "gpu_memory",
+            "gpu_power",
+            "gpu_temperature",
+            "cpu_psi",
+            "memory_psi",
+            "io_psi",
+            "latency_avg",
+            "latency_p50",
+            "latency_p95",
+            "latency_p99",
+            "throughput",
+            "total_count",
+        ]
+    )
 
 
 @pytest.mark.parametrize("metric", CATALOGUE.values(), ids=str)
@@ -48,8 +61,28 @@ def test_every_record_is_whole(metric):
     assert metric.windowed == ("$window" in metric.promql)
 
 
+def test_a_workload_has_the_metrics_that_it_publishes_and_the_fifteen():
+    def own(workload):
+        return [metric.name for metric in select("all", workload=workload)][15:]
+
+    assert own("resnet50") == own("own_module:make") == []
+    assert own("chat") == ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "tokens_per_second"]
+    assert own("bert-training") == own("resnet50-training") == ["inputs_per_second"]
+    assert own("notebook") == ["active_share"]
+    assert [metric.name for metric in select(["active_share", "throughput"])] == ["throughput", "active_share"]
+
+
+def test_what_some_workloads_publish_says_what_it_is_made_of():
+    for metric in CATALOGUE.values():
+        assert bool(metric.families) == (metric.source is Source.PUBLISHED) == (metric.name not in STANDARD)
+        assert all(family in metric.promql for family in metric.families)
+        assert all(family.startswith("inference_") for family in metric.families), "the parser reads no other lines"
+    assert not PUBLISHED_COUNTERS & PUBLISHED_HISTOGRAMS
+    assert all(family.endswith("_total") for family in PUBLISHED_COUNTERS)
+
+
 def test_selection_keeps_the_catalogues_order():
-    assert [metric.name for metric in select("all")] == list(CATALOGUE)
+    assert [metric.name for metric in select("all")] == list(STANDARD)
     assert [metric.name for metric in select(["throughput", "cpu_usage"])] == ["cpu_usage", "throughput"]
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from harness.analysis.load import load_state
-from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.catalogue import STANDARD
 from harness.metrics.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
 from harness.metrics.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query
 from harness.metrics.dashboards.queries import per_device, per_node, per_pod, per_workload
@@ -105,14 +105,14 @@ def test_no_window_is_fixed_and_no_device_is_summed(document, panel):
 
 
 def asked(*builders):
-    return {build(name).expr for build in builders for name in CATALOGUE if CATALOGUE[name].promql}
+    return {build(name).expr for build in builders for name in STANDARD if STANDARD[name].promql}
 
 
-def test_every_metric_of_the_catalogue_is_shown_with_its_own_query():
+def test_every_metric_of_every_experiment_is_shown_with_its_own_query():
     exprs = {target["expr"] for _, panel in PANELS for target in panel["targets"]}
     ways = asked(per_pod, per_device, per_node, per_workload)
     assert exprs & ways
-    for name, metric in CATALOGUE.items():
+    for name, metric in STANDARD.items():
         if metric.promql:
             assert exprs & {per_pod(name).expr, per_workload(name).expr}, f"no panel asks for {name}"
 

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from harness.metrics.catalogue import CATALOGUE, Level
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
 from harness.metrics.quality import TOP_BOUND_S, Severity, judge
 from harness.metrics.rows import Row
 from harness.metrics.tick import NO_REQUESTS
@@ -37,7 +37,7 @@ def series_of(name):
 def good_columns():
     """Values by metric and series; None with a reason is a tuple."""
     columns = {}
-    for name in CATALOGUE:
+    for name in STANDARD:
         for series in series_of(name):
             if name == "total_count":
                 columns[name, series] = [500.0 * k * (REPLICAS if series == "all" else 1) for k in range(ROWS)]
@@ -58,7 +58,7 @@ def judged(tmp_path):
             change(columns)
         folder = tmp_path / str(next(numbers))
         with ExperimentWriter(
-            folder, workload="resnet50", replicas=REPLICAS, metrics=list(CATALOGUE), start_s=START_S, step_s=STEP_S
+            folder, workload="resnet50", replicas=REPLICAS, metrics=list(STANDARD), start_s=START_S, step_s=STEP_S
         ) as writer:
             for k in range(ROWS):
                 writer.write(

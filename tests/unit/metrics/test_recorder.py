@@ -1,3 +1,4 @@
+import dataclasses
 import threading
 
 import numpy as np
@@ -5,8 +6,8 @@ import pytest
 
 from harness.clock import SimulatedClock
 from harness.errors import StorageError, UsageError
-from harness.metrics.catalogue import CATALOGUE, Source, select
-from harness.metrics.exposition import ReplicaSample
+from harness.metrics.catalogue import STANDARD, Source, select
+from harness.metrics.exposition import ReplicaParser, ReplicaSample
 from harness.metrics.fakes import (
     BOUNDS,
     FakeGpus,
@@ -20,7 +21,7 @@ from harness.metrics.fakes import (
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import ProcessUsage
-from harness.metrics.tick import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, TOO_FEW
+from harness.metrics.tick import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
 
 START_S = 1_800_000_000.0
 WINDOW_SCRAPES = 4
@@ -78,7 +79,7 @@ def test_every_series_has_every_row_on_the_grid():
     grid = [START_S + k for k in range(6)]
     for metric, name in series:
         assert [row.timestamp_s for row in sink.series(metric, name)] == grid
-    assert {metric for metric, _ in series} == set(CATALOGUE)
+    assert {metric for metric, _ in series} == set(STANDARD)
     assert (summary.rows, summary.start_s, summary.end_s, summary.stopped) == (6, START_S, START_S + 5, False)
 
 
@@ -312,3 +313,90 @@ def test_a_sample_is_what_a_replica_would_say():
     assert isinstance(found, ReplicaSample)
     assert found.counters[:3].tolist() == pytest.approx([3, 0.2035, 3])
     assert found.counters[3:].tolist() == [1, 1, 2, 2, 2, 2, 2, 3]
+
+
+def page(scrape, **families):
+    """What a replica would say at a scrape: ten requests a second, and families that grow by so much a second.
+
+    A tuple is a histogram with the bounds 0.1 and 0.5: so many observations a second in each of its three buckets.
+    """
+    count = scrape + 100
+    lines = [f"inference_requests_total {10 * count}"]
+    families = {"inference_latency_seconds": (0, 10, 0)} | families
+    for name, growth in families.items():
+        if not isinstance(growth, tuple):
+            lines.append(f"{name} {growth * count}")
+            continue
+        cumulative = (np.cumsum(growth) * count).tolist()
+        bounds = ("0.1", "0.5", "+Inf")
+        lines += [f'{name}_bucket{{le="{bound}"}} {n}' for bound, n in zip(bounds, cumulative, strict=True)]
+        lines += [f"{name}_sum 0", f"{name}_count {cumulative[-1]}"]
+    return ReplicaParser().parse("\n".join(lines))
+
+
+OWN = ["throughput", "ttft_p50", "tokens_per_second", "active_share"]
+TTFT = "inference_time_to_first_token_seconds"
+
+
+def test_what_a_workload_publishes_of_its_own_is_recorded_for_each_replica_and_for_the_pool():
+    growth = [
+        {TTFT: (4, 0, 0), "inference_tokens_total": 100},
+        {TTFT: (0, 4, 0), "inference_tokens_total": 50},
+    ]
+    _, sink = record(lambda replica, scrape: page(scrape, **growth[replica]), metrics=OWN)
+    assert values(sink, "tokens_per_second", "replica-1") == pytest.approx([50.0] * 6)
+    assert values(sink, "tokens_per_second", "all") == pytest.approx([150.0] * 6)
+    assert values(sink, "ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
+    assert values(sink, "ttft_p50", "replica-1") == pytest.approx([0.3] * 6)
+    assert values(sink, "ttft_p50", "all") == pytest.approx([0.1] * 6)
+    assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6)
+
+
+def test_what_a_workload_does_not_publish_has_the_reason_and_is_not_in_the_pool():
+    growth = [{"inference_tokens_total": 100}, {}]
+    _, sink = record(lambda replica, scrape: page(scrape, **growth[replica]), metrics=OWN)
+    assert values(sink, "tokens_per_second", "all") == pytest.approx([100.0] * 6)
+    assert set(reasons(sink, "tokens_per_second", "replica-1")) == {
+        "the workload does not publish inference_tokens_total"
+    }
+    assert set(reasons(sink, "ttft_p50", "all")) == {f"the workload does not publish {TTFT}"}
+    assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6), "different families pool what they share"
+
+
+def test_a_share_of_the_pool_is_of_the_summed_times():
+    growth = [
+        {"inference_active_seconds_total": 0.25, "inference_idle_seconds_total": 0.75},
+        {"inference_active_seconds_total": 1.0, "inference_idle_seconds_total": 0.0},
+    ]
+    _, sink = record(lambda replica, scrape: page(scrape, **growth[replica]), metrics=OWN)
+    assert values(sink, "active_share", "replica-0") == pytest.approx([25.0] * 6)
+    assert values(sink, "active_share", "replica-1") == pytest.approx([100.0] * 6)
+    assert values(sink, "active_share", "all") == pytest.approx([62.5] * 6)
+
+
+def test_a_share_of_no_time_is_missing():
+    still = {"inference_active_seconds_total": 0, "inference_idle_seconds_total": 0}
+    _, sink = record(lambda _, scrape: page(scrape, **still), metrics=OWN)
+    assert set(reasons(sink, "active_share", "all")) == {NO_TIME}
+
+
+def test_a_replica_that_begins_to_publish_starts_a_new_window():
+    begins = WINDOW_SCRAPES + 2
+    _, sink = record(
+        lambda _, scrape: page(scrape, **({"inference_tokens_total": 7} if scrape >= begins else {})),
+        metrics=OWN,
+        rows=10,
+    )
+    assert values(sink, "tokens_per_second", "all")[-1] == pytest.approx(14.0)
+    assert TOO_FEW in reasons(sink, "tokens_per_second", "all")
+
+
+def test_histograms_of_different_buckets_are_not_pooled():
+    def script(replica, scrape):
+        sample = page(scrape, **{TTFT: (4, 0, 0)})
+        other = {TTFT: dataclasses.replace(sample.families[TTFT], bounds=(0.1, 0.7, float("inf")))}
+        return dataclasses.replace(sample, families=other) if replica else sample
+
+    _, sink = record(script, metrics=OWN)
+    assert set(reasons(sink, "ttft_p50", "all")) == {MIXED_BUCKETS}
+    assert values(sink, "ttft_p50", "replica-0") == pytest.approx([0.05] * 6)

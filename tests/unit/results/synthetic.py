@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
 from harness.results.latencies import RECORD
@@ -22,7 +22,7 @@ from harness.results.layout import attempt_folder, iso, replica_folder, replica_
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.spec import CampaignSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 
-METRICS = tuple(CATALOGUE)
+METRICS = tuple(STANDARD)
 GPU_METRICS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
 SERVICE_S = {"resnet50": 0.0057, "distilbert": 0.0034, "whisper": 0.12}
 CAPACITY = 2.1
