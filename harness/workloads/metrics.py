@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Protocol
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -33,6 +34,18 @@ def _bucket_bounds_ns() -> tuple[int, ...]:
 BUCKET_BOUNDS_NS = _bucket_bounds_ns()
 
 
+class Renderable(Protocol):
+    """What a workload publishes of its own; see ``harness.workloads.families``."""
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        ...
+
+    def render(self) -> str:
+        """Return its lines, each ended."""
+        ...
+
+
 class RequestMetrics:
     """Latency histogram, request counter and queue depth of one replica.
 
@@ -48,6 +61,16 @@ class RequestMetrics:
         self._counts = [0] * (len(BUCKET_BOUNDS_NS) + 1)
         self._lock = threading.Lock()
         self._info = _info_lines(info or {})
+        self._families: Sequence[Renderable] = ()
+
+    def publish(self, families: Sequence[Renderable]) -> None:
+        """Publish what the workload has of its own, too."""
+        self._families = families
+
+    def forget_warm_up(self) -> None:
+        """Let the workload's own families count from now on."""
+        for family in self._families:
+            family.reset()
 
     def set_info(self, info: Mapping[str, str]) -> None:
         """Publish ``inference_info`` with these labels."""
@@ -68,41 +91,47 @@ class RequestMetrics:
             latency_sum_ns, inputs, requests = self._latency_sum_ns, self._inputs, self.requests
         lines = [_HISTOGRAM_HEAD]
         lines += [f"{prefix}{count}" for prefix, count in zip(_BUCKET_PREFIXES, accumulate(counts), strict=True)]
+        own = "".join(family.render() for family in self._families)
         lines.append(
-            f"inference_latency_seconds_sum {_seconds(latency_sum_ns)}\n"
+            f"inference_latency_seconds_sum {seconds(latency_sum_ns)}\n"
             f"inference_latency_seconds_count {requests}\n"
             f"{_REQUESTS_HEAD}inference_requests_total {requests}\n"
             f"{_INPUTS_HEAD}inference_inputs_total {inputs}\n"
             f"{_QUEUE_HEAD}inference_queue_depth {self.in_flight}\n"
-            f"{self._info}"
+            f"{own}{self._info}"
         )
         return "\n".join(lines).encode()
 
 
-def _head(name: str, kind: str, text: str) -> str:
+def head(name: str, kind: str, text: str) -> str:
+    """Return the two lines that come before a metric's samples."""
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
 
-def _seconds(duration_ns: int) -> str:
+def seconds(duration_ns: int) -> str:
+    """Return nanoseconds as seconds, exactly."""
     return f"{duration_ns // 1_000_000_000}.{duration_ns % 1_000_000_000:09d}"
+
+
+def bucket_prefixes(histogram: str) -> tuple[str, ...]:
+    """Return every bucket's line up to its count, the last one +Inf."""
+    bounds = (*(repr(bound_ns / 1e9) for bound_ns in BUCKET_BOUNDS_NS), "+Inf")
+    return tuple(f'{histogram}_bucket{{le="{bound}"}} ' for bound in bounds)
 
 
 def _info_lines(labels: Mapping[str, str]) -> str:
     pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    return f"{_head('inference_info', 'gauge', 'What this replica runs.')}inference_info{{{pairs}}} 1\n"
+    return f"{head('inference_info', 'gauge', 'What this replica runs.')}inference_info{{{pairs}}} 1\n"
 
 
 def _escaped(value: str) -> str:
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
-_HISTOGRAM_HEAD = _head(
+_HISTOGRAM_HEAD = head(
     "inference_latency_seconds", "histogram", "Time from a request's start until its result is on the host."
 ).rstrip("\n")
-_REQUESTS_HEAD = _head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
-_INPUTS_HEAD = _head("inference_inputs_total", "counter", "Inputs served: requests times batch size.")
-_QUEUE_HEAD = _head("inference_queue_depth", "gauge", "Requests in flight: 1 while one runs, else 0.")
-_BUCKET_PREFIXES = tuple(
-    f'inference_latency_seconds_bucket{{le="{bound}"}} '
-    for bound in (*(repr(bound_ns / 1e9) for bound_ns in BUCKET_BOUNDS_NS), "+Inf")
-)
+_REQUESTS_HEAD = head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
+_INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served: requests times batch size.")
+_QUEUE_HEAD = head("inference_queue_depth", "gauge", "Requests in flight: 1 while one runs, else 0.")
+_BUCKET_PREFIXES = bucket_prefixes("inference_latency_seconds")

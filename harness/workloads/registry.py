@@ -22,8 +22,10 @@ BUILTIN = {
 class Workload(Protocol):
     """What a replica runs.
 
-    Three more methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
-    device_name, parameters, ...), ``serving()``, a context that is entered once around all requests, and
+    More methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
+    device_name, parameters, ...); ``outcome() -> dict``, facts for it about what was served; ``published()``, what
+    ``/metrics`` shows besides (see ``harness.workloads.families``); ``think_s() -> float``, a pause before the next
+    request, which is not latency; ``serving()``, a context that is entered once around all requests; and
     ``close()``, after the last request.
     """
 

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from harness.workloads import errors, registry
 from harness.workloads.drain import DEADLINE_S, RequestAbandoned, SignalWatcher
@@ -23,6 +24,7 @@ from harness.workloads.settings import Settings, from_environment
 from harness.workloads.status import ReplicaStatus
 
 LOG_NAME = "latencies.bin"
+T = TypeVar("T")
 
 
 def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
@@ -51,6 +53,7 @@ class Replica:
         self._watcher = watcher
         self._metrics = RequestMetrics()
         self._log: LatencyLog | None = None
+        self._outcome: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
         self._told_to_stop = threading.Event()
@@ -63,6 +66,8 @@ class Replica:
         self._enter("loading", port=server.port)
         workload = registry.load(self._settings)
         self._describe(workload)
+        self._outcome = getattr(workload, "outcome", dict)
+        self._metrics.publish(_asked(workload, "published", ()))
         with _serving(workload):
             self._warm_up_and_serve(workload)
         self._linger()
@@ -125,6 +130,7 @@ class Replica:
         # What loading left behind lives as long as the process: let no collection walk it again.
         gc.collect()
         gc.freeze()
+        self._metrics.forget_warm_up()
         self._enter("serving")
         limit = _timer(self._settings.run_s, self._stopping.set)
         try:
@@ -135,6 +141,7 @@ class Replica:
         finally:
             limit.cancel()
             self._metrics.in_flight = 0
+            self._status.update(**self._outcome())
             if self._log:
                 self._log.close()
 
@@ -154,15 +161,14 @@ class Replica:
         return self._metrics.in_flight > 0
 
     def _describe(self, workload: Workload) -> None:
-        describe: Callable[[], dict[str, object]] | None = getattr(workload, "describe", None)
-        self._status.update(**(describe() if describe else {}))
+        self._status.update(**_asked(workload, "describe", {}))
         labels = ("workload", "precision", "execution", "batch_size", "device")
         self._metrics.set_info({label: self._status.fact(label) for label in labels})
 
     def _serve(self, workload: Workload) -> None:
         """Serve request after request: the loop that is measured, so nothing here that need not be."""
         infer, metrics, log = workload.infer, self._metrics, self._log
-        stopping, pause_s, now_ns = self._stopping, self._settings.inference_sleep_s, time.perf_counter_ns
+        stopping, pause_s, now_ns = self._stopping, _pause(self._settings, workload), time.perf_counter_ns
         # Anchored once: a step of the wall clock in mid-run must not reorder requests.
         epoch_ns = time.time_ns() - now_ns()
         while not stopping.is_set():
@@ -174,13 +180,11 @@ class Replica:
             metrics.observe(latency_ns, inputs if type(inputs) is int else _checked(inputs, workload))
             if log is not None:
                 log.append(epoch_ns + start_ns, latency_ns)
-            if pause_s:
-                stopping.wait(pause_s)
+            if pause_s is not None:
+                stopping.wait(pause_s())
 
     def _close(self, workload: Workload) -> None:
-        close: Callable[[], None] | None = getattr(workload, "close", None)
-        if close:
-            close()
+        _asked(workload, "close", None)
         self._status.update(phase="stopped")
         self._watcher.drained.set()
         _say(f"stopped after {self._metrics.requests} requests")
@@ -195,7 +199,7 @@ class Replica:
         return Response(200 if ready else 503, body, "application/json")
 
     def _answer_status(self) -> Response:
-        return Response(200, self._status.render(), "application/json")
+        return Response(200, self._status.render(**self._outcome()), "application/json")
 
     def _answer_latencies(self) -> Response:
         if self._log is None:
@@ -220,9 +224,23 @@ def _timer(duration_s: float | None, action: Callable[[], None]) -> threading.Ti
     return timer
 
 
+def _asked(workload: Workload, method: str, otherwise: T) -> T:
+    """Return what an optional method of the workload returns."""
+    ask: Callable[[], T] | None = getattr(workload, method, None)
+    return ask() if ask else otherwise
+
+
+def _pause(settings: Settings, workload: Workload) -> Callable[[], float] | None:
+    """Return what tells the pause after a request, in seconds; None: there is none."""
+    think_s: Callable[[], float] | None = getattr(workload, "think_s", None)
+    sleep_s = settings.inference_sleep_s
+    if think_s is None:
+        return (lambda: sleep_s) if sleep_s else None
+    return lambda: sleep_s + think_s()
+
+
 def _serving(workload: Workload) -> contextlib.AbstractContextManager[object]:
-    enter: Callable[[], contextlib.AbstractContextManager[object]] | None = getattr(workload, "serving", None)
-    return enter() if enter else contextlib.nullcontext()
+    return _asked(workload, "serving", contextlib.nullcontext())
 
 
 def _checked(inputs: object, workload: Workload) -> int:

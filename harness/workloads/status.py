@@ -53,10 +53,10 @@ class ReplicaStatus:
         value = self._facts.get(name)
         return "" if value is None else str(value)
 
-    def render(self) -> bytes:
-        """Return all facts as the file has them."""
+    def render(self, **more: object) -> bytes:
+        """Return all facts as the file has them, and ``more``."""
         with self._lock:
-            return json.dumps(self._facts, indent=1).encode() + b"\n"
+            return json.dumps(self._facts | more, indent=1).encode() + b"\n"
 
     def update(self, **facts: object) -> None:
         """Change facts and write the file. Raises OSError."""

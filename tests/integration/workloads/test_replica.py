@@ -237,6 +237,47 @@ def test_the_example_of_the_documentation_runs_as_it_says(start):
     assert replica.stop()[0] == 0
 
 
+SESSION = """
+from harness.workloads.families import Activity, Counter
+import time
+class Session:
+    name, served = "session", 0
+    def __init__(self):
+        self.activity = Activity()
+        self.words = Counter("inference_words_total", "Words.")
+    def infer(self):
+        self.served += 1
+        self.activity.enter("active")
+        time.sleep(0.01)
+        self.activity.enter("idle")
+        self.words.add(7)
+        return 1
+    def published(self):
+        return (self.activity, self.words)
+    def outcome(self):
+        return {"words": self.words.count}
+    def think_s(self):
+        return 60 if self.served == 15 else 0.02
+def make(settings):
+    return Session()
+"""
+
+
+def test_thinking_is_no_latency_and_what_a_workload_publishes_begins_after_the_warm_up(start):
+    replica = start(SESSION, WARMUP_REQUESTS="5")
+    replica.wait_until_ready()
+    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] == 10)
+    metrics = replica.metrics()
+    assert metrics["inference_words_total"] == 70
+    assert metrics["inference_latency_seconds_sum"] == pytest.approx(metrics["inference_active_seconds_total"], rel=0.1)
+    assert metrics["inference_idle_seconds_total"] >= 9 * 0.02
+    assert replica.metrics()["inference_idle_seconds_total"] > metrics["inference_idle_seconds_total"]
+    assert json.loads(replica.get("/status")[1])["words"] == 70
+    code, took_s = replica.stop()
+    assert (code, replica.status["words"]) == (0, 70)
+    assert took_s < 2.0, "a signal ends the thinking"
+
+
 @pytest.mark.parametrize("workload", ["resnet50", "distilbert", "whisper"])
 def test_built_in_workloads_serve(start, workload):
     replica = start(WORKLOAD=workload, WORKLOAD_OPTIONS=TINY, BATCH_SIZE="2", PRECISION="bf16")
