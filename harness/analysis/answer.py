@@ -22,16 +22,22 @@ CLOSED_LOOP = (
 
 
 def answers(analysis: CampaignAnalysis) -> list[str]:
-    """What the campaign found, one sentence or two per workload and sharing mode."""
-    groups: dict[tuple[str, str], list[Cell]] = {}
+    """What the campaign found, one sentence or two per workload, sharing mode and condition."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in analysis.cells:
         if "throughput" in cell.estimates:
-            groups.setdefault(cell.key[:2], []).append(cell)
+            groups.setdefault(cell.key.curve, []).append(cell)
     several = len({cell.sharing for cell in analysis.cells}) > 1
     return [
-        _answer(f"{workload} under {sharing}" if several else workload, sorted(cells, key=lambda cell: cell.replicas))
-        for (workload, sharing), cells in groups.items()
+        _answer(_label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
+        for cells in groups.values()
     ]
+
+
+def _label(cell: Cell, *, several_modes: bool) -> str:
+    mode = f" under {cell.sharing}" if several_modes else ""
+    condition = f" ({cell.condition})" if cell.condition else ""
+    return f"{cell.workload}{mode}{condition}"
 
 
 def _answer(label: str, cells: Sequence[Cell]) -> str:
@@ -141,7 +147,7 @@ def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
 
 def _restless(analysis: CampaignAnalysis) -> list[str]:
     restless = [
-        f"{cell.workload} r{cell.replicas} ({100 * estimate.cv:.0f} %)"
+        f"{_cells([cell])} ({100 * estimate.cv:.0f} %)"
         for cell in analysis.cells
         if (estimate := cell.estimates.get("throughput")) and estimate.cv and estimate.cv > UNSTEADY_CV
     ]
@@ -222,4 +228,4 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
 
 
 def _cells(cells: Sequence[Cell]) -> str:
-    return ", ".join(f"{cell.workload} r{cell.replicas}" for cell in cells)
+    return ", ".join(f"{cell.workload} r{cell.replicas} {cell.condition}".rstrip() for cell in cells)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.analysis.measures import MEASURES, Measured, measure
 from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
@@ -13,10 +14,21 @@ from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec
+from harness.spec import CampaignSpec, CellSpec
 
-Key = tuple[str, str, int]
-"""Workload, sharing mode, replicas."""
+
+class Key(NamedTuple):
+    """What the repeats of one cell have in common; the condition is empty where the campaign names none."""
+
+    workload: str
+    sharing: str
+    replicas: int
+    condition: str = ""
+
+    @property
+    def curve(self) -> tuple[str, str, str]:
+        """What a curve over replicas has in common: workload, sharing mode, condition."""
+        return self.workload, self.sharing, self.condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +54,7 @@ class Experiment:
     def key(self) -> Key:
         """The cell it belongs to."""
         spec = self.data.manifest.experiment
-        return spec.workload.name, spec.sharing.value, spec.replicas
+        return Key(spec.workload.name, spec.sharing.value, spec.replicas, spec.condition_name)
 
     @property
     def status(self) -> Status:
@@ -57,7 +69,7 @@ class Experiment:
 
 @dataclass(slots=True)
 class Cell:
-    """One workload, sharing mode and replica count, over its repeats.
+    """One workload, sharing mode, replica count and condition, over its repeats.
 
     Attributes:
         key: which.
@@ -80,17 +92,22 @@ class Cell:
     @property
     def workload(self) -> str:
         """Its workload's name."""
-        return self.key[0]
+        return self.key.workload
 
     @property
     def sharing(self) -> str:
         """Its sharing mode."""
-        return self.key[1]
+        return self.key.sharing
 
     @property
     def replicas(self) -> int:
         """Its number of replicas."""
-        return self.key[2]
+        return self.key.replicas
+
+    @property
+    def condition(self) -> str:
+        """Its condition; empty where the campaign names none."""
+        return self.key.condition
 
     @property
     def used(self) -> list[Experiment]:
@@ -215,7 +232,7 @@ def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list
         planned = sorted(
             spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
         )
-        keys = [(workload.name, sharing.value, replicas) for workload, sharing, replicas in planned]
+        keys = [_key(cell) for cell in planned]
     keys += sorted({experiment.key for experiment in experiments} - set(keys))
     cells = []
     for key in keys:
@@ -224,6 +241,11 @@ def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list
         _average(cell)
         cells.append(cell)
     return cells
+
+
+def _key(cell: CellSpec) -> Key:
+    condition = cell.condition.name if cell.condition else ""
+    return Key(cell.workload.name, cell.sharing.value, cell.replicas, condition)
 
 
 def _average(cell: Cell) -> None:
@@ -238,9 +260,9 @@ def _average(cell: Cell) -> None:
 
 def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
     """Speed-up and efficiency of each cell against the cell of one replica."""
-    singles = {cell.key[:2]: cell for cell in cells if cell.replicas == 1}
+    singles = {cell.key.curve: cell for cell in cells if cell.replicas == 1}
     for cell in cells:
-        single = singles.get(cell.key[:2])
+        single = singles.get(cell.key.curve)
         own = cell.figures("throughput")
         alone = single.figures("throughput") if single else []
         try:
@@ -275,9 +297,5 @@ def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str]) -> list
     if spec is None:
         return []
     stories = last_steps(folder)
-    names = [
-        f"{workload.name}_r{replicas}_{sharing.value}_rep{repeat}"
-        for workload, sharing, replicas in spec.cells()
-        for repeat in range(1, spec.repeats + 1)
-    ]
+    names = [cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.repeats + 1)]
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

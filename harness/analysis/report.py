@@ -128,6 +128,7 @@ def _content(
         "run_command": _run_command(analysis),
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
+        "has_conditions": any(cell.condition for cell in analysis.cells),
         "version": harness.__version__,
     }
 

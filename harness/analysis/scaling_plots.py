@@ -121,11 +121,12 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
 
 
 def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
-    """Cells of one line, by its label: the workload, and the sharing mode where there are several."""
+    """Cells of one line, by its label: the workload, the sharing mode where there are several, and the condition."""
     several = len({cell.sharing for cell in analysis.cells}) > 1
     groups: dict[str, list[Cell]] = {}
     for cell in sorted(analysis.cells, key=lambda cell: (analysis.workloads().index(cell.workload), cell.replicas)):
-        label = f"{cell.workload}, {cell.sharing}" if several else cell.workload
+        parts = [cell.workload, cell.sharing if several else "", cell.condition]
+        label = ", ".join(part for part in parts if part)
         groups.setdefault(label, []).append(cell)
     return groups
 

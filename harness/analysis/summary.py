@@ -27,6 +27,7 @@ COLUMNS = (
     "runs",
     "verdict",
     "reason",
+    "condition",
 )
 
 
@@ -37,12 +38,14 @@ def to_csv(analysis: CampaignAnalysis) -> str:
     writer.writerow(COLUMNS)
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
-            head = (cell.workload, cell.sharing, cell.replicas, name, unit)
+            head, condition = (cell.workload, cell.sharing, cell.replicas, name, unit), cell.condition
             if estimate is None:
-                writer.writerow((*head, "", "", "", "", 0, cell.badge, cell.absent.get(name, "no run can be used")))
+                writer.writerow(
+                    (*head, "", "", "", "", 0, cell.badge, cell.absent.get(name, "no run can be used"), condition)
+                )
                 continue
             numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
-            writer.writerow((*head, *map(_cell, numbers), estimate.n, cell.badge, estimate.note))
+            writer.writerow((*head, *map(_cell, numbers), estimate.n, cell.badge, estimate.note, condition))
     return text.getvalue()
 
 
@@ -71,6 +74,7 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
         "workload": cell.workload,
         "sharing": cell.sharing,
         "replicas": cell.replicas,
+        "condition": cell.condition,
         "verdict": cell.badge,
         "runs": [experiment.name for experiment in cell.used],
         "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.metrics.catalogue import select
-from harness.spec import CampaignSpec, ExperimentSpec, MetricSelection, Order, Sharing, WorkloadSpec
+from harness.spec import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).
@@ -37,14 +38,15 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     """The experiments in the order they run.
 
     ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then
-    the next, ``random`` shuffles within each repeat from the campaign's seed. Raises UsageError for a
-    metric that the catalogue does not have.
+    the next, ``random`` shuffles within each repeat from the campaign's seed. The conditions of a cell
+    are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
+    whatever drifts hits all of them alike. Raises UsageError for a metric that the catalogue does not have.
     """
-    metrics = [metric.name for metric in select("all" if isinstance(spec.metrics, MetricSelection) else spec.metrics)]
-    cells = spec.cells()
+    wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
+    groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]
 
-    def one(cell: tuple[WorkloadSpec, Sharing, int], repeat: int) -> ExperimentSpec:
-        workload, sharing, replicas = cell
+    def one(cell: CellSpec, repeat: int) -> ExperimentSpec:
+        workload, sharing, replicas, condition = cell
         return ExperimentSpec.model_validate(
             {
                 "workload": workload,
@@ -54,21 +56,24 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
                 "replicas": replicas,
                 "repeat": repeat,
                 "timing": spec.timing,
-                "metrics": metrics,
+                "metrics": [metric.name for metric in select(wanted, workload=workload.target)],
                 "limits": spec.limits,
+                "condition": condition,
             }
         )
 
     repeats = range(1, spec.repeats + 1)
     if spec.order is Order.LISTED:
-        return [one(cell, repeat) for cell in cells for repeat in repeats]
+        return [one(cell, repeat) for cells in groups for repeat in repeats for cell in cells]
     shuffle = random.Random(spec.seed)  # noqa: S311 - an order to repeat, not a secret
     experiments = []
     for repeat in repeats:
-        order = list(cells)
+        order = [list(cells) for cells in groups]
         if spec.order is Order.RANDOM:
             shuffle.shuffle(order)
-        experiments += [one(cell, repeat) for cell in order]
+            for cells in order:
+                shuffle.shuffle(cells)
+        experiments += [one(cell, repeat) for cells in order for cell in cells]
     return experiments
 
 
@@ -88,11 +93,12 @@ def estimate(experiments: Sequence[ExperimentSpec]) -> Estimate:
 
 def _disk_bytes(experiment: ExperimentSpec) -> int:
     timing = experiment.timing
-    series = experiment.replicas + NODE_AND_DEVICE_SERIES
+    processes = experiment.cell.processes
+    series = processes + len(experiment.neighbours) + NODE_AND_DEVICE_SERIES
     rows = timing.rows * series * len(experiment.metrics) * BYTES_PER_ROW
     telemetry = timing.record_s / timing.telemetry_interval_s * BYTES_PER_TELEMETRY_ROW
     busy_s = timing.stabilise_s + timing.record_s
-    requests = busy_s * ASSUMED_REQUESTS_PER_S * experiment.replicas * BYTES_PER_REQUEST
+    requests = busy_s * ASSUMED_REQUESTS_PER_S * processes * BYTES_PER_REQUEST
     return round(FIXED_BYTES + rows + telemetry + requests)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from harness.cli import output
+
+if TYPE_CHECKING:
+    from harness.analysis.campaign import Key
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -110,9 +113,8 @@ def compare(
         output.result(f"only in {found.b}: {_cell(key)}")
 
 
-def _cell(key: tuple[str, str, int]) -> str:
-    workload, sharing, replicas = key
-    return f"{workload} r{replicas} {sharing}"
+def _cell(key: Key) -> str:
+    return f"{key.workload} r{key.replicas} {key.sharing} {key.condition}".rstrip()
 
 
 def export(

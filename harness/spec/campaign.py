@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
 from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.workload import WorkloadSpec
 
-MAX_REPLICAS = 256
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
-
-Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 
 
 class Order(StrEnum):
@@ -116,6 +114,25 @@ class MetricSelection(StrEnum):
     ALL = "all"
 
 
+class CellSpec(NamedTuple):
+    """One cell of the matrix: what is measured, and under which condition; None where the campaign names none."""
+
+    workload: WorkloadSpec
+    sharing: Sharing
+    replicas: int
+    condition: ConditionSpec | None = None
+
+    def experiment_id(self, repeat: int) -> str:
+        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with the condition's name before ``rep``."""
+        condition = f"{self.condition.name}_" if self.condition else ""
+        return f"{self.workload.name}_r{self.replicas}_{self.sharing.value}_{condition}rep{repeat}"
+
+    @property
+    def processes(self) -> int:
+        """Replicas that share the machine, the neighbours' among them."""
+        return self.replicas + (self.condition.neighbour_replicas if self.condition else 0)
+
+
 class CampaignSpec(StrictModel):
     """One campaign file."""
 
@@ -142,6 +159,18 @@ class CampaignSpec(StrictModel):
     mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
     workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
+    conditions: list[ConditionSpec] = Field(
+        default_factory=list,
+        description="Conditions to compare, the first being what the others are held against; [] is one without a name. "
+        "E.g. [{name: alone}, {name: beside, neighbours: [{workload: {name: whisper}, replicas: 2}]}, "
+        "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}].",
+    )
+    overhead_limit_percent: float = Field(
+        default=5.0,
+        gt=0,
+        le=1000,
+        description="Overhead that a condition may have against the first one, percent; the report says whether it is kept.",
+    )
     repeats: int = Field(
         default=1, ge=1, le=100, description="How often every experiment is run; 3 or more give intervals."
     )
@@ -172,19 +201,17 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
             )
-        if Sharing.EXCLUSIVE in self.sharing and min(self.replicas) > self.gpus:
+        if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
             raise ValueError(
                 f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
             )
         return self
 
-    def cells(self) -> list[tuple[WorkloadSpec, Sharing, int]]:
-        """The matrix as listed: workload, sharing mode, replicas; without exclusive where replicas outnumber GPUs."""
-        return [
-            (workload, sharing, replicas)
-            for workload, sharing, replicas in itertools.product(self.workloads, self.sharing, self.replicas)
-            if sharing is not Sharing.EXCLUSIVE or replicas <= self.gpus
-        ]
+    def cells(self) -> list[CellSpec]:
+        """The matrix as listed, the conditions of a cell in a row; without exclusive where replicas outnumber GPUs."""
+        conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
+        cells = itertools.starmap(CellSpec, itertools.product(self.workloads, self.sharing, self.replicas, conditions))
+        return [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus]
 
     @field_validator("replicas", "sharing")
     @classmethod
@@ -192,6 +219,15 @@ class CampaignSpec(StrictModel):
         if len(set(values)) != len(values):
             raise ValueError("the same value is listed twice; use `repeats` to run an experiment more than once.")
         return values
+
+    @field_validator("conditions")
+    @classmethod
+    def _unique_conditions(cls, conditions: list[ConditionSpec]) -> list[ConditionSpec]:
+        names = [condition.name for condition in conditions]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two conditions are called {twice!r}: their experiments could not be told apart.")
+        return conditions
 
     @field_validator("workloads")
     @classmethod
@@ -217,8 +253,24 @@ class ExperimentSpec(StrictModel):
     timing: Timing
     metrics: list[str]
     limits: Limits
+    condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
+
+    @property
+    def cell(self) -> CellSpec:
+        """The cell that this is a repeat of."""
+        return CellSpec(self.workload, self.sharing, self.replicas, self.condition)
 
     @property
     def experiment_id(self) -> str:
         """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
-        return f"{self.workload.name}_r{self.replicas}_{self.sharing.value}_rep{self.repeat}"
+        return self.cell.experiment_id(self.repeat)
+
+    @property
+    def condition_name(self) -> str:
+        """Name of the condition; empty where the campaign names none."""
+        return self.condition.name if self.condition else ""
+
+    @property
+    def neighbours(self) -> list[NeighbourSpec]:
+        """What runs beside the measured replicas."""
+        return self.condition.neighbours if self.condition else []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, Key, analyse
 from harness.analysis.compare import compare
 from harness.analysis.load import LoadState
 from harness.errors import ResultsPathError
@@ -248,8 +248,8 @@ def test_no_campaign_is_a_clear_error(tmp_path: Path) -> None:
 def test_compare_says_no_difference_when_there_is_none(folder: Path, tmp_path: Path) -> None:
     other = write_campaign(tmp_path / "again", replicas=[1], repeats=3, shape=Shape(record_s=20, noise=0.005, seed=5))
     found = compare(folder, other)
-    assert {line.key for line in found.lines} == {("resnet50", "time-slicing", 1)}
-    assert found.only_a == [("resnet50", "time-slicing", 3)]
+    assert {line.key for line in found.lines} == {Key("resnet50", "time-slicing", 1)}
+    assert found.only_a == [Key("resnet50", "time-slicing", 3)]
     assert not found.only_b
     assert not found.settings
     sentences = {line.measure: line.difference.sentence for line in found.lines}

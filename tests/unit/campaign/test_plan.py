@@ -5,7 +5,17 @@ import pytest
 from harness.campaign.plan import check_limits, estimate, expand
 from harness.campaign.source import read_source
 from harness.errors import UsageError
-from harness.spec import CampaignSpec, Limits, MpsSpec, Order, Sharing, WorkloadSpec
+from harness.spec import (
+    CampaignSpec,
+    ConditionSpec,
+    Limits,
+    MpsSpec,
+    NeighbourSpec,
+    Order,
+    Sharing,
+    Timing,
+    WorkloadSpec,
+)
 from tests.support.experiments import campaign
 
 
@@ -78,3 +88,48 @@ def test_exclusive_is_left_out_where_replicas_outnumber_the_gpus():
         (Sharing.EXCLUSIVE, 2, 2, None),
         *((Sharing.MPS, replicas, 2, MpsSpec(equal_share=True)) for replicas in (1, 2, 3)),
     ]
+
+
+ALONE = ConditionSpec(name="alone")
+BESIDE = ConditionSpec(
+    name="beside-two",
+    neighbours=[NeighbourSpec(workload=WorkloadSpec(name="other", factory="a:b"), replicas=2)],
+)
+
+
+def test_conditions_multiply_the_matrix_and_stand_in_the_ids():
+    spec = campaign(replicas=[1], repeats=2, conditions=[ALONE, BESIDE])
+
+    assert ids(spec) == [
+        "tiny_r1_time-slicing_alone_rep1",
+        "tiny_r1_time-slicing_beside-two_rep1",
+        "tiny_r1_time-slicing_alone_rep2",
+        "tiny_r1_time-slicing_beside-two_rep2",
+    ]
+    assert [cell.processes for cell in spec.cells()] == [1, 3]
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_the_conditions_of_a_cell_follow_each_other_within_each_repeat(order):
+    spec = campaign(replicas=[1, 2, 3], repeats=4, conditions=[ALONE, BESIDE], order=order, seed=3)
+    planned = [(each.replicas, each.repeat, each.condition_name) for each in expand(spec)]
+
+    pairs = list(zip(planned[::2], planned[1::2], strict=True))
+
+    assert all(one[:2] == other[:2] and one[2] != other[2] for one, other in pairs)
+    assert ({one[2] for one, _ in pairs} == {"alone", "beside-two"}) is (order is Order.RANDOM)
+
+
+def test_a_random_order_without_conditions_is_the_one_it_always_was():
+    """A campaign that was begun before must go on in its own order."""
+    names = ids(campaign(seed=1, repeats=2, replicas=[1, 2, 3, 4], order=Order.RANDOM))
+
+    assert [int(name[6]) for name in names] == [4, 1, 3, 2, 4, 2, 1, 3]
+
+
+def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():
+    spec = campaign(replicas=[1], conditions=[ALONE, BESIDE], sharing=[Sharing.EXCLUSIVE], gpus=1)
+
+    assert ids(spec) == ["tiny_r1_exclusive_alone_rep1"]
+    alone, beside = expand(campaign(replicas=[1], conditions=[ALONE, BESIDE], timing=Timing()))
+    assert estimate([beside]).disk_bytes > 2 * estimate([alone]).disk_bytes

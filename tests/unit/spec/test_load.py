@@ -18,6 +18,7 @@ workloads:
   - name: resnet50
 replicas: [1, 3]
 """
+CONDITIONS = GOOD + "conditions:\n  - name: alone\n"
 
 
 def faults(text):
@@ -84,6 +85,31 @@ def test_a_short_file_is_enough():
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    device: cpu\n    execution: cuda-graph"),
             "execution cuda-graph needs a GPU",
+        ),
+        (CONDITIONS + "  - name: Beside\n", "c.yaml:8: `conditions.1.name`: String should match pattern"),
+        (CONDITIONS + "  - name: alone\n", "two conditions are called 'alone'"),
+        (
+            CONDITIONS + "  - {name: b, neighbor: []}\n",
+            "unknown key `conditions.1.neighbor`; did you mean `neighbours`?",
+        ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: resnet5}}]}\n",
+            "c.yaml:8: `conditions.1.neighbours.0.workload`: unknown workload 'resnet5': did you mean resnet50?",
+        ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper}}, {workload: {name: whisper}}]}\n",
+            "two neighbours are called 'whisper': raise `replicas`",
+        ),
+        (CONDITIONS + "  - {name: b, layer: {}}\n", "a layer needs `prefix`, `environment` or `preload`"),
+        (CONDITIONS + "  - {name: b, layer: {prefix: ['']}}\n", "a word of the command is empty"),
+        (CONDITIONS + "  - {name: b, layer: {environment: {'A B': c}}}\n", "'A B' is no name of a variable"),
+        (
+            CONDITIONS + "  - {name: b, layer: {preload: a.so, environment: {LD_PRELOAD: b.so}}}\n",
+            "`preload` sets LD_PRELOAD: keep one of them",
+        ),
+        (
+            CONDITIONS + "overhead_limit_percent: 0\n",
+            "c.yaml:8: `overhead_limit_percent`: Input should be greater than 0",
         ),
         ("- 1\n- 2\n", "holds no campaign"),
         ("", "holds no campaign"),
