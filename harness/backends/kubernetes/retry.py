@@ -29,7 +29,7 @@ class Patience:
         self._begun_s = time.monotonic()
         self._limit_s = limit_s
         self._longest_s = longest_pause_s
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = min(FIRST_PAUSE_S, longest_pause_s)
         self.tries = 0
 
     @property
@@ -40,7 +40,7 @@ class Patience:
     def progress(self) -> None:
         """Something got through: begin anew."""
         self._begun_s = time.monotonic()
-        self._pause_s = FIRST_PAUSE_S
+        self._pause_s = min(FIRST_PAUSE_S, self._longest_s)
 
     def pause_s(self, headers: Mapping[str, str] | None = None) -> float | None:
         """How long to wait before the next try; None: it is over."""
