@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.signal import lfilter
 
 from harness.analysis.load import LoadState, load_state
 from harness.analysis.statistics import (
@@ -50,25 +51,28 @@ def test_the_t_interval_covers_the_truth_as_often_as_it_claims() -> None:
     assert 930 <= covered <= 970
 
 
-def test_batch_means_cover_an_autocorrelated_series_where_the_naive_interval_does_not() -> None:
+def autocorrelated(random: np.random.Generator, rows: int, correlation: float) -> list[float]:
+    """First-order autoregressive rows around 10, in their steady state from the first."""
+    shocks = random.normal(size=rows)
+    shocks[0] /= math.sqrt(1 - correlation**2)
+    return (10 + lfilter([1], [1, -correlation], shocks)).tolist()
+
+
+@pytest.mark.parametrize(("rows", "correlation"), [(721, 0.8), (121, 0.8), (61, 0.5), (721, 0.0)])
+def test_batch_means_cover_an_autocorrelated_series(rows: int, correlation: float) -> None:
     random = np.random.default_rng(11)
     covered = naive_covered = 0
-    for _ in range(300):
-        noise = random.normal(size=721)
-        series = np.empty(721)
-        state = 0.0
-        for index, shock in enumerate(noise):
-            state = 0.8 * state + shock
-            series[index] = 10 + state
-        batch, naive = batch_means(series.tolist()), t_interval(series.tolist())
+    for _ in range(1000):
+        series = autocorrelated(random, rows, correlation)
+        batch, naive = batch_means(series), t_interval(series)
         assert batch.low is not None
         assert batch.high is not None
         assert naive.low is not None
         assert naive.high is not None
         covered += batch.low <= 10 <= batch.high
         naive_covered += naive.low <= 10 <= naive.high
-    assert covered / 300 > 0.87
-    assert naive_covered / 300 < 0.6
+    assert 930 <= covered <= 970
+    assert naive_covered < 850 or not correlation  # The test can tell a bad interval from a good one.
 
 
 def test_batch_means_say_when_the_run_is_too_short_or_drifts() -> None:
@@ -77,6 +81,7 @@ def test_batch_means_say_when_the_run_is_too_short_or_drifts() -> None:
     assert "too few" in short.note
     drifting = batch_means([float(value) for value in range(721)])
     assert "wider" in drifting.note
+    assert batch_means([5.0] * 40).half_width == 0
     with pytest.raises(ValueError, match="at least one"):
         batch_means([])
 
