@@ -17,6 +17,7 @@ import numpy as np
 from harness.errors import MetricsError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, Kind, Level, Metric
 from harness.metrics.columns import ExperimentColumns, SeriesColumns, read_experiment
+from harness.metrics.rows import POOLED, neighbour_of, series_name
 from harness.metrics.steady import TOLERANCE, WINDOWS, steady_state
 from harness.metrics.tick import NO_REQUESTS
 
@@ -77,7 +78,12 @@ def judge(folder: Path, *, rows: int | None = None, requests: Mapping[str, int] 
         return [Finding(Severity.INVALID, "", error.message, error.advice)]
     return [
         *_grid(experiment, rows),
-        *(finding for name, series in experiment.metrics.items() for finding in _metric(CATALOGUE[name], series)),
+        *(
+            finding
+            for name, named in experiment.metrics.items()
+            for neighbour, series in _by_workload(named).items()
+            for finding in _metric(CATALOGUE[name], series, neighbour)
+        ),
         *_replicas(experiment),
         *_saturation(experiment),
         *_counts(experiment, requests or {}),
@@ -118,15 +124,24 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
             return
 
 
-def _metric(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Finding]:
-    """Missing values, bounds and zeros of one metric."""
+def _by_workload(named: Mapping[str, SeriesColumns]) -> dict[str, dict[str, SeriesColumns]]:
+    """The series of the measured replicas (and of devices and node) under "", then those of each neighbour."""
+    groups: dict[str, dict[str, SeriesColumns]] = {"": {}}
+    for name, series in named.items():
+        groups.setdefault(neighbour_of(name), {})[name] = series
+    return groups
+
+
+def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str) -> Iterator[Finding]:
+    """Missing values, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
         reason = _commonest(named.values())
-        severity = Severity.INVALID if metric.source in ESSENTIAL_SOURCES else Severity.INFO
         advice = (
             "Without it there is no result; mend the cause and run again." if metric.source in ESSENTIAL_SOURCES else ""
         )
-        yield Finding(severity, metric.name, f"{metric.name} has no value at all: {reason}.", advice)
+        whose = f"{metric.name} of the neighbour {neighbour}" if neighbour else metric.name
+        severity = _severity_of_none(metric, neighbour)
+        yield Finding(severity, metric.name, f"{whose} has no value at all: {reason}.", advice)
         return
     for name, series in named.items():
         missing = int(np.isnan(series.values).sum())
@@ -144,6 +159,13 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Find
         yield from _bounds(metric, name, series)
     if metric.nonzero_expected:
         yield from _zeros(metric, named)
+
+
+def _severity_of_none(metric: Metric, neighbour: str) -> Severity:
+    """Without its throughput or latency a measurement says nothing, and nobody knows what a neighbour did."""
+    if metric.source not in ESSENTIAL_SOURCES:
+        return Severity.INFO
+    return Severity.DEGRADED if neighbour else Severity.INVALID
 
 
 def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
@@ -188,17 +210,19 @@ def _replicas(experiment: ExperimentColumns) -> Iterator[Finding]:
     totals = experiment.metrics.get("total_count")
     if not totals:
         return
+    measured = [f"replica-{replica}" for replica in range(experiment.replicas)]
+    beside = [name for name in totals if neighbour_of(name) and series_name(POOLED, neighbour_of(name)) != name]
     idle, stopped = [], []
-    for replica in range(experiment.replicas):
-        series = totals.get(f"replica-{replica}")
+    for name in [*measured, *beside]:
+        series = totals.get(name)
         values = series.values if series is not None else np.empty(0)
         served = values[~np.isnan(values)]
         if not len(served) or served.max() == 0:
-            idle.append(f"replica-{replica}")
+            idle.append(name)
         elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
-            stopped.append(f"replica-{replica}")
+            stopped.append(name)
     advice = "Look at the replica's log; run the experiment again."
-    if len(idle) == experiment.replicas:
+    if set(measured) <= set(idle):
         yield Finding(Severity.INVALID, "total_count", "No replica served a single request while recording.", advice)
     elif idle:
         yield Finding(Severity.DEGRADED, "total_count", f"{', '.join(idle)} served no request while recording.", advice)

@@ -6,6 +6,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+POOLED = "all"
+"""The series over all measured replicas."""
+
+
+def series_name(name: str, neighbour: str = "") -> str:
+    """A series of the measured replicas under its own name, one of a neighbour after its workload: ``whisper/all``."""
+    return f"{neighbour}/{name}" if neighbour else name
+
+
+def neighbour_of(series: str) -> str:
+    """The neighbour's workload that a series belongs to; empty for the measured replicas, devices and the node."""
+    return series.rpartition("/")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -13,7 +26,8 @@ class Row:
 
     Attributes:
         metric: name in the catalogue, e.g. ``latency_p95``.
-        series: ``all`` (pooled over replicas), ``replica-0``..., ``gpu-0``..., or ``node``.
+        series: ``all`` (pooled over replicas), ``replica-0``..., the same after a neighbour's workload
+            (``whisper/all``), ``gpu-0``..., or ``node``.
         timestamp_s: grid time, seconds since the epoch; a whole multiple of the step.
         value: in the catalogue's unit, or None when it is missing.
         reason: why the value is missing; empty when it is not.

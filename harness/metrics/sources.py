@@ -13,6 +13,7 @@ from typing import Protocol
 
 from harness.metrics.catalogue import Source
 from harness.metrics.exposition import ReplicaSample
+from harness.metrics.rows import POOLED, series_name
 from harness.metrics.scrape import Missing, Scraper
 
 
@@ -24,16 +25,23 @@ class ReplicaTarget:
         replica: its index, from 0.
         pid: its process; children count as part of it.
         metrics_url: its ``/metrics``, e.g. ``http://127.0.0.1:8000/metrics``.
+        neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
     """
 
     replica: int
     pid: int
     metrics_url: str
+    neighbour: str = ""
 
     @property
     def series(self) -> str:
         """Name of its series."""
-        return f"replica-{self.replica}"
+        return series_name(f"replica-{self.replica}", self.neighbour)
+
+    @property
+    def pooled_series(self) -> str:
+        """Name of the series over all replicas of its workload."""
+        return series_name(POOLED, self.neighbour)
 
 
 @dataclass(frozen=True, slots=True)

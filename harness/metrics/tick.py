@@ -55,11 +55,52 @@ class _Replica:
         self.cpu_rate = self.cpu.rate(time_ms)
 
 
+class _Group:
+    """The replicas of one workload: they are pooled with each other, and with nobody else.
+
+    Args:
+        series: name of the pooled series.
+        replicas: at least one.
+    """
+
+    def __init__(self, series: str, replicas: Sequence[_Replica]) -> None:
+        self.series = series
+        self._replicas = replicas
+        self._pooled: tuple[Vector, Vector] | Missing = Missing(TOO_FEW)
+
+    def pool(self) -> None:
+        """Take the bounds and summed rates over the replicas that have a window, as ``sum(rate())`` does."""
+        ready = [(replica.bounds, replica.rates) for replica in self._replicas if replica.rates is not None]
+        bounds = ready[0][0] if ready else np.empty(0)
+        if not ready:
+            self._pooled = Missing(TOO_FEW)
+        elif any(not np.array_equal(bounds, others) for others, _ in ready):
+            self._pooled = Missing(MIXED_BUCKETS)
+        else:
+            self._pooled = bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
+
+    def value(self, metric: Metric) -> Value:
+        """The metric over all replicas of the group."""
+        if metric.source is Source.PROCESS_MEMORY:
+            return _sum(
+                [float(r.usage.memory_bytes) for r in self._replicas if not isinstance(r.usage, Missing)], NO_REPLICA
+            )
+        if metric.source is Source.PROCESS_CPU:
+            alive = any(isinstance(r.usage, ProcessUsage) for r in self._replicas)
+            rates = [float(r.cpu_rate[0]) for r in self._replicas if r.cpu_rate is not None and alive]
+            return _sum(rates, TOO_FEW if alive else NO_REPLICA)
+        if not any(isinstance(replica.sample, ReplicaSample) for replica in self._replicas):
+            return Missing(NO_REPLICA)
+        if metric.kind is Kind.COUNTER:
+            return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
+        return _of_window(metric, self._replicas, self._pooled)
+
+
 class TickComputer:
     """Keeps the windows of every replica and of the node, and computes the rows of a tick.
 
     Args:
-        targets: the replicas, in the order of the readings.
+        targets: the replicas, neighbours among them, in the order of the readings.
         metrics: what to compute; metrics that are absent on this machine must not be among them.
         gpu_count: devices in every reading.
         window_ms: how far rates and quantiles look back.
@@ -79,10 +120,10 @@ class TickComputer:
         self._gpu_count = gpu_count
         self._pids = gpu_replica_pids
         self._replicas = [_Replica(window_ms) for _ in targets]
+        self._groups = _groups(targets, self._replicas)
         self._pressure = {source: CounterWindow(window_ms) for source in sorted(PRESSURE_SOURCES)}
         self._gpus: Sequence[GpuUsage] = ()
         self._stalled: dict[Source, Value] = {}
-        self._pooled: tuple[Vector, Vector] | Missing = Missing(TOO_FEW)
 
     def observe(self, time_ms: int, reading: Reading, *, counting: bool) -> None:
         """Take one reading; ``counting`` is true after the first row."""
@@ -96,7 +137,8 @@ class TickComputer:
                 self._pressure[source].add(time_ms, np.array([stalled]))
             rate = self._pressure[source].rate(time_ms)
             self._stalled[source] = _first(rate) if not isinstance(stalled, Missing) else stalled
-        self._pooled = self._pool()
+        for group in self._groups:
+            group.pool()
 
     def rows(self, time_ms: int) -> list[Row]:
         """Rows of the reading last observed."""
@@ -119,7 +161,8 @@ class TickComputer:
         if metric.source in GPU_SOURCES:
             devices = [f"gpu-{index}" for index in range(self._gpu_count)]
             return devices + [t.series for t in self._targets] if metric.source is Source.GPU_MEMORY else devices
-        return [target.series for target in self._targets] + (["all"] if metric.pooled else [])
+        pooled = [group.series for group in self._groups] if metric.pooled else []
+        return [target.series for target in self._targets] + pooled
 
     def _series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
         """Each series of one metric with its value."""
@@ -131,8 +174,8 @@ class TickComputer:
         else:
             for target, replica in zip(self._targets, self._replicas, strict=True):
                 yield target.series, _replica_value(metric, replica)
-            if metric.pooled:
-                yield "all", self._pooled_value(metric)
+            for group in self._groups if metric.pooled else ():
+                yield group.series, group.value(metric)
 
     def _device_series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
         for index, gpu in enumerate(self._gpus):
@@ -152,30 +195,13 @@ class TickComputer:
             return Missing("NVML lists no process of this replica (it uses no GPU, or lives in another PID namespace)")
         return float(sum(held))
 
-    def _pool(self) -> tuple[Vector, Vector] | Missing:
-        """Bounds and summed rates over the replicas that have a window, as ``sum(rate())`` does."""
-        ready = [(replica.bounds, replica.rates) for replica in self._replicas if replica.rates is not None]
-        if not ready:
-            return Missing(TOO_FEW)
-        bounds = ready[0][0]
-        if any(not np.array_equal(bounds, others) for others, _ in ready):
-            return Missing(MIXED_BUCKETS)
-        return bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
 
-    def _pooled_value(self, metric: Metric) -> Value:
-        if metric.source is Source.PROCESS_MEMORY:
-            return _sum(
-                [float(r.usage.memory_bytes) for r in self._replicas if not isinstance(r.usage, Missing)], NO_REPLICA
-            )
-        if metric.source is Source.PROCESS_CPU:
-            alive = any(isinstance(r.usage, ProcessUsage) for r in self._replicas)
-            rates = [float(r.cpu_rate[0]) for r in self._replicas if r.cpu_rate is not None and alive]
-            return _sum(rates, TOO_FEW if alive else NO_REPLICA)
-        if not any(isinstance(replica.sample, ReplicaSample) for replica in self._replicas):
-            return Missing(NO_REPLICA)
-        if metric.kind is Kind.COUNTER:
-            return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
-        return _of_window(metric, self._replicas, self._pooled)
+def _groups(targets: Sequence[ReplicaTarget], replicas: Sequence[_Replica]) -> list[_Group]:
+    """One group per workload, in the order of the targets."""
+    members: dict[str, list[_Replica]] = {}
+    for target, replica in zip(targets, replicas, strict=True):
+        members.setdefault(target.pooled_series, []).append(replica)
+    return [_Group(series, group) for series, group in members.items()]
 
 
 def _replica_value(metric: Metric, replica: _Replica) -> Value:

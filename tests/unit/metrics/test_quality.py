@@ -267,3 +267,49 @@ def test_a_recording_without_a_row_is_invalid(tmp_path):
     ).close()
     findings = judge(tmp_path / "x")
     assert any("Nothing was recorded" in f.message for f in of(findings, Severity.INVALID))
+
+
+def neighbour(values):
+    """A change that adds a neighbour ``whisper`` of one replica, with ``values`` by metric in place of good ones."""
+
+    def change(columns):
+        for (name, series), own in list(columns.items()):
+            if series in {"replica-0", "all"}:
+                columns[name, f"whisper/{series}"] = values.get(name, own)
+
+    return change
+
+
+def test_a_good_neighbour_is_no_flaw(judged):
+    assert {finding.severity for finding in judged(neighbour({}))} == {Severity.INFO}
+
+
+def test_a_neighbour_that_serves_nothing_degrades_and_does_not_invalidate(judged):
+    gone = [(None, "no replica could be read")] * ROWS
+    found = judged(neighbour(dict.fromkeys([*GOOD, "total_count"], gone)))
+
+    assert not of(found, Severity.INVALID)
+    said = [finding.message for finding in of(found, Severity.DEGRADED)]
+    assert "throughput of the neighbour whisper has no value at all: no replica could be read." in said
+    assert "whisper/replica-0 served no request while recording." in said
+
+
+def test_without_the_measured_replicas_a_busy_neighbour_does_not_save_the_experiment(judged):
+    def change(columns):
+        neighbour({})(columns)
+        for name, series in columns:
+            if series in {"replica-0", "replica-1", "all"}:
+                columns[name, series] = [(None, "no replica could be read")] * ROWS
+
+    said = [finding.message for finding in of(judged(change), Severity.INVALID)]
+
+    assert "throughput has no value at all: no replica could be read." in said
+    assert "No replica served a single request while recording." in said
+
+
+def test_a_neighbour_that_stops_is_named(judged):
+    counts = [500.0 * min(k, 20) for k in range(ROWS)]
+
+    found = judged(neighbour({"total_count": counts}))
+
+    assert "whisper/replica-0 served nothing in the last 10% of the recording." in [f.message for f in found]

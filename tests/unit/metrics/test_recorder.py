@@ -400,3 +400,50 @@ def test_histograms_of_different_buckets_are_not_pooled():
     _, sink = record(script, metrics=OWN)
     assert set(reasons(sink, "ttft_p50", "all")) == {MIXED_BUCKETS}
     assert values(sink, "ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
+
+
+def beside(measured, neighbours, *, metrics="all", rows=4):
+    """A recording of measured replicas with ``neighbours`` (workload to scripts) beside them; scripts are by replica."""
+    scripts = [*measured, *(script for group in neighbours.values() for script in group)]
+    targets = [ReplicaTarget(i, 1000 + i, "http://127.0.0.1:1/metrics") for i in range(len(measured))]
+    for workload, group in neighbours.items():
+        targets += [ReplicaTarget(i, 2000 + i, "http://127.0.0.1:1/metrics", workload) for i in range(len(group))]
+    sink = RowList()
+    recorder = Recorder(
+        targets,
+        metrics=select(metrics),
+        step_s=1.0,
+        window_s=4.0,
+        sink=sink,
+        clock=SlowClock(),
+        sources=fake_sources(len(scripts), lambda replica, scrape: scripts[replica](replica, scrape)),
+    )
+    recorder.record(START_S, rows)
+    return sink
+
+
+def test_a_neighbour_is_pooled_with_its_own_kind_and_with_nobody_else():
+    fast, slow = served(per_scrape=30, latency_s=0.002), served(per_scrape=10, latency_s=0.2)
+
+    sink = beside([fast], {"whisper": [slow, slow], "training": [served(per_scrape=1)]})
+
+    assert {row.series for row in sink.rows if row.metric == "throughput"} == {
+        "replica-0",
+        "all",
+        "whisper/replica-0",
+        "whisper/replica-1",
+        "whisper/all",
+        "training/replica-0",
+        "training/all",
+    }
+    assert values(sink, "throughput", "all") == values(sink, "throughput", "replica-0") == [30.0] * 4
+    assert values(sink, "throughput", "whisper/all") == [20.0] * 4
+    assert values(sink, "total_count", "whisper/all") == [0, 20, 40, 60]
+    assert max(values(sink, "latency_p99", "all")) < 0.01 < min(values(sink, "latency_p50", "whisper/all"))
+
+
+def test_a_neighbour_that_is_gone_leaves_the_measured_series_whole():
+    sink = beside([served()], {"whisper": [lambda _replica, _scrape: Missing("no connection")]})
+
+    assert None not in values(sink, "latency_p99", "all")
+    assert reasons(sink, "throughput", "whisper/all") == [NO_REPLICA] * 4
