@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from harness.spec import WorkloadSpec
+from harness.spec import Timing, WorkloadSpec
 
 
 def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
@@ -26,3 +26,24 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
     if workload.threads is not None:
         environment["TORCH_THREADS"] = str(workload.threads)
     return environment
+
+
+def scenario_environment(workload: WorkloadSpec, timing: Timing) -> dict[str, str]:
+    """How requests come to the replica; empty for the closed loop.
+
+    LoadGen settles while the harness stabilises, so that its test lies within the recording.
+    """
+    scenario = workload.scenario
+    if scenario is None:
+        return {}
+    values: dict[str, str | float | int | None] = {
+        "kind": scenario.kind.value,
+        "rate": scenario.rate,
+        "latency_limit_ms": scenario.latency_limit_ms,
+        "samples_per_query": scenario.samples_per_query,
+        "max_wait_ms": scenario.max_wait_ms,
+        "max_queue": scenario.max_queue,
+        "settle_s": max(timing.stabilise_s, timing.window_s),
+        "test_s": scenario.test_s(timing.record_s),
+    }
+    return {"SCENARIO": json.dumps({name: value for name, value in values.items() if value is not None})}

@@ -12,10 +12,13 @@ from harness.spec.campaign import (
 )
 from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
 from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PrometheusLabels, PullPolicy, Toleration, WorkloadKind
+from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.spec.sharing import MpsSpec, Sharing
+from harness.spec.stopping import KnownMetric, StopWhenKnown
 from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
+    "Arrivals",
     "CampaignSpec",
     "CellSpec",
     "ConditionSpec",
@@ -23,6 +26,7 @@ __all__ = [
     "Execution",
     "ExperimentSpec",
     "GrafanaCost",
+    "KnownMetric",
     "KubernetesSpec",
     "LayerSpec",
     "Limits",
@@ -34,7 +38,10 @@ __all__ = [
     "Precision",
     "PrometheusLabels",
     "PullPolicy",
+    "ScenarioKind",
+    "ScenarioSpec",
     "Sharing",
+    "StopWhenKnown",
     "Timing",
     "Toleration",
     "WorkloadKind",

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind, ScenarioSpec
 
 BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper")
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -76,6 +77,10 @@ class WorkloadSpec(StrictModel):
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
     )
+    scenario: ScenarioSpec | None = Field(
+        default=None,
+        description="How requests come; null means a closed loop: the next one when the last is answered.",
+    )
 
     @field_validator("factory")
     @classmethod
@@ -89,6 +94,12 @@ class WorkloadSpec(StrictModel):
         """What the replica loads: a built-in workload's name, or ``module:callable``."""
         return self.factory or self.model or self.name
 
+    def at_rate(self, rate: float) -> WorkloadSpec:
+        """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
+        if self.scenario is None or not self.scenario.open_loop:
+            raise ValueError(f"the workload {self.name} has no scenario with a rate: server or http.")
+        return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
+
     @model_validator(mode="after")
     def _known_or_own(self) -> WorkloadSpec:
         if self.factory is not None and self.model is not None:
@@ -101,4 +112,14 @@ class WorkloadSpec(StrictModel):
             )
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
             raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
+        return self
+
+    @model_validator(mode="after")
+    def _scenario_can_be(self) -> WorkloadSpec:
+        if self.scenario is None:
+            return self
+        if self.inference_sleep_s:
+            raise ValueError("`inference_sleep_s` pauses the closed loop; a `scenario` has arrivals of its own.")
+        if self.scenario.kind is ScenarioKind.SINGLE_STREAM and self.batch_size != 1:
+            raise ValueError("scenario single-stream sends one input at a time: leave `batch_size` at 1.")
         return self

@@ -49,8 +49,9 @@ class Renderable(Protocol):
 class RequestMetrics:
     """Latency histogram, request counter and queue depth of one replica.
 
-    The loop is closed: the next request is made when the last one is answered, so ``in_flight``, published
-    as the queue depth, is 1 while a request runs and 0 between requests (in a pause, before and after).
+    ``in_flight`` is published as the queue depth. In the closed loop the next request is made when the last one is
+    answered, so it is 1 while a request runs and 0 between requests (in a pause, before and after); in a scenario,
+    requests that wait are counted, too.
     """
 
     def __init__(self, info: Mapping[str, str] | None = None) -> None:
@@ -66,6 +67,10 @@ class RequestMetrics:
     def publish(self, families: Sequence[Renderable]) -> None:
         """Publish what the workload has of its own, too."""
         self._families = families
+
+    def publish_more(self, family: Renderable) -> None:
+        """Publish one more."""
+        self._families = (*self._families, family)
 
     def forget_warm_up(self) -> None:
         """Let the workload's own families count from now on."""
@@ -133,5 +138,7 @@ _HISTOGRAM_HEAD = head(
 ).rstrip("\n")
 _REQUESTS_HEAD = head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
 _INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served: requests times batch size.")
-_QUEUE_HEAD = head("inference_queue_depth", "gauge", "Requests in flight: 1 while one runs, else 0.")
+_QUEUE_HEAD = head(
+    "inference_queue_depth", "gauge", "Requests waiting or in flight; in the closed loop 1 while one runs, else 0."
+)
 _BUCKET_PREFIXES = bucket_prefixes("inference_latency_seconds")

@@ -16,6 +16,7 @@ from typing import TypeVar
 from harness.workloads import errors, registry
 from harness.workloads.drain import DEADLINE_S, RequestAbandoned, SignalWatcher
 from harness.workloads.errors import CannotBeMetError, ExitCode, WorkloadError
+from harness.workloads.faces import SERVICE_LOG_NAME, OpenFace
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import CONTENT_TYPE, RequestMetrics
 from harness.workloads.registry import Workload
@@ -108,6 +109,7 @@ class Replica:
             "/health": self._answer_health,
             "/status": self._answer_status,
             "/latencies": self._answer_latencies,
+            "/services": self._answer_services,
         }
         host, port = self._settings.host, self._settings.port
         try:
@@ -131,10 +133,14 @@ class Replica:
         gc.collect()
         gc.freeze()
         self._metrics.forget_warm_up()
-        self._enter("serving")
+        face = self._open_face(workload)
+        self._enter("serving", **({"scenario": face.face.facts()} if face else {}))
         limit = _timer(self._settings.run_s, self._stopping.set)
         try:
-            self._serve(workload)
+            if face is None:
+                self._serve(workload)
+            else:
+                face.run(self._stopping)
         except RequestAbandoned:
             self._status.update(abandoned_requests=1)
             _say("the request in flight was abandoned: it took more than a second to finish after the signal")
@@ -144,6 +150,19 @@ class Replica:
             self._status.update(**self._outcome())
             if self._log:
                 self._log.close()
+
+    def _open_face(self, workload: Workload) -> OpenFace | None:
+        """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
+        if self._settings.scenario is None:
+            return None
+        return OpenFace(
+            self._settings,
+            workload,
+            metrics=self._metrics,
+            latency_log=self._log,
+            phase=lambda: self._status.phase,
+            report=lambda facts: self._status.update(**facts),
+        )
 
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
@@ -159,6 +178,11 @@ class Replica:
     def in_request(self) -> bool:
         """Whether a request is in flight."""
         return self._metrics.in_flight > 0
+
+    def _waits_to_be_asked(self) -> bool:
+        """Whether requests come from outside: then a warm replica is ready before the first one."""
+        scenario = self._settings.scenario
+        return scenario is not None and scenario.kind == "http"
 
     def _describe(self, workload: Workload) -> None:
         self._status.update(**_asked(workload, "describe", {}))
@@ -194,7 +218,8 @@ class Replica:
 
     def _answer_health(self) -> Response:
         phase, requests = self._status.phase, self._metrics.requests
-        ready = phase == "serving" and requests > 0
+        served = requests > 0 or self._waits_to_be_asked()
+        ready = phase == "serving" and served
         body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
         return Response(200 if ready else 503, body, "application/json")
 
@@ -206,6 +231,12 @@ class Replica:
             return Response(404, b"no REPLICA_DIR is set, so no latencies are kept\n")
         self._log.flush()
         return Response(200, b"", "application/octet-stream", self._log.path)
+
+    def _answer_services(self) -> Response:
+        path = self._settings.replica_dir / SERVICE_LOG_NAME if self._settings.replica_dir else None
+        if path is None or not path.exists():
+            return Response(404, b"no service times are kept beside the latencies in the closed loop\n")
+        return Response(200, b"", "application/octet-stream", path)
 
     def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
         try:

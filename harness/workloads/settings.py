@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.workloads.errors import SettingError
+from harness.workloads.scenario import Scenario, parse_scenario
 
 PRECISIONS = ("fp32", "fp16", "bf16")
 EXECUTIONS = ("eager", "compiled", "cuda-graph")
@@ -44,6 +45,7 @@ class Settings:
         replica_dir: folder of ``replica.json`` and ``latencies.bin``; None: neither is written.
         run_s: seconds to serve before it ends by itself (``RUN_SECONDS``); None: until a signal.
         linger_s: seconds it then stays to be asked for what it wrote, serving nothing (``LINGER_SECONDS``).
+        scenario: JSON object, how requests come; None: in a closed loop.
     """
 
     workload: str = "resnet50"
@@ -63,6 +65,7 @@ class Settings:
     replica_dir: Path | None = None
     run_s: float | None = None
     linger_s: float = 0.0
+    scenario: Scenario | None = None
 
     def option(self, name: str, default: T) -> T:
         """Return option ``name``, of the kind of its default. Raises SettingError on another kind."""
@@ -72,6 +75,13 @@ class Settings:
                 f"WORKLOAD_OPTIONS: {name} must be a {type(default).__name__}, e.g. {json.dumps(default)}, not {value!r}."
             )
         return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return option ``name``, a number that is not negative. Raises SettingError for anything else."""
+        value = self.options.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} must be a number, e.g. {default:g}, not {value!r}.")
+        return float(value)
 
     def choice_of(self, name: str, choices: Mapping[str, C], default: str) -> C:
         """Return what option ``name`` chooses. Raises SettingError when it is none of the choices."""
@@ -111,6 +121,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         replica_dir=_path(given, "REPLICA_DIR"),
         run_s=_seconds(given, "RUN_SECONDS", 0.0) if "RUN_SECONDS" in given else None,
         linger_s=_seconds(given, "LINGER_SECONDS", default.linger_s),
+        scenario=_scenario(given, "SCENARIO"),
     )
 
 
@@ -155,6 +166,10 @@ def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
 
 def _path(given: Mapping[str, str], name: str) -> Path | None:
     return Path(given[name]) if name in given else None
+
+
+def _scenario(given: Mapping[str, str], name: str) -> Scenario | None:
+    return parse_scenario(given[name]) if name in given else None
 
 
 def _options(given: Mapping[str, str]) -> dict[str, OptionValue]:

@@ -12,7 +12,7 @@ import jinja2
 import yaml
 
 import harness
-from harness.backends.environment import workload_environment
+from harness.backends.environment import scenario_environment, workload_environment
 from harness.errors import HarnessError
 from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
 
@@ -126,6 +126,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "replica_dir": REPLICA_DIR,
         "environment": {
             **workload_environment(experiment.workload),
+            **scenario_environment(experiment.workload, timing),
             "PORT": str(PORT),
             "REPLICA_DIR": REPLICA_DIR,
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home

@@ -1,0 +1,1 @@
+"""Load on served replicas: when requests are sent, what became of each, and what a scenario's result says."""
