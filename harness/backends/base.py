@@ -52,6 +52,7 @@ class ReplicaDeath:
         exit_code: as a shell would say it: 128 + n for signal n; None: it has none (its machine is gone).
         last_lines: the end of its log, newest last.
         reason: why, in the words of whoever ended it, e.g. ``OOMKilled``; empty when only the exit code is known.
+        neighbour: the workload it ran beside the measured ones; empty for a measured replica.
     """
 
     replica: int
@@ -59,10 +60,12 @@ class ReplicaDeath:
     exit_code: int | None
     last_lines: Sequence[str] = field(default_factory=tuple)
     reason: str = ""
+    neighbour: str = ""
 
     def __str__(self) -> str:
         said = " | ".join(self.last_lines) or "it printed nothing"
-        return f"replica {self.replica} {self._how()}; last lines: {said}"
+        whose = f" of the neighbour {self.neighbour}" if self.neighbour else ""
+        return f"replica {self.replica}{whose} {self._how()}; last lines: {said}"
 
     def _how(self) -> str:
         if self.exit_code is None:
@@ -95,7 +98,7 @@ class RecordingRequest:
 
 
 class Deployment(Protocol):
-    """The replicas of one experiment, all serving."""
+    """The replicas of one experiment and its neighbours, all serving."""
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
@@ -103,7 +106,11 @@ class Deployment(Protocol):
         ...
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
-        """What each replica says of itself (device, precision, parameters, versions)."""
+        """What each measured replica says of itself (device, precision, parameters, versions)."""
+        ...
+
+    def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The same of the replicas of each neighbour, by its workload's name."""
         ...
 
     def recording(self, request: RecordingRequest) -> Recording:

@@ -35,6 +35,7 @@ class FakeDeployment:
 
     replicas: int
     on_death: Callable[[ReplicaDeath], None]
+    neighbours: Mapping[str, int] = field(default_factory=dict)
     sources: Callable[[int], Sources] = busy
     stop_problems: Sequence[str] = ()
     stopped: bool = False
@@ -43,7 +44,10 @@ class FakeDeployment:
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
         """Addresses that nobody answers at; the recorder reads the fake sources."""
-        return [ReplicaTarget(index, NOBODY + index, "http://127.0.0.1:9/metrics") for index in range(self.replicas)]
+        seats = [("", index) for index in range(self.replicas)]
+        seats += [(name, index) for name, replicas in self.neighbours.items() for index in range(replicas)]
+        url = "http://127.0.0.1:9/metrics"
+        return [ReplicaTarget(index, NOBODY + place, url, name) for place, (name, index) in enumerate(seats)]
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
@@ -52,7 +56,13 @@ class FakeDeployment:
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What a replica would say of itself."""
-        return [{"pid": target.pid, "port": 9, "phase": "serving", "device": "fake"} for target in self.targets]
+        return [_status(target) for target in self.targets if not target.neighbour]
+
+    def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """The same of the neighbours' replicas."""
+        return {
+            name: [_status(target) for target in self.targets if target.neighbour == name] for name in self.neighbours
+        }
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
@@ -63,7 +73,7 @@ class FakeDeployment:
             window_s=request.timing.window_s,
             sink=request.sink,
             clock=request.clock,
-            sources=self.sources(self.replicas),
+            sources=self.sources(len(self.targets)),
             wake=request.wake,
             on_tick=request.on_tick,
         )
@@ -80,10 +90,14 @@ class FakeDeployment:
         self.stopped = True
         return self.stop_problems
 
-    def die(self, replica: int, *, at_s: float, exit_code: int = 137) -> None:
+    def die(self, replica: int, *, at_s: float, exit_code: int = 137, neighbour: str = "") -> None:
         """Let one replica die by itself."""
-        self._deaths.append(ReplicaDeath(replica, at_s, exit_code, ("killed by a test",)))
+        self._deaths.append(ReplicaDeath(replica, at_s, exit_code, ("killed by a test",), neighbour=neighbour))
         self.on_death(self._deaths[-1])
+
+
+def _status(target: ReplicaTarget) -> Mapping[str, Any]:
+    return {"pid": target.pid, "port": 9, "phase": "serving", "device": "fake"}
 
 
 @dataclass(slots=True)
@@ -94,7 +108,7 @@ class FakeBackend:
         findings: what ``check`` answers.
         rehearsal: what ``rehearse`` answers, or raises.
         rehearsed: the experiments that were rehearsed.
-        sources: what the recorders of the deployments read, by number of replicas.
+        sources: what the recorders of the deployments read, by number of replicas, the neighbours' among them.
         deploy_errors: raised by the next deployments, first one first; None: that one succeeds.
         stop_problems: what ``stop`` of every deployment answers.
         deployments: all that were made, newest last.
@@ -143,9 +157,13 @@ class FakeBackend:
             raise BackendError("deploying was stopped before every replica had served.")
         if self.deploy_errors and (error := self.deploy_errors.pop(0)) is not None:
             raise error
-        for index in range(experiment.replicas):
-            log = layout.replica_log(folder, index)
-            log.parent.mkdir(parents=True, exist_ok=True)
-            log.write_text("a fake replica\n", encoding="utf-8")
-        self.deployments.append(FakeDeployment(experiment.replicas, on_death, self.sources, self.stop_problems))
+        neighbours = {each.workload.name: each.replicas for each in experiment.neighbours}
+        for name, replicas in {"": experiment.replicas, **neighbours}.items():
+            for index in range(replicas):
+                log = layout.replica_log(layout.neighbour_folder(folder, name) if name else folder, index)
+                log.parent.mkdir(parents=True, exist_ok=True)
+                log.write_text("a fake replica\n", encoding="utf-8")
+        self.deployments.append(
+            FakeDeployment(experiment.replicas, on_death, neighbours, self.sources, self.stop_problems)
+        )
         return self.deployments[-1]

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.backends.devices import device_environment, gpu_facts
-from harness.backends.environment import workload_environment
+from harness.backends.environment import scenario_environment, workload_environment
 from harness.backends.guarded import Lifeline
 from harness.backends.local_check import check_machine
+from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
 from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
 from harness.clock import Clock, SystemClock
@@ -32,9 +27,6 @@ from harness.results.provenance import collect
 from harness.spec import Device, ExperimentSpec, Sharing
 
 POLL_S = 0.1
-HEALTH_TIMEOUT_S = 2.0
-LAST_LINES = 5
-LAST_LINES_BYTES = 4096
 
 
 class LocalBackend:
@@ -83,7 +75,7 @@ class LocalBackend:
         deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock)
         try:
             deployment.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
-            _refuse_silent_cpu(experiment, deployment.statuses())
+            deployment.refuse_what_was_not_asked_for()
         except BaseException:
             deployment.stop(timeout_s=experiment.timing.drain_timeout_s)
             raise
@@ -91,17 +83,8 @@ class LocalBackend:
         return deployment
 
 
-@dataclass(slots=True)
-class _Replica:
-    index: int
-    folder: Path
-    log: Path
-    guard: subprocess.Popen[bytes]
-    served: bool = False
-
-
 class LocalDeployment:
-    """The processes of one experiment."""
+    """The processes of one experiment: the measured replicas, and its neighbours."""
 
     def __init__(self, experiment: ExperimentSpec, folder: Path, campaign_id: str, *, clock: Clock) -> None:
         self._clock = clock
@@ -109,17 +92,24 @@ class LocalDeployment:
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
         self._lifeline = Lifeline()
-        self._replicas: list[_Replica] = []
+        self._replicas: list[LocalReplica] = []
         self._mps: MpsDaemon | None = None
         try:
             self._mps = self._start_mps(experiment, folder, campaign_id)
             shared = self._mps.replica_environment() if self._mps else {}
-            for index in range(experiment.replicas):
-                self._replicas.append(_start(experiment, index, folder, campaign_id, shared, self._lifeline))
+            for position, seat in enumerate(seats(experiment, folder)):
+                environment = {
+                    **replica_environment(seat),
+                    **scenario_environment(seat.workload, experiment.timing),
+                    **device_environment(experiment, position),
+                    **shared,
+                    CAMPAIGN_VARIABLE: campaign_id,
+                }
+                self._replicas.append(LocalReplica(seat, environment, self._lifeline))
         except OSError as error:
             self.stop(timeout_s=experiment.timing.drain_timeout_s)
             raise BackendError(
-                f"replica {len(self._replicas)} could not be started: {error}.",
+                f"{seats(experiment, folder)[len(self._replicas)].name} could not be started: {error}.",
                 advice="Check the limits on processes and memory (ulimit -a).",
             ) from error
         except BackendError:
@@ -131,18 +121,13 @@ class LocalDeployment:
             return None
         logs = layout.mps_logs(folder)
         return MpsDaemon(
-            campaign_id, lifeline=self._lifeline, logs=logs, limits=experiment.mps, replicas=experiment.replicas
+            campaign_id, lifeline=self._lifeline, logs=logs, limits=experiment.mps, replicas=experiment.cell.processes
         )
 
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
-        """Where each replica's metrics are read."""
-        return [
-            ReplicaTarget(
-                replica=index, pid=int(status["pid"]), metrics_url=f"http://127.0.0.1:{status['port']}/metrics"
-            )
-            for index, status in enumerate(self.statuses())
-        ]
+        """Where each replica's metrics are read, neighbours included."""
+        return [replica.target() for replica in self._replicas]
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
@@ -150,8 +135,16 @@ class LocalDeployment:
         return tuple(self._deaths)
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
-        """What each replica wrote of itself; empty for one that has not."""
-        return [_status(replica) for replica in self._replicas]
+        """What each measured replica wrote of itself; empty for one that has not."""
+        return [replica.status() for replica in self._replicas if not replica.seat.neighbour]
+
+    def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """What the replicas of each neighbour wrote of themselves."""
+        found: dict[str, list[Mapping[str, Any]]] = {}
+        for replica in self._replicas:
+            if replica.seat.neighbour:
+                found.setdefault(replica.seat.neighbour, []).append(replica.status())
+        return found
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on this machine's sources."""
@@ -185,11 +178,11 @@ class LocalDeployment:
         while True:
             self._raise_if_dead()
             for replica in self._replicas:
-                replica.served = replica.served or _has_served(replica)
+                replica.served = replica.served or replica.has_served()
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
                 if self._mps is not None:
-                    self._mps.require_clients([target.pid for target in self.targets])
+                    self._mps.require_clients([int(replica.status()["pid"]) for replica in self._replicas])
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -197,6 +190,12 @@ class LocalDeployment:
                 )
             if self._clock.wait_until(self._clock.now_s() + POLL_S, abort):
                 raise BackendError("deploying was stopped before every replica had served.")
+
+    def refuse_what_was_not_asked_for(self) -> None:
+        """Raise BackendError when a replica runs without its layer, or on the CPU of a machine that has a GPU."""
+        for replica in self._replicas:
+            replica.require_layer()
+            _refuse_silent_cpu(replica)
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on notice each death within a fraction of a second and report it."""
@@ -208,17 +207,16 @@ class LocalDeployment:
         self._stopping.set()
         if self._watcher is not None:
             self._watcher.join()
-        dead = {death.replica for death in self._deaths}
+        dead = {(death.neighbour, death.replica) for death in self._deaths}
         for replica in self._replicas:
-            if replica.guard.poll() is None:
-                replica.guard.terminate()
+            replica.terminate()
         deadline_s = self._clock.now_s() + timeout_s
         problems = []
         for replica in self._replicas:
             code = self._await_end(replica, deadline_s)
             if code is None:
-                problems.append(f"replica {replica.index} did not drain within {timeout_s:g} s and was killed.")
-            elif code != 0 and replica.index not in dead:
+                problems.append(f"{replica.seat.name} did not drain within {timeout_s:g} s and was killed.")
+            elif code != 0 and (replica.seat.neighbour, replica.seat.index) not in dead:
                 problems.append(str(self._death(replica, code)))
         if self._mps is not None:
             problems += self._mps.stop()
@@ -228,24 +226,25 @@ class LocalDeployment:
             replica.guard.wait()
         return problems
 
-    def _await_end(self, replica: _Replica, deadline_s: float) -> int | None:
+    def _await_end(self, replica: LocalReplica, deadline_s: float) -> int | None:
         try:
             return replica.guard.wait(timeout=max(deadline_s - self._clock.now_s(), 0.01))
         except subprocess.TimeoutExpired:
             return None
 
     def _watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
-        known: set[int] = set()
+        alive = list(self._replicas)
         while not self._stopping.wait(POLL_S):
-            for replica in self._replicas:
+            for replica in list(alive):
                 code = replica.guard.poll()
-                if code is not None and replica.index not in known:
-                    known.add(replica.index)
+                if code is not None:
+                    alive.remove(replica)
                     self._deaths.append(self._death(replica, code))
                     on_death(self._deaths[-1])
 
-    def _death(self, replica: _Replica, code: int) -> ReplicaDeath:
-        return ReplicaDeath(replica.index, self._clock.now_s(), code, tuple(_last_lines(replica.log)))
+    def _death(self, replica: LocalReplica, code: int) -> ReplicaDeath:
+        seat, said = replica.seat, tuple(replica.last_lines())
+        return ReplicaDeath(seat.index, self._clock.now_s(), code, said, neighbour=seat.neighbour)
 
     def _raise_if_dead(self) -> None:
         for replica in self._replicas:
@@ -259,15 +258,15 @@ class LocalDeployment:
                 )
 
 
-def _refuse_silent_cpu(experiment: ExperimentSpec, statuses: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_silent_cpu(replica: LocalReplica) -> None:
     """A replica that should find the GPU by itself, and did not, would be measured for hours on the CPU."""
-    if experiment.workload.device is not Device.AUTO or experiment.workload.factory is not None:
+    workload = replica.seat.workload
+    if workload.device is not Device.AUTO or workload.factory is not None or replica.status().get("device") != "cpu":
         return
     gpus, _ = gpu_facts()
-    on_cpu = [index for index, status in enumerate(statuses) if status.get("device") == "cpu"]
-    if gpus and on_cpu:
+    if gpus:
         raise BackendError(
-            f"replica {on_cpu[0]} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
+            f"{replica.seat.name} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
             advice="Check that torch sees it (python -c 'import torch; torch.cuda.init()'), or set device: cpu if this is wanted.",
         )
 
@@ -278,71 +277,21 @@ _START_ADVICE = {
 }
 
 
-def _start(
-    experiment: ExperimentSpec,
-    index: int,
-    folder: Path,
-    campaign_id: str,
-    shared: Mapping[str, str],
-    lifeline: Lifeline,
-) -> _Replica:
-    own_folder = layout.replica_folder(folder, index)
-    own_folder.mkdir(parents=True)
-    log = layout.replica_log(folder, index)
-    own = replica_environment(experiment, index, own_folder)
-    environment = {**own, **device_environment(experiment, index), **shared, CAMPAIGN_VARIABLE: campaign_id}
-    guard = lifeline.start([sys.executable, "-m", "harness.workloads"], log=log, environment=environment)
-    return _Replica(index, own_folder, log, guard)
-
-
-def replica_environment(experiment: ExperimentSpec, index: int, folder: Path) -> dict[str, str]:
+def replica_environment(seat: Seat) -> dict[str, str]:
     """The settings of one replica, as ``python -m harness.workloads`` reads them."""
     return {
-        **workload_environment(experiment.workload),
+        **workload_environment(seat.workload),
         "HOST": "127.0.0.1",
         "PORT": "0",
-        "REPLICA": str(index),
-        "REPLICA_DIR": str(folder),
-        "PYTHONPATH": os.pathsep.join(_import_paths()),
+        "REPLICA": str(seat.index),
+        "REPLICA_DIR": str(layout.replica_folder(seat.folder, seat.index)),
+        "PYTHONPATH": import_paths(),
     }
 
 
-def _import_paths() -> list[str]:
-    """The harness itself first, then the folder it was started in (for a user's own workloads)."""
-    own = str(Path(__file__).resolve().parents[2])
-    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return list(dict.fromkeys(path for path in [own, str(Path.cwd()), *given] if path))
-
-
-def _status(replica: _Replica) -> dict[str, Any]:
-    try:
-        status: dict[str, Any] = json.loads((replica.folder / "replica.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    return status
-
-
-def _has_served(replica: _Replica) -> bool:
-    status = _status(replica)
-    if status.get("phase") != "serving":
-        return False
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{status['port']}/health", timeout=HEALTH_TIMEOUT_S) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False  # 503 until it has served, or not listening yet: asked again until the deadline
-
-
-def _not_ready(waiting: Sequence[_Replica], timeout_s: float) -> str:
+def _not_ready(waiting: Sequence[LocalReplica], timeout_s: float) -> str:
     first = waiting[0]
-    said = " | ".join(_last_lines(first.log)) or "it printed nothing"
-    phase = _status(first).get("phase", "starting")
+    said = " | ".join(first.last_lines()) or "it printed nothing"
+    phase = first.status().get("phase", "starting")
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    return f"replica {first.index}{others} did not serve within {timeout_s:g} s (phase {phase}); last lines: {said}."
-
-
-def _last_lines(log: Path) -> list[str]:
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - LAST_LINES_BYTES, 0))
-        lines = file.read().decode(errors="replace").splitlines()
-    return [line.strip() for line in lines if line.strip()][-LAST_LINES:]
+    return f"{first.seat.name}{others} did not serve within {timeout_s:g} s (phase {phase}); last lines: {said}."

@@ -12,6 +12,7 @@ import psutil
 
 from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts, gpu_facts
+from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
 from harness.spec import Device, Execution, ExperimentSpec, WorkloadSpec
 
@@ -30,14 +31,25 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
         finding
         for experiment in experiments
         for finding in [
-            *_check_device(experiment.workload, gpus, why_none),
             *check_sharing(experiment, gpus, why_none),
             *_check_memory(experiment, gpus),
-            *_check_factory(experiment.workload),
-            *_check_checkpoint(experiment.workload),
+            *check_layer(experiment),
+            *(found for workload, _ in _workloads(experiment) for found in _check_workload(workload, gpus, why_none)),
         ]
     ]
     return [*dict.fromkeys(findings), *_check_rivals()]
+
+
+def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
+    """Everything that runs at once, with its replicas: the measured workload first."""
+    return [
+        (experiment.workload, experiment.replicas),
+        *((each.workload, each.replicas) for each in experiment.neighbours),
+    ]
+
+
+def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
+    return [*_check_device(workload, gpus, why_none), *_check_factory(workload), *_check_checkpoint(workload)]
 
 
 def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
@@ -49,13 +61,11 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
 
 
 def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:
-    workload = experiment.workload
-    on_gpu = bool(gpus) and workload.device is not Device.CPU and workload.factory is None
-    findings = [
-        _too_little(experiment, "memory", _gigabytes(workload, HOST_GB), psutil.virtual_memory().available / 1e9)
-    ]
-    if on_gpu:
-        findings.append(_too_little(experiment, "GPU memory", _gigabytes(workload, GPU_GB), gpus[0].free_bytes / 1e9))
+    workloads = _workloads(experiment)
+    findings = [_too_little(workloads, "memory", HOST_GB, psutil.virtual_memory().available / 1e9)]
+    on_gpu = [one for one in workloads if one[0].device is not Device.CPU and one[0].factory is None]
+    if gpus and on_gpu:
+        findings.append(_too_little(on_gpu, "GPU memory", GPU_GB, gpus[0].free_bytes / 1e9))
     return [finding for finding in findings if finding is not None]
 
 
@@ -67,14 +77,15 @@ def _gigabytes(workload: WorkloadSpec, table: dict[str, float]) -> float:
     return TINY_GB if workload.options.get("model_size") == "tiny" else table[workload.target]
 
 
-def _too_little(experiment: ExperimentSpec, what: str, each_gb: float, free_gb: float) -> Finding | None:
-    needed_gb = each_gb * experiment.replicas
+def _too_little(
+    workloads: Sequence[tuple[WorkloadSpec, int]], what: str, table: dict[str, float], free_gb: float
+) -> Finding | None:
+    needed_gb = sum(_gigabytes(workload, table) * replicas for workload, replicas in workloads)
     if needed_gb <= free_gb:
         return None
-    message = (
-        f"{experiment.replicas} replicas of {experiment.workload.name} need about {needed_gb:.1f} GB of {what} "
-        f"({each_gb:g} GB each), and {free_gb:.1f} GB are free."
-    )
+    who = " and ".join(f"{replicas} replicas of {workload.name}" for workload, replicas in workloads)
+    each = " and ".join(f"{_gigabytes(workload, table):g}" for workload, _ in workloads)
+    message = f"{who} need about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
     return Finding(
         Severity.ERROR, what, message, "Use fewer replicas, end other programs, or set memory_gb when you know better."
     )

@@ -44,7 +44,7 @@ def _compute_mode(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Itera
     modes = {gpu.compute_mode for gpu in gpus}
     if "prohibited" in modes:
         yield _error("the GPU's compute mode is prohibited.", "Set it back: nvidia-smi -c DEFAULT")
-    shared = experiment.sharing is Sharing.TIME_SLICING and experiment.replicas > len(gpus)
+    shared = experiment.sharing is Sharing.TIME_SLICING and experiment.cell.processes > len(gpus)
     if "exclusive-process" in modes and shared:
         message = "the GPU's compute mode is exclusive-process: it takes one process, and time-slicing needs several."
         yield _error(message, "Set it back: nvidia-smi -c DEFAULT")
@@ -72,8 +72,8 @@ def _mps(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
     limits = experiment.mps
     if limits is None:
         return
-    percentage = limits.percentage(experiment.replicas)
-    each = -(-experiment.replicas // experiment.gpus)
+    percentage = limits.percentage(experiment.cell.processes)
+    each = -(-experiment.cell.processes // experiment.gpus)
     if percentage is not None and percentage * each > 100.5:
         message = f"{each} replicas of {percentage:g} % of the multiprocessors add up to {percentage * each:g} %: they overlap."
         yield Finding(Severity.WARNING, _CHECK, message, "Use `equal_share: true` for parts that do not overlap.")
@@ -92,8 +92,8 @@ def _mig(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
         )
         return
     instances = sum(len(gpu.mig_uuids) for gpu in gpus)
-    if instances < experiment.replicas:
-        message = f"{experiment.replicas} replicas need a MIG instance each, and there are {instances}."
+    if instances < experiment.cell.processes:
+        message = f"{experiment.cell.processes} replicas need a MIG instance each, and there are {instances}."
         yield _error(message, "Create them (nvidia-smi mig -cgi PROFILE -C), or take fewer replicas.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import threading
@@ -28,7 +29,7 @@ from harness.metrics.summary import RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
 from harness.results.experiment import finalise, verify_experiment
-from harness.results.files import storage_errors
+from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
@@ -86,6 +87,7 @@ class Attempt:
     summary: RecordingSummary | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
+    neighbours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     provenance: Provenance | None = None
     start_s: float = 0.0
     ended_s: float = 0.0
@@ -203,7 +205,8 @@ class Attempt:
         self.deaths.append(death)
         self.shared.listener(Notice(str(death)))
         retry = self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
-        if retry or len(self.deaths) == self.experiment.replicas:
+        measured = [each for each in self.deaths if not each.neighbour]
+        if retry or len(measured) == self.experiment.replicas:
             self.abort.set()
 
     def _stabilise(self) -> None:
@@ -271,6 +274,10 @@ class Attempt:
         if self._deployment is None:
             return
         self.statuses = [dict(status) for status in self._deployment.statuses()]
+        self.neighbours = {
+            name: [dict(status) for status in statuses]
+            for name, statuses in self._deployment.neighbour_statuses().items()
+        }
         self.provenance = self._deployment.provenance()
         self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
 
@@ -286,6 +293,7 @@ class Attempt:
             command=["harness", *sys.argv[1:]],
             provenance=self.provenance or collect(),
             replicas=self.statuses,
+            neighbours=self.neighbours,
             steps=self.steps,
             seeds={"workload": self.experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
             start_s=self.start_s,

@@ -37,8 +37,8 @@ def give_verdict(
 ) -> Verdict:
     """The verdict on one attempt.
 
-    INVALID: a step failed, every replica died, or the data say nothing. DEGRADED: a replica died or did
-    not end cleanly, or the data have a flaw that the report must show.
+    INVALID: a step failed, every measured replica died, or the data say nothing. DEGRADED: a replica or a
+    neighbour died or did not end cleanly, or the data have a flaw that the report must show.
 
     Args:
         findings: from ``judge_data``.
@@ -46,13 +46,14 @@ def give_verdict(
         advice: what to do about those.
         deaths: replicas that ended by themselves.
         unclean_ends: replicas that had to be killed at the end, a sentence each.
-        replicas: how many there were.
+        replicas: how many were measured; neighbours do not count.
     """
     flaws = [finding for finding in findings if finding.severity is not Severity.INFO]
     grounds = [Status.VALID, *(_OF_FINDING[finding.severity] for finding in flaws)]
     grounds += [Status.INVALID] * bool(failures) + [Status.DEGRADED] * bool(unclean_ends)
     if deaths:
-        grounds.append(Status.INVALID if len(deaths) == replicas else Status.DEGRADED)
+        measured = [death for death in deaths if not death.neighbour]
+        grounds.append(Status.INVALID if len(measured) == replicas else Status.DEGRADED)
     reasons = [*failures, *(flaw.message for flaw in flaws), *(f"{death}." for death in deaths), *unclean_ends]
     advice = [*advice, *(flaw.advice for flaw in flaws), *([DEATH_ADVICE] if deaths else [])]
     return Verdict(status=max(grounds, key=_ORDER.index), reasons=_once(reasons), advice=_once(advice))

@@ -27,6 +27,7 @@ from harness.results.layout import (
     WIDE,
     experiment_folders,
     metric_file_name,
+    workload_folders,
 )
 from harness.results.manifest import FileEntry, Manifest
 from harness.results.tables import Grid, fill_absent, write_samples, write_wide
@@ -108,11 +109,15 @@ def _convert_latencies(attempt: Path) -> dict[str, int]:
     """Keep each replica's log as Parquet; returns the requests by file."""
     rows: dict[str, int] = {}
     with storage_errors(attempt):
-        (attempt / LATENCIES).mkdir(exist_ok=True)
-        for done in sorted((attempt / LATENCIES).glob("*.parquet")):
+        folders = workload_folders(attempt).values()
+        for folder in folders:
+            (folder / LATENCIES).mkdir(exist_ok=True)
+        for done in [path for folder in folders for path in sorted((folder / LATENCIES).glob("*.parquet"))]:
             rows[str(done.relative_to(attempt))] = len(latencies.read(done))
-        for log in sorted((attempt / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
-            target = attempt / LATENCIES / f"{log.parent.name}.parquet"
+        for log in [
+            path for folder in folders for path in sorted((folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"))
+        ]:
+            target = log.parents[2] / LATENCIES / f"{log.parent.name}.parquet"
             temporary = target.with_name(target.name + _TEMPORARY)
             requests = latencies.to_parquet(log, temporary)
             temporary.replace(target)

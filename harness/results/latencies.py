@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import ResultsPathError
+from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
-from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS
+from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, workload_folders
 
 RECORD = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
 _CHUNK_RECORDS = 1 << 18
@@ -60,7 +61,8 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
         end_s: likewise; usually that of the last row.
 
     Returns:
-        Number of requests by series name (``replica-0``); replicas without a log are left out.
+        Number of requests by series name (``replica-0``, ``whisper/replica-0`` of a neighbour); replicas without a
+        log are left out.
 
     Raises:
         ResultsPathError: a Parquet file is not ours.
@@ -68,15 +70,22 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
     """
     begin_ns, end_ns = round(begin_s * 1e9), round(end_s * 1e9)
     found = {}
-    logs = [(path.parent.name, chunks(path)) for path in sorted((folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"))]
-    logs += [(path.stem, iter([read(path)])) for path in sorted((folder / LATENCIES).glob("replica-*.parquet"))]
-    for name, parts in logs:
+    for name, parts in _logs(folder):
         count = 0
         for part in parts:
             ends_ns = part["start_ns"] + part["latency_ns"]
             count += int(np.count_nonzero((ends_ns > begin_ns) & (ends_ns <= end_ns)))
         found[name] = count
     return found
+
+
+def _logs(folder: Path) -> Iterator[tuple[str, Iterator[Records]]]:
+    """Every replica's series name and the parts of its log."""
+    for workload, place in workload_folders(folder).items():
+        for path in sorted((place / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
+            yield series_name(path.parent.name, workload), chunks(path)
+        for path in sorted((place / LATENCIES).glob("replica-*.parquet")):
+            yield series_name(path.stem, workload), iter([read(path)])
 
 
 def to_parquet(source: Path, target: Path) -> int:

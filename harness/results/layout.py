@@ -27,6 +27,7 @@ LOGS = "logs"
 REPLICAS = "replicas"
 ATTEMPTS = "attempts"
 RAW_LATENCIES = "latencies.bin"
+NEIGHBOURS = "neighbours"
 PROMETHEUS = "prometheus.json"
 CAMPAIGN_JSON = "campaign.json"
 STATE = "state.jsonl"
@@ -91,6 +92,18 @@ def metric_files(folder: Path) -> dict[str, MetricFile]:
                 path, match["workload"], int(match["replicas"]), match["metric"], match["stamp"]
             )
     return found
+
+
+def neighbour_folder(folder: Path, workload: str) -> Path:
+    """Where a workload that ran beside the measured one has what an experiment has: logs, replicas, latencies."""
+    return folder / NEIGHBOURS / workload
+
+
+def workload_folders(folder: Path) -> dict[str, Path]:
+    """The folders of an experiment's workloads: the measured one's under "", then those of its neighbours by name."""
+    beside = folder / NEIGHBOURS
+    found = sorted(path for path in beside.iterdir() if path.is_dir()) if beside.is_dir() else []
+    return {"": folder, **{path.name: path for path in found}}
 
 
 def replica_folder(folder: Path, replica: int) -> Path:

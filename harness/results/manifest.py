@@ -116,6 +116,9 @@ class Manifest(StrictModel):
     replicas: list[dict[str, Any]] = Field(
         default_factory=list, description="The last replica.json of each replica, in order."
     )
+    neighbours: dict[str, list[dict[str, Any]]] = Field(
+        default_factory=dict, description="The same of each workload that ran beside the measured one, by its name."
+    )
     steps: dict[str, StepRecord] = Field(default_factory=dict)
     seeds: dict[str, int] = Field(default_factory=dict)
     start_s: float = Field(description="UTC start of the recording (row 0), seconds since the epoch.")

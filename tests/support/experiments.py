@@ -1,6 +1,6 @@
 """Small experiments and campaigns for tests."""
 
-from harness.spec import CampaignSpec, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.spec import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
 
 TINY = "tests.support.tiny_workload"
 FAST = {"step_s": 0.1, "stabilise_s": 0, "record_s": 0.5, "cooldown_s": 0, "ready_timeout_s": 20, "drain_timeout_s": 4}
@@ -17,6 +17,7 @@ def experiment(
     sharing=Sharing.TIME_SLICING,
     mps=None,
     gpus=1,
+    condition=None,
     **options,
 ) -> ExperimentSpec:
     factory = factory if ":" in factory else f"{TINY}:{factory}"
@@ -30,7 +31,13 @@ def experiment(
         timing=Timing(**FAST | (timing or {})),
         metrics=list(metrics),
         limits=Limits(**(limits or {})),
+        condition=condition,
     )
+
+
+def neighbour(factory="steady", *, name="noisy", replicas=1, **options) -> NeighbourSpec:
+    workload = WorkloadSpec(name=name, factory=f"{TINY}:{factory}", warmup_requests=1, options=options)
+    return NeighbourSpec(workload=workload, replicas=replicas)
 
 
 def campaign(**changes) -> CampaignSpec:

@@ -83,6 +83,10 @@ class KubernetesDeployment:
         """What each replica said of itself, and which pod, node and image it is."""
         return self._statuses
 
+    def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        """None: on a cluster there are no neighbours."""
+        return {}
+
     def telemetry(self, path: Path, *, interval_s: float) -> None:
         """None: the devices are in another machine."""
 

@@ -18,7 +18,7 @@ from harness.errors import BackendError, CampaignInterruptedError, ConflictError
 from harness.metrics.fakes import FakeGpus, fake_sources, gpu_usage, sample
 from harness.results.experiment import verify_campaign
 from harness.results.manifest import Status, read_manifest
-from harness.spec import Limits, OnReplicaDeath, Timing
+from harness.spec import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
 from tests.support.experiments import campaign
 
 TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
@@ -53,6 +53,9 @@ def stage(tmp_path):
     return lambda **changes: Stage(tmp_path, **changes)
 
 
+BESIDE = ConditionSpec(
+    name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="noisy", factory="a:b"), replicas=2)]
+)
 ONE, TWO = "tiny_r1_time-slicing_rep1", "tiny_r2_time-slicing_rep1"
 
 
@@ -181,10 +184,10 @@ def test_what_preflight_warned_of_is_in_the_manifest(stage):
     assert on.manifest(ONE).steps["deploy"].reasons == []
 
 
-def die_at(on, row, replica=0):
+def die_at(on, row, replica=0, neighbour=""):
     def react(event):
         if isinstance(event, events.RowsRecorded) and event.rows == row:
-            on.backend.deployments[-1].die(replica, at_s=0.0)
+            on.backend.deployments[-1].die(replica, at_s=0.0, neighbour=neighbour)
 
     on.react = react
 
@@ -225,6 +228,36 @@ def test_the_death_of_all_ends_the_recording_and_what_was_recorded_is_kept(stage
 
     assert on.manifest(ONE).rows == 5
     assert verify_campaign(on.folder.path).ok
+
+
+def test_a_neighbour_has_its_own_series_and_place_in_the_manifest(stage):
+    on = stage(replicas=[1], conditions=[BESIDE])
+
+    assert on.conductor().run().statuses == {"tiny_r1_time-slicing_beside_rep1": Status.VALID}
+
+    manifest = on.manifest("tiny_r1_time-slicing_beside_rep1")
+    assert len(manifest.replicas) == 1
+    assert [status["phase"] for status in manifest.neighbours["noisy"]] == ["serving", "serving"]
+    assert manifest.recording["metrics"]["throughput"]["series"] == [
+        "replica-0",
+        "noisy/replica-0",
+        "noisy/replica-1",
+        "all",
+        "noisy/all",
+    ]
+    assert "neighbours/noisy/logs/replica-1.log" in manifest.files
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_the_death_of_a_neighbour_degrades_and_is_named_and_the_recording_goes_on(stage):
+    on = stage(replicas=[1], conditions=[BESIDE])
+    die_at(on, 5, replica=1, neighbour="noisy")
+
+    assert on.conductor().run().statuses == {"tiny_r1_time-slicing_beside_rep1": Status.DEGRADED}
+
+    manifest = on.manifest("tiny_r1_time-slicing_beside_rep1")
+    assert manifest.rows == 21
+    assert "replica 1 of the neighbour noisy was killed by signal 9" in manifest.verdict.reasons[0]
 
 
 def test_an_unclean_end_degrades(stage):

@@ -1,0 +1,46 @@
+"""What would keep a layer from being between the measured replicas and the machine, without anyone noticing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.backends.base import Finding, Severity
+from harness.backends.environment import workload_environment
+from harness.backends.stray import CAMPAIGN_VARIABLE
+from harness.spec import ExperimentSpec
+
+_CHECK = "layer"
+_OWN = frozenset(
+    {"CHECKPOINT", "TORCH_THREADS", "HOST", "PORT", "REPLICA", "REPLICA_DIR", "PYTHONPATH", CAMPAIGN_VARIABLE}
+)
+"""Variables that the harness gives a replica, beside those of its workload."""
+_ELF = b"\x7fELF"
+
+
+def check_layer(experiment: ExperimentSpec) -> Iterator[Finding]:
+    """Findings on the layer of one experiment's condition; none where it has none."""
+    condition = experiment.condition
+    if condition is None or condition.layer is None:
+        return
+    layer, where = condition.layer, f"the layer of condition {condition.name}"
+    if layer.prefix and shutil.which(layer.prefix[0]) is None:
+        message = f"{where} starts with {layer.prefix[0]}, and there is no such command."
+        yield Finding(Severity.ERROR, _CHECK, message, "Install it, or give its path.")
+    taken = sorted(layer.environment.keys() & (_OWN | workload_environment(experiment.workload).keys()))
+    if taken:
+        message = f"{where} sets {', '.join(taken)}, which the harness sets itself."
+        yield Finding(Severity.ERROR, _CHECK, message, "Say it with the workload's own fields, or leave it out.")
+    if layer.preload is not None and not _is_library(Path(layer.preload)):
+        message = f"{where} preloads {layer.preload}, and that is no shared library."
+        advice = "Give the path of a .so file, from where the harness is started. The loader would start without it."
+        yield Finding(Severity.ERROR, _CHECK, message, advice)
+
+
+def _is_library(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ELF)) == _ELF
+    except OSError:
+        return False

@@ -1,0 +1,186 @@
+"""One replica as a guarded process of this machine: how it is started, what it says of itself, how it is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.backends.guarded import Lifeline
+from harness.errors import BackendError
+from harness.metrics.sources import ReplicaTarget
+from harness.results import layout
+from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
+from harness.spec.condition import PRELOAD_VARIABLE
+
+HEALTH_TIMEOUT_S = 2.0
+LAST_LINES = 5
+LAST_LINES_BYTES = 4096
+WORKLOAD_COMMAND = (sys.executable, "-m", "harness.workloads")
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Which replica of an experiment it is.
+
+    Attributes:
+        workload: what it runs.
+        index: among the replicas of its workload, from 0.
+        folder: of its workload's replicas; the attempt's for a measured one.
+        neighbour: its workload's name where it is a neighbour; empty for a measured replica.
+        layer: between it and the machine; None: nothing.
+    """
+
+    workload: WorkloadSpec
+    index: int
+    folder: Path
+    neighbour: str = ""
+    layer: LayerSpec | None = None
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
+
+
+def seats(experiment: ExperimentSpec, folder: Path) -> list[Seat]:
+    """Every replica of an experiment: the measured ones first, then its neighbours in the order of the file."""
+    layer = experiment.condition.layer if experiment.condition else None
+    measured = [Seat(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
+    beside = [
+        Seat(each.workload, index, layout.neighbour_folder(folder, each.workload.name), each.workload.name)
+        for each in experiment.neighbours
+        for index in range(each.replicas)
+    ]
+    return [*measured, *beside]
+
+
+class LocalReplica:
+    """A running replica, below its guard.
+
+    Args:
+        seat: which one.
+        environment: its settings, beside this process's own.
+        lifeline: ends it with the harness.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, seat: Seat, environment: Mapping[str, str], lifeline: Lifeline) -> None:
+        self.seat = seat
+        self.served = False
+        self.log = layout.replica_log(seat.folder, seat.index)
+        self._folder = layout.replica_folder(seat.folder, seat.index)
+        self._folder.mkdir(parents=True)
+        self.guard: subprocess.Popen[bytes] = lifeline.start(
+            layered(WORKLOAD_COMMAND, seat.layer), log=self.log, environment=environment
+        )
+
+    def status(self) -> dict[str, Any]:
+        """What it wrote of itself; empty while it has not."""
+        try:
+            status: dict[str, Any] = json.loads((self._folder / "replica.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return status
+
+    def target(self) -> ReplicaTarget:
+        """Where its metrics are read. What a command prefix of its layer uses counts as part of it."""
+        status = self.status()
+        pid = int(status["pid"])
+        if self.seat.layer is not None and self.seat.layer.prefix:
+            with suppress(psutil.Error):
+                pid = next((child.pid for child in psutil.Process(self.guard.pid).children()), pid)
+        url = f"http://127.0.0.1:{status['port']}/metrics"
+        return ReplicaTarget(self.seat.index, pid, url, self.seat.neighbour)
+
+    def has_served(self) -> bool:
+        """Whether it has answered a request."""
+        status = self.status()
+        if status.get("phase") != "serving":
+            return False
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{status['port']}/health", timeout=HEALTH_TIMEOUT_S
+            ) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False  # 503 until it has served, or not listening yet: asked again until the deadline
+
+    def require_layer(self) -> None:
+        """Raise BackendError when it runs without the library of its layer, which the loader leaves out with a mere remark."""
+        preload = self.seat.layer.preload if self.seat.layer else None
+        if preload is None:
+            return
+        library = str(Path(preload).resolve())
+        if not any(library in _maps(process) for process in self._descendants()):
+            raise BackendError(
+                f"{self.seat.name} runs without the layer's library {library}: the loader did not take it.",
+                advice=f"See what the loader says in {self.log}; the library must be built for this machine.",
+            )
+
+    def terminate(self) -> None:
+        """Ask it to drain. A prefix that stays its parent may not pass signals on, so the replica itself gets it."""
+        if self.guard.poll() is not None:
+            return
+        own = self.status().get("pid")
+        wrapped = [process for process in self._descendants()[1:] if process.pid == own]
+        try:
+            for process in wrapped:
+                process.send_signal(signal.SIGTERM)
+        except psutil.Error:
+            wrapped = []
+        if not wrapped:
+            self.guard.terminate()
+
+    def last_lines(self) -> list[str]:
+        """The end of its log."""
+        with self.log.open("rb") as file:
+            file.seek(max(self.log.stat().st_size - LAST_LINES_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-LAST_LINES:]
+
+    def _descendants(self) -> list[psutil.Process]:
+        """Its processes, the one that the guard started first."""
+        try:
+            return psutil.Process(self.guard.pid).children(recursive=True)
+        except psutil.Error:
+            return []
+
+
+def layered(command: Sequence[str], layer: LayerSpec | None) -> list[str]:
+    """The command under a layer: its variables for prefix and replica, its library for the replica alone."""
+    if layer is None:
+        return list(command)
+    variables = [f"{name}={value}" for name, value in layer.environment.items()]
+    preload = [f"{PRELOAD_VARIABLE}={Path(layer.preload).resolve()}"] if layer.preload else []
+    outside = ["env", *variables] if variables else []
+    inside = ["env", *preload] if preload else []
+    return [*outside, *layer.prefix, *inside, *command]
+
+
+def _maps(process: psutil.Process) -> set[str]:
+    """Files that a process has mapped."""
+    try:
+        return {Path(region.path).as_posix() for region in process.memory_maps()}
+    except (psutil.Error, OSError):
+        return set()
+
+
+def import_paths() -> str:
+    """The harness itself first, then the folder it was started in (for a user's own workloads), as PYTHONPATH."""
+    own = str(Path(__file__).resolve().parents[2])
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join(dict.fromkeys(path for path in [own, str(Path.cwd()), *given] if path))

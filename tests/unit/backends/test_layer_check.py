@@ -1,0 +1,82 @@
+"""A layer that would not be there is refused before anything starts."""
+
+import sys
+
+import pytest
+
+from harness.backends.base import Severity
+from harness.backends.layer_check import check_layer
+from harness.backends.local_check import check_machine
+from harness.backends.local_replica import layered
+from harness.spec import ConditionSpec, LayerSpec
+from tests.support.experiments import experiment, neighbour
+
+LIBRARY = sys.executable  # an ELF file that is on every machine
+
+
+def found(**layer):
+    condition = ConditionSpec(name="hooked", layer=LayerSpec(**layer))
+    return [finding.message for finding in check_layer(experiment(condition=condition))]
+
+
+@pytest.mark.parametrize(
+    "layer", [{"prefix": ["env", "-u", "NOTHING"]}, {"environment": {"HOOK_LOG": "off"}}, {"preload": LIBRARY}]
+)
+def test_a_layer_that_can_be_is_fine(layer):
+    assert found(**layer) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (
+            {"prefix": ["no-such-hypervisor", "run"]},
+            "the layer of condition hooked starts with no-such-hypervisor, and there is no such command.",
+        ),
+        ({"preload": "libnone.so"}, "preloads libnone.so, and that is no shared library."),
+        ({"preload": __file__}, "and that is no shared library."),
+        (
+            {"environment": {"PORT": "80", "WORKLOAD": "x", "A": "b"}},
+            "sets PORT, WORKLOAD, which the harness sets itself.",
+        ),
+    ],
+)
+def test_a_layer_that_cannot_be_is_an_error(layer, expected):
+    [message] = found(**layer)
+
+    assert expected in message
+
+
+def test_without_a_layer_there_is_nothing_to_find():
+    assert list(check_layer(experiment())) == []
+    assert list(check_layer(experiment(condition=ConditionSpec(name="alone")))) == []
+
+
+def test_variables_reach_the_prefix_and_the_library_reaches_the_replica_alone():
+    layer = LayerSpec(prefix=["taskset", "-c", "0"], environment={"A": "b"}, preload="/opt/hook.so")
+
+    assert layered(["python", "-m", "x"], layer) == [
+        *("env", "A=b"),
+        *("taskset", "-c", "0"),
+        *("env", "LD_PRELOAD=/opt/hook.so"),
+        *("python", "-m", "x"),
+    ]
+    assert layered(["python"], None) == ["python"]
+
+
+def test_neighbours_are_checked_like_the_measured_workload():
+    lost = neighbour().model_copy(
+        update={"workload": neighbour().workload.model_copy(update={"factory": "no_such_module:make"})}
+    )
+    hungry = neighbour(name="hungry").model_copy(
+        update={"workload": neighbour(name="hungry").workload.model_copy(update={"memory_gb": 100_000.0})}
+    )
+    condition = ConditionSpec(name="beside", neighbours=[lost, hungry])
+
+    errors = [one.message for one in check_machine([experiment(condition=condition)]) if one.severity is Severity.ERROR]
+
+    assert any("the workload noisy is no_such_module:make" in message for message in errors)
+    assert any(
+        "2 replicas of tiny and 1 replicas of noisy and 1 replicas of hungry need about 100000.6 GB" in message
+        for message in errors
+    )
