@@ -86,6 +86,7 @@ class RecordingRequest:
         wake: ends the recording early when set.
         on_tick: called with rows done and rows in all.
         notice: told at once what goes wrong while recording, a sentence each.
+        enough: asked after each row, with the rows done, whether it may be the last one; None: all rows are wanted.
     """
 
     metrics: Sequence[Metric]
@@ -95,6 +96,7 @@ class RecordingRequest:
     wake: threading.Event
     on_tick: Callable[[int, int], None]
     notice: Callable[[str], None]
+    enough: Callable[[int], bool] | None = None
 
 
 class Deployment(Protocol):

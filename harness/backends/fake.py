@@ -76,6 +76,7 @@ class FakeDeployment:
             sources=self.sources(len(self.targets)),
             wake=request.wake,
             on_tick=request.on_tick,
+            enough=request.enough,
         )
 
     def telemetry(self, path: Path, *, interval_s: float) -> None:

@@ -157,6 +157,7 @@ class LocalDeployment:
             clock=request.clock,
             wake=request.wake,
             on_tick=request.on_tick,
+            enough=request.enough,
         )
 
     def telemetry(self, path: Path, *, interval_s: float) -> Telemetry:

@@ -17,6 +17,7 @@ from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
+from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, judge_data
 from harness.clock import Clock
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
@@ -87,6 +88,7 @@ class Attempt:
     summary: RecordingSummary | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
+    stopping: KnownWell | None = None
     neighbours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     provenance: Provenance | None = None
     start_s: float = 0.0
@@ -115,6 +117,7 @@ class Attempt:
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
         remarks = [Finding(Severity.INFO, "", remark) for remark in self.steps["preflight"].reasons]
+        remarks += [Finding(Severity.INFO, "", self._stopping()["why"])] if self._stopping() else []
         self.findings = [*remarks, *judge_data(self.folder, self.summary)]
         return give_verdict(
             self.findings,
@@ -259,11 +262,25 @@ class Attempt:
         telemetry.start()
         try:
             yield
+            enough=self._known_well(),
         finally:
             self.telemetry = telemetry.finish()
 
     def _on_tick(self, rows: int, of_rows: int) -> None:
         self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
+
+    def _known_well(self) -> KnownWell | None:
+        """Who says that enough is known, where the campaign asks for that."""
+        timing = self.experiment.timing
+        if timing.stop_when_known is not None:
+            self.stopping = KnownWell(
+                timing.stop_when_known,
+                self.folder,
+                replicas=self.experiment.replicas,
+                start_s=self.start_s,
+                step_s=timing.step_s,
+            )
+        return self.stopping
 
     def _why_aborted(self, when: str) -> str:
         if self.deaths:
@@ -319,6 +336,7 @@ class Attempt:
     def _cool_down(self) -> None:
         timing, clock = self.experiment.timing, self.shared.clock
         deadline_s = self.ended_s + timing.cooldown_s
+            stopping=self._stopping(),
         if timing.cooldown_gpu_celsius is None:
             clock.wait_until(deadline_s, self.abort)
             return
@@ -329,6 +347,12 @@ class Attempt:
 
 
 def _hottest(gpus: GpuSource) -> float:
+    def _stopping(self) -> dict[str, Any]:
+        """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
+        if self.stopping is None or self.summary is None or self.summary.stopped:
+            return {}
+        return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
+
     """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
     readings = [usage.temperature_celsius for usage in gpus.read()]
     return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)

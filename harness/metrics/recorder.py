@@ -57,6 +57,7 @@ class Recorder:
         sources: what is read; None: this machine.
         wake: ends the recording early when set.
         on_tick: called after each row with rows done and rows in all.
+        enough: asked after each row, with the rows done, whether it may be the last one.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Recorder:
         sources: Sources | None = None,
         wake: threading.Event | None = None,
         on_tick: Callable[[int, int], None] | None = None,
+        enough: Callable[[int], bool] | None = None,
     ) -> None:
         self._targets = list(targets)
         self._metrics = list(metrics)
@@ -89,9 +91,10 @@ class Recorder:
         self._sources = sources
         self._wake = wake
         self._on_tick = on_tick
+        self._enough = enough
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
-        """Record ``rows`` rows of every series; call it one window and a step before ``start_s``.
+        """Record ``rows`` rows of every series, fewer when enough is known; call it one window and a step before ``start_s``.
 
         Args:
             start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
@@ -133,6 +136,8 @@ class Recorder:
                 self._sink.write(recording.rows(time_ms, missed=too_late))
                 if self._on_tick is not None:
                     self._on_tick(index + 1, rows)
+                if self._enough is not None and self._enough(index + 1):
+                    return False
         return False
 
 

@@ -52,6 +52,33 @@ def chunks(path: Path, records: int = _CHUNK_RECORDS) -> Iterator[Records]:
                 return
 
 
+class Tail:
+    """Reads a ``.bin`` log that is still being written, every record once.
+
+    Args:
+        path: of the log; need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = 0
+        self._held = np.empty(0, dtype=RECORD)
+
+    def ended_by(self, end_ns: int) -> Records:
+        """Records that are new and whose request ended by ``end_ns``; later ones wait. Raises StorageError."""
+        fresh = self._held
+        with storage_errors(self._path, "read"):
+            if self._path.exists():
+                whole = (self._path.stat().st_size - self._offset_bytes) // RECORD.itemsize
+                added: Records = np.fromfile(self._path, dtype=RECORD, count=whole, offset=self._offset_bytes)
+                self._offset_bytes += added.nbytes
+                fresh = np.concatenate([fresh, added])
+        over = fresh["start_ns"] + fresh["latency_ns"] <= end_ns
+        self._held = fresh[~over]
+        ended: Records = fresh[over]
+        return ended
+
+
 def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int]:
     """Requests that were finished after ``begin_s`` and by ``end_s``, as the replicas' counters see them.
 

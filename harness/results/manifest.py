@@ -125,6 +125,9 @@ class Manifest(StrictModel):
     rows: int = Field(ge=0, description="Rows of every series of every metric.")
     absent_metrics: dict[str, str] = Field(default_factory=dict, description="Metric to reason.")
     recording: dict[str, Any] = Field(default_factory=dict, description="The recorder's summary.")
+    stopping: dict[str, Any] = Field(
+        default_factory=dict, description="Why the recording was as long as it was; empty when the clock alone decided."
+    )
     telemetry: dict[str, Any] = Field(default_factory=dict, description="The GPU telemetry's summary.")
     findings: list[dict[str, Any]] = Field(default_factory=list, description="What the quality check found.")
     verdict: Verdict

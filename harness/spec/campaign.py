@@ -12,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import MpsSpec, Sharing
+from harness.spec.stopping import StopWhenKnown
 from harness.spec.workload import WorkloadSpec
 
 MIN_STEP_S = 0.1
@@ -41,6 +43,11 @@ class Timing(StrictModel):
     stabilise_s: float = Field(default=300.0, ge=0, le=86_400, description="Seconds to run before recording.")
     record_s: float = Field(
         default=3600.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps."
+    )
+    stop_when_known: StopWhenKnown | None = Field(
+        default=None,
+        description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
+        "E.g. {metrics: [throughput, latency_p50], relative_half_width: 0.02, min_s: 30}.",
     )
     cooldown_s: float = Field(
         default=120.0,
@@ -84,6 +91,11 @@ class Timing(StrictModel):
             raise ValueError(
                 f"step_s {self.step_s:g} does not divide record_s {self.record_s:g}: "
                 f"use record_s {math.floor(steps) * self.step_s:g} or {math.ceil(steps) * self.step_s:g}."
+            )
+        known = self.stop_when_known
+        if known is not None and known.min_s >= self.record_s:
+            raise ValueError(
+                f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}, the longest recording."
             )
         if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
             raise ValueError(
@@ -193,6 +205,30 @@ class CampaignSpec(StrictModel):
             )
         if self.backend != "kubernetes" and self.kubernetes is not None:
             raise ValueError("`kubernetes` has no effect with backend local: say `backend: kubernetes`, or remove it.")
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_can_be(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and any(each.neighbours or each.layer for each in self.conditions):
+            raise ValueError("neighbours and layers need backend local: a cluster's pods run without them.")
+        return self
+
+    @model_validator(mode="after")
+    def _known_while_recording(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and self.timing.stop_when_known is not None:
+            raise ValueError(
+                "`timing.stop_when_known` needs backend local: the rows and requests of a cluster are there only when its "
+                "recording is over. Remove it, or shorten record_s."
+            )
+        timed = [
+            each.name
+            for each in self.workloads
+            if each.scenario is not None and each.scenario.kind is not ScenarioKind.HTTP
+        ]
+        if timed and self.timing.stop_when_known is not None:
+            raise ValueError(
+                f"`timing.stop_when_known` would cut LoadGen's test of {timed[0]} short: remove one of the two."
+            )
         return self
 
     @model_validator(mode="after")

@@ -447,3 +447,28 @@ def test_a_neighbour_that_is_gone_leaves_the_measured_series_whole():
 
     assert None not in values(sink, "latency_p99", "all")
     assert reasons(sink, "throughput", "whisper/all") == [NO_REPLICA] * 4
+
+
+def test_a_recording_ends_as_complete_when_enough_is_known():
+    sink, asked = RowList(), []
+
+    def enough(rows):
+        asked.append(rows)
+        return rows == 4
+
+    recorder = Recorder(
+        [ReplicaTarget(0, 1000, "http://127.0.0.1:1/metrics")],
+        metrics=select("all"),
+        step_s=1.0,
+        window_s=4.0,
+        sink=sink,
+        clock=SlowClock(),
+        sources=fake_sources(1, served()),
+        enough=enough,
+    )
+
+    summary = recorder.record(START_S, 60)
+
+    assert asked == [1, 2, 3, 4]
+    assert (summary.rows, summary.stopped, summary.end_s) == (4, False, START_S + 3)
+    assert {row.timestamp_s - START_S for row in sink.rows} == {0, 1, 2, 3}

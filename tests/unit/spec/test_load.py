@@ -214,6 +214,10 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: String should match pattern"),
         (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
         (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: Input should be 'deployment' or 'job'"),
+        (
+            CLUSTER + "kubernetes: {}\nconditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]\n",
+            "neighbours and layers need backend local",
+        ),
         (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
     ],
 )
@@ -223,3 +227,36 @@ def test_a_cluster_is_described_strictly(text, expected):
 
 def test_every_field_of_a_cluster_has_a_default():
     assert parse_campaign(CLUSTER + "kubernetes: {}\n", origin="c").kubernetes == KubernetesSpec()
+
+
+@pytest.mark.parametrize(
+    ("timing", "expected"),
+    [
+        ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 3600"),
+        ("{stop_when_known: {metrics: [latency_p90]}}", "'throughput', 'latency_p50', 'latency_p95' or 'latency_p99'"),
+        ("{stop_when_known: {metrics: [throughput, throughput]}}", "the same metric is listed twice"),
+        ("{stop_when_known: {metrics: []}}", "at least 1 item"),
+        ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
+        ("{stop_when_known: {}}\nbackend: kubernetes\nkubernetes: {}", "stop_when_known` needs backend local"),
+    ],
+)
+def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
+    assert expected in faults(GOOD + f"timing: {timing}\n")
+
+
+def test_a_test_of_loadgen_is_not_cut_short():
+    workload = "    scenario: {kind: server, rate: 10}\n"
+    text = GOOD.replace("  - name: resnet50\n", "  - name: resnet50\n" + workload)
+
+    assert "would cut LoadGen's test of resnet50 short" in faults(text + "timing: {stop_when_known: {}}\n")
+
+
+def test_stopping_when_known_takes_its_defaults():
+    spec = parse_campaign(GOOD + "timing: {stop_when_known: {}}\n", origin="c.yaml")
+
+    assert spec.timing.stop_when_known.relative_half_width == 0.02
+    assert [metric.value for metric in spec.timing.stop_when_known.metrics] == [
+        "throughput",
+        "latency_p50",
+        "latency_p99",
+    ]

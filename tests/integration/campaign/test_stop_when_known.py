@@ -1,0 +1,72 @@
+"""Recordings of real replicas that end when enough is known, or do not."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness.analysis.answer import remarks
+from harness.analysis.campaign import analyse
+from harness.results.experiment import verify_campaign
+from harness.results.layout import metric_files
+from harness.results.manifest import Status, read_manifest
+
+pytestmark = pytest.mark.integration
+
+CAMPAIGN = """
+name: known
+workloads:
+  - {{name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1}}
+replicas: [{replicas}]
+timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, stop_when_known: {{{known}}}}}
+metrics: [latency_p50, throughput, total_count]
+"""
+
+
+def run(folder, **values):
+    file = folder / "campaign.yaml"
+    file.write_text(CAMPAIGN.format(**values))
+    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(folder), "--no-report"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    campaign = next(folder.glob("known-*"))
+    return campaign, next(path for path in campaign.glob("tiny_*") if path.is_dir())
+
+
+def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
+    campaign, experiment = run(
+        tmp_path,
+        replicas=2,
+        record_s=30,
+        known="min_s: 1, relative_half_width: 0.3, metrics: [throughput, latency_p50]",
+    )
+
+    manifest = read_manifest(experiment)
+    assert manifest.verdict.status is Status.VALID
+    assert manifest.stopping["known"]
+    assert manifest.stopping["planned_s"] == 30
+    assert 2 <= manifest.stopping["recorded_s"] < 15
+    assert manifest.stopping["recorded_s"] == pytest.approx((manifest.rows - 1) * 0.1)
+    assert manifest.stopping["figures"]["throughput"]["low"] > 0
+    assert f"Recorded {manifest.stopping['recorded_s']:g} of at most 30 s" in manifest.stopping["why"]
+    for file in metric_files(experiment).values():
+        series = {line.split(",")[2] for line in file.path.read_text().splitlines()[1:]}
+        assert len(file.path.read_text().splitlines()) == 1 + len(series) * manifest.rows
+    assert verify_campaign(campaign).ok
+    analysis = analyse(campaign)
+    assert analysis.unfinished == []
+    (low, high) = (manifest.stopping["figures"]["throughput"][end] for end in ("low", "high"))
+    assert low < analysis.cells[0].estimates["throughput"].mean < high
+    assert manifest.stopping["why"] in remarks(analysis.experiments[0])
+
+
+def test_what_stays_unknown_is_recorded_to_the_end_and_says_what(tmp_path):
+    _, experiment = run(tmp_path, replicas=1, record_s=2, known="min_s: 1, relative_half_width: 0.000001")
+
+    manifest = read_manifest(experiment)
+    assert manifest.rows == 21
+    assert not manifest.stopping["known"]
+    assert manifest.stopping["why"].startswith("Recorded to the end (2 s): throughput (")
+    assert "0.0001 %" in manifest.stopping["why"]
+    assert json.loads((experiment / "manifest.json").read_text())["stopping"]["figures"]["latency_p99"]["high"] is None
