@@ -90,3 +90,19 @@ def with_children(settings):
     while len(list(Path(settings.replica_dir).glob("pid-*"))) < 2:
         time.sleep(0.01)
     return Tiny()
+
+
+class _Spins(Tiny):
+    """Needs a CPU for every request, and shares one with whoever spins on the same."""
+
+    def infer(self) -> int:
+        total = 0
+        for number in range(20_000):
+            total += number
+        return 1
+
+
+def spins(settings):
+    """Option `cpu`: the only CPU it may use."""
+    os.sched_setaffinity(0, {int(settings.options["cpu"])})
+    return _Spins()
