@@ -86,9 +86,9 @@ class Attempt:
     storage_error: StorageError | None = None
     findings: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
+    stopping: KnownWell | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
-    stopping: KnownWell | None = None
     neighbours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     provenance: Provenance | None = None
     start_s: float = 0.0
@@ -245,29 +245,12 @@ class Attempt:
             wake=self.abort,
             on_tick=self._on_tick,
             notice=lambda sentence: self.shared.listener(Notice(sentence)),
+            enough=self._known_well(),
         )
         with writer, self._telemetry(self._deployment):
             self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
         if self.summary.stopped:
             raise BackendError(self._why_aborted(f"after {self.summary.rows} of {timing.rows} rows"))
-
-    @contextmanager
-    def _telemetry(self, deployment: Deployment) -> Iterator[None]:
-        """The fast series beside the recording, where there is one."""
-        interval_s = self.experiment.timing.telemetry_interval_s
-        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY, interval_s=interval_s)
-        if telemetry is None:
-            yield
-            return
-        telemetry.start()
-        try:
-            yield
-            enough=self._known_well(),
-        finally:
-            self.telemetry = telemetry.finish()
-
-    def _on_tick(self, rows: int, of_rows: int) -> None:
-        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
 
     def _known_well(self) -> KnownWell | None:
         """Who says that enough is known, where the campaign asks for that."""
@@ -281,6 +264,23 @@ class Attempt:
                 step_s=timing.step_s,
             )
         return self.stopping
+
+    @contextmanager
+    def _telemetry(self, deployment: Deployment) -> Iterator[None]:
+        """The fast series beside the recording, where there is one."""
+        interval_s = self.experiment.timing.telemetry_interval_s
+        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY, interval_s=interval_s)
+        if telemetry is None:
+            yield
+            return
+        telemetry.start()
+        try:
+            yield
+        finally:
+            self.telemetry = telemetry.finish()
+
+    def _on_tick(self, rows: int, of_rows: int) -> None:
+        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
 
     def _why_aborted(self, when: str) -> str:
         if self.deaths:
@@ -317,11 +317,18 @@ class Attempt:
             rows=recorded or self.experiment.timing.rows,
             absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
             recording=self.summary.to_dict() if self.summary else {},
+            stopping=self._stopping(),
             telemetry=self.telemetry.to_dict() if self.telemetry else {},
             findings=as_records(self.findings),
             verdict=verdict,
         )
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
+
+    def _stopping(self) -> dict[str, Any]:
+        """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
+        if self.stopping is None or self.summary is None or self.summary.stopped:
+            return {}
+        return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
 
     def _nothing_recorded(self) -> dict[str, str]:
         why = self.failures[0] if self.failures else "the recording did not begin"
@@ -336,7 +343,6 @@ class Attempt:
     def _cool_down(self) -> None:
         timing, clock = self.experiment.timing, self.shared.clock
         deadline_s = self.ended_s + timing.cooldown_s
-            stopping=self._stopping(),
         if timing.cooldown_gpu_celsius is None:
             clock.wait_until(deadline_s, self.abort)
             return
@@ -347,12 +353,6 @@ class Attempt:
 
 
 def _hottest(gpus: GpuSource) -> float:
-    def _stopping(self) -> dict[str, Any]:
-        """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
-        if self.stopping is None or self.summary is None or self.summary.stopped:
-            return {}
-        return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
-
     """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
     readings = [usage.temperature_celsius for usage in gpus.read()]
     return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)
