@@ -17,10 +17,13 @@ from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
+from harness.campaign.load import LoadProcess, needs_load
 from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, judge_data
 from harness.clock import Clock
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
+from harness.load import scenario_result
+from harness.load.figures import Window
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
@@ -93,7 +96,9 @@ class Attempt:
     provenance: Provenance | None = None
     start_s: float = 0.0
     ended_s: float = 0.0
+    scenario: dict[str, Any] = field(default_factory=dict)
     _deployment: Deployment | None = None
+    _load: LoadProcess | None = None
 
     @property
     def folder(self) -> Path:
@@ -118,7 +123,8 @@ class Attempt:
         """How far what was measured can be trusted."""
         remarks = [Finding(Severity.INFO, "", remark) for remark in self.steps["preflight"].reasons]
         remarks += [Finding(Severity.INFO, "", self._stopping()["why"])] if self._stopping() else []
-        self.findings = [*remarks, *judge_data(self.folder, self.summary)]
+        data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
+        self.findings = [*remarks, *data, *self._judge_scenario()]
         return give_verdict(
             self.findings,
             failures=self.failures,
@@ -127,6 +133,17 @@ class Attempt:
             unclean_ends=self.unclean_ends,
             replicas=self.experiment.replicas,
         )
+
+    def _judge_scenario(self) -> list[Finding]:
+        """What the scenario's requests say; nothing in the closed loop, and where nothing was recorded."""
+        summary, provenance = self.summary, self.provenance
+        if self.experiment.workload.scenario is None or summary is None or summary.end_s is None or provenance is None:
+            return []
+        window = Window(summary.start_s, summary.end_s)
+        self.scenario, findings = scenario_result.evaluate(
+            self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance
+        )
+        return findings
 
     def publish(self, verdict: Verdict) -> bool:
         """Export and verify; True when the experiment's folder is there and holds what it should."""
@@ -202,6 +219,8 @@ class Attempt:
         self._deployment = self.shared.backend.deploy(
             self.experiment, self.folder, abort=self.abort, on_death=self._on_death
         )
+        if needs_load(self.experiment):
+            self._load = LoadProcess(self.experiment, self.folder, self._deployment.statuses())
 
     def _on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""
@@ -290,6 +309,8 @@ class Attempt:
     def _clean_up(self) -> None:
         if self._deployment is None:
             return
+        if self._load is not None:  # before the servers go: what it cannot send is no error of theirs
+            self.unclean_ends += self._load.stop()
         self.statuses = [dict(status) for status in self._deployment.statuses()]
         self.neighbours = {
             name: [dict(status) for status in statuses]
@@ -322,6 +343,10 @@ class Attempt:
             findings=as_records(self.findings),
             verdict=verdict,
         )
+        if self.scenario:
+            with storage_errors(self.folder):
+                text = json.dumps(self.scenario, indent=2) + "\n"
+                atomic_write(self.folder / scenario_result.FILE_NAME, text, replace=True)
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
 
     def _stopping(self) -> dict[str, Any]:

@@ -18,12 +18,12 @@ _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
 
-def judge_data(folder: Path, summary: RecordingSummary | None) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded."""
+def judge_data(folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False) -> list[Finding]:
+    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
     requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
-    return judge(folder, rows=summary.rows, requests=requests)
+    return judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop)
 
 
 def give_verdict(

@@ -63,7 +63,9 @@ class Finding:
     advice: str = ""
 
 
-def judge(folder: Path, *, rows: int | None = None, requests: Mapping[str, int] | None = None) -> list[Finding]:
+def judge(
+    folder: Path, *, rows: int | None = None, requests: Mapping[str, int] | None = None, open_loop: bool = False
+) -> list[Finding]:
     """Judge the metric CSVs of one experiment.
 
     Args:
@@ -71,6 +73,7 @@ def judge(folder: Path, *, rows: int | None = None, requests: Mapping[str, int] 
         rows: rows that every series must have; None: as many as the longest.
         requests: requests in each replica's own log between the first and the last row, by series
             name (``replica-0``); None: not compared.
+        open_loop: requests come at times of their own, so that throughput varies as those do.
     """
     try:
         experiment = read_experiment(folder)
@@ -87,7 +90,7 @@ def judge(folder: Path, *, rows: int | None = None, requests: Mapping[str, int] 
         *_replicas(experiment),
         *_saturation(experiment),
         *_counts(experiment, requests or {}),
-        *_steadiness(experiment),
+        *(() if open_loop else _steadiness(experiment)),
     ]
 
 

@@ -174,7 +174,8 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
     end_s = manifest.start_s + (manifest.rows - 1) * manifest.experiment.timing.step_s
     logged = requests_within(folder, manifest.start_s, end_s)
     known = {finding.get("message") for finding in manifest.findings}
-    for finding in judge(folder, rows=manifest.rows, requests=logged):
+    open_loop = manifest.experiment.workload.open_loop
+    for finding in judge(folder, rows=manifest.rows, requests=logged, open_loop=open_loop):
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
             advice = finding.advice or "Do not use this experiment."
             expected, found = "data fit to be used", f"verdict {manifest.verdict.status.value}"

@@ -13,6 +13,7 @@ from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
 from harness.spec.scenario import ScenarioKind
+from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.stopping import StopWhenKnown
 from harness.spec.workload import WorkloadSpec
@@ -229,6 +230,24 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 f"`timing.stop_when_known` would cut LoadGen's test of {timed[0]} short: remove one of the two."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _scenarios_can_be(self) -> CampaignSpec:
+        for workload in self.workloads:
+            scenario = workload.scenario
+            if scenario is None:
+                continue
+            if scenario.kind is ScenarioKind.HTTP and self.backend != "local":
+                raise ValueError(
+                    f"the workload {workload.name} has scenario http, which runs with backend local only: "
+                    "the load generator stands beside the replicas. Use scenario server on a cluster."
+                )
+            if scenario.duration_s is not None and scenario.duration_s > self.timing.record_s:
+                raise ValueError(
+                    f"the scenario of {workload.name} lasts {scenario.duration_s:g} s (duration_s), longer than "
+                    f"the recording that it must lie in ({self.timing.record_s:g} s, timing.record_s)."
+                )
         return self
 
     @model_validator(mode="after")

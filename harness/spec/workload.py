@@ -11,7 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from harness.spec.model import StrictModel
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 
-BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper")
+BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper", "chat", "notebook", "resnet50-training", "bert-training")
+CLOSED_LOOP_ONLY = frozenset({"notebook", "resnet50-training", "bert-training"})
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -48,7 +49,7 @@ class WorkloadSpec(StrictModel):
     )
     model: str | None = Field(
         default=None,
-        description="Built-in workload to run: resnet50, distilbert or whisper; null means the one that `name` names.",
+        description=f"Built-in workload to run: {', '.join(BUILTIN_WORKLOADS)}; null means the one that `name` names.",
     )
     factory: str | None = Field(
         default=None,
@@ -94,9 +95,14 @@ class WorkloadSpec(StrictModel):
         """What the replica loads: a built-in workload's name, or ``module:callable``."""
         return self.factory or self.model or self.name
 
+    @property
+    def open_loop(self) -> bool:
+        """Requests come at times of their own, however long answers take."""
+        return self.scenario is not None and self.scenario.open_loop
+
     def at_rate(self, rate: float) -> WorkloadSpec:
         """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
-        if self.scenario is None or not self.scenario.open_loop:
+        if self.scenario is None or not self.open_loop:
             raise ValueError(f"the workload {self.name} has no scenario with a rate: server or http.")
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
 
@@ -110,6 +116,8 @@ class WorkloadSpec(StrictModel):
             raise ValueError(
                 f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
             )
+        if self.target == "resnet50-training" and self.batch_size == 1:
+            raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
             raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
         return self
@@ -118,6 +126,8 @@ class WorkloadSpec(StrictModel):
     def _scenario_can_be(self) -> WorkloadSpec:
         if self.scenario is None:
             return self
+        if self.factory is None and self.target in CLOSED_LOOP_ONLY:
+            raise ValueError(f"{self.target} makes its own pace: it runs in the closed loop, without a `scenario`.")
         if self.inference_sleep_s:
             raise ValueError("`inference_sleep_s` pauses the closed loop; a `scenario` has arrivals of its own.")
         if self.scenario.kind is ScenarioKind.SINGLE_STREAM and self.batch_size != 1:
