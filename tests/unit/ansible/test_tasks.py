@@ -84,14 +84,20 @@ def test_no_handler_is_relied_upon():
     assert not [path for path, task in tree.every_task() if "notify" in task]
 
 
+def roles_below(heading, page):
+    table = re.search(rf"## {heading}\n(.+?)\n## ", page, re.DOTALL)
+    rows = re.findall(r"^\| (`.+?) \|", table[1], re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
 def test_the_documented_number_of_tasks_is_the_counted_one():
     page = (ROOT / "docs/node.md").read_text()
-    table = re.search(r"## Roles\n(.+?)\n## ", page, re.DOTALL)
-    roles = [
-        name for row in re.findall(r"^\| (`.+?) \|", table[1], re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
-    ]
-    total = sum((count_tasks.count(ROOT / "roles" / role) for role in roles), count_tasks.Counter())
-    assert f"| this project | {total['tasks']} | 0 | 0 | all {len(roles)} roles of this page" in page
+    node, top = roles_below("Roles", page), roles_below("Roles on top of the cluster", page)
+    assert sorted(node + top) == sorted(tree.ROLES)
+    counts = [sum(count_tasks.count(ROOT / "roles" / role)["tasks"] for role in roles) for roles in (node, top)]
+    assert f"| this project | {counts[0]} | 0 | 0 | the {len(node)} roles of node and cluster" in page
+    assert f"The {len(top)} roles on top of the cluster have {counts[1]} tasks more" in page
+    assert f"Argument specifications: {len(tree.ROLES)} of {len(tree.ROLES)} roles here" in page
 
 
 def test_no_role_runs_a_shell_or_swallows_an_error():

@@ -12,6 +12,10 @@ from harness.node.machine import FileState, PackageState, UnitState
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0
+PROXY = "/api/v1/namespaces/monitoring/services"
+TARGETS = f"{PROXY}/prometheus:9090/proxy/api/v1/targets?state=active"
+GRAFANA_HEALTH = f"{PROXY}/grafana:3000/proxy/api/health"
+JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor", "dcgm-exporter")
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
 VARIABLES: dict[str, Any] = {
@@ -110,6 +114,8 @@ def machine() -> FakeMachine:
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
             "kubectl get /readyz": "ok",
+            f"kubectl get {TARGETS}": targets(),
+            f"kubectl get {GRAFANA_HEALTH}": '{"database": "ok"}',
             "kubectl auth can-i create deployments.apps": "yes\n",
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
@@ -128,6 +134,13 @@ def worker() -> FakeMachine:
     (node,) = found.objects["nodes"]
     found.objects = {"nodes": [{**node, "metadata": {**node["metadata"], "name": VARIABLES["worker_node_name"]}}]}
     return found
+
+
+def targets(**health: str) -> str:
+    """Prometheus's answer about its targets; health: by job, with underscores, where it is not up (absent: no target)."""
+    states = {job: health.get(job.replace("-", "_"), "up") for job in JOBS}
+    active = [{"labels": {"job": job}, "health": state} for job, state in states.items() if state != "absent"]
+    return json.dumps({"status": "success", "data": {"activeTargets": active}})
 
 
 def _files() -> dict[str, str]:
@@ -209,7 +222,11 @@ def _objects() -> dict[str, list[dict[str, Any]]]:
                 },
             )
         ],
-        "deployments": [named("coredns", spec={"replicas": 2}, status={"readyReplicas": 2})],
+        "deployments": [
+            named("coredns", spec={"replicas": 2}, status={"readyReplicas": 2}),
+            named("grafana", spec={"replicas": 1}, status={"readyReplicas": 1}),
+        ],
+        "persistentvolumeclaims": [named(name, status={"phase": "Bound"}) for name in ("prometheus", "grafana")],
         "daemonsets": [
             named(name, spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})
             for name in ("kube-proxy", "device-plugin")

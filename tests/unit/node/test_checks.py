@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,21 @@ from harness.node.fake import FakeMachine
 from harness.node.machine import CommandOutput, FileState, PackageState
 from harness.node.verdict import Verdict
 from harness.node.verify import judge
-from tests.unit.node.healthy import BOOT_ID, KUBELET_LIMITS, STARTED_S, SYSCTLS, machine, named, node, unit, worker
+from tests.unit.node.healthy import (
+    BOOT_ID,
+    GRAFANA_HEALTH,
+    IMAGE,
+    KUBELET_LIMITS,
+    STARTED_S,
+    SYSCTLS,
+    TARGETS,
+    machine,
+    named,
+    node,
+    targets,
+    unit,
+    worker,
+)
 
 Break = Callable[[FakeMachine], object]
 DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
@@ -227,14 +242,17 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "the node has no pod network": (node_object(spec={"podCIDR": "absent"}), {"cluster/pod-network"}),
     "the node has another name": (
         objects("nodes", named("ubuntu", spec={}, status={})),
-        {"cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"},
+        {"cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"}
+        | {"gpu/label", "gpu/slices"},
     ),
     "a pod of a Deployment is missing": (
-        objects("deployments", named("coredns", spec={"replicas": 2}, status={"readyReplicas": 1})),
+        lambda paper: paper.objects["deployments"][0].update(status={"readyReplicas": 1}),
         {"cluster/system-pods"},
     ),
     "a DaemonSet has no pods": (
-        objects("daemonsets", named("calico-node", spec={}, status={"desiredNumberScheduled": 1})),
+        lambda paper: paper.objects["daemonsets"].append(
+            named("calico-node", spec={}, status={"desiredNumberScheduled": 1})
+        ),
         {"cluster/system-pods"},
     ),
     "Calico is not available": (
@@ -282,6 +300,100 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "evicted pods pile up": (
         objects("pods", *[named(f"pod-{number}") for number in range(100)]),
         {"housekeeping/failed-pods"},
+    ),
+    "a node with a GPU has no label": (
+        lambda paper: paper.objects["nodes"][0]["metadata"].pop("labels"),
+        {"gpu/label"},
+    ),
+    "the plugin advertises whole GPUs": (
+        node_object(status={"allocatable": {"cpu": "16", "nvidia.com/gpu": "2"}}),
+        {"gpu/slices"},
+    ),
+    "no GPU is advertised": (node_object(status={"allocatable": {"cpu": "16"}}), {"gpu/slices"}),
+    "another GPU was found": (
+        lambda paper: paper.commands.update({"nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\n"}),
+        {"gpu/slices"},
+    ),
+    "a GPU takes one process alone": (
+        lambda paper: paper.commands.update({"nvidia-smi": "Default\nExclusive_Process\n"}),
+        {"gpu/compute-mode"},
+    ),
+    "the device plugin is gone": (
+        lambda paper: paper.objects["daemonsets"].pop(),
+        {"gpu/device-plugin"},
+    ),
+    "the device plugin fits no node": (
+        lambda paper: paper.objects["daemonsets"][-1].update(status={"desiredNumberScheduled": 0}),
+        {"gpu/device-plugin"},
+    ),
+    "an MPS server is left": (
+        lambda paper: paper.objects["daemonsets"].append(
+            named("mps-control-daemon", spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})
+        ),
+        {"gpu/mps"},
+    ),
+    "no CUDA kernel was tried": (objects("jobs"), {"gpu/cuda-smoke"}),
+    "a CUDA kernel failed": (
+        objects("jobs", named("cuda-smoke-a", status={"succeeded": 1}), named("cuda-smoke-b", status={"failed": 3})),
+        {"gpu/cuda-smoke"},
+    ),
+    "Prometheus waits for its volume": (
+        lambda paper: paper.objects["persistentvolumeclaims"][0].update(status={"phase": "Pending"}),
+        {"monitoring/volumes"},
+    ),
+    "Grafana has no volume": (
+        lambda paper: paper.objects["persistentvolumeclaims"].pop(),
+        {"monitoring/volumes"},
+    ),
+    "an exporter does not answer": (
+        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": targets(node_exporter="down")}),
+        {"monitoring/targets"},
+    ),
+    "the GPUs' exporter has no pod": (
+        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": targets(dcgm_exporter="absent")}),
+        {"monitoring/targets"},
+    ),
+    "Prometheus does not answer": (
+        lambda paper: paper.commands.pop(f"kubectl get {TARGETS}"),
+        {"monitoring/targets"},
+    ),
+    "Prometheus says something else": (
+        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": '{"status": "error"}'}),
+        {"monitoring/targets"},
+    ),
+    "Grafana has lost its database": (
+        lambda paper: paper.commands.update({f"kubectl get {GRAFANA_HEALTH}": '{"database": "failing"}'}),
+        {"monitoring/grafana"},
+    ),
+    "Grafana says something else": (
+        lambda paper: paper.commands.update({f"kubectl get {GRAFANA_HEALTH}": "<html>"}),
+        {"monitoring/grafana"},
+    ),
+    "the workload image is another version's": (
+        lambda paper: paper.commands.update({"crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:0"]}]})}),
+        {"workloads/image"},
+    ),
+    "no list of images": (
+        lambda paper: paper.commands.update({"crictl images": "{}"}),
+        {"workloads/image"},
+    ),
+    "replicas have no namespace": (
+        lambda paper: paper.objects["namespaces"].pop(),
+        {"workloads/namespace"},
+    ),
+    "replicas may be privileged": (
+        lambda paper: paper.objects["namespaces"][-1]["metadata"].update(labels={}),
+        {"workloads/namespace"},
+    ),
+    "everybody may come in to the replicas": (objects("networkpolicies"), {"workloads/namespace"}),
+    "everybody can read the harness's kubeconfig": (
+        state("/home/ada/.kube/harness.conf", mode=0o644),
+        {"workloads/account"},
+    ),
+    "the harness has no kubeconfig": (remove("/home/ada/.kube/harness.conf"), {"workloads/account"}),
+    "the harness is not let in": (
+        lambda paper: paper.commands.update({"kubectl auth can-i create deployments.apps": "no\n"}),
+        {"workloads/account"},
     ),
 }
 
@@ -384,7 +496,7 @@ def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remov
     found = verdict(paper, **changes)
     assert found.ok
     assert {each.name for each in found.not_applicable} == {
-        check.name for check in registered() if check.area == "nvidia"
+        check.name for check in registered() if check.area in {"nvidia", "gpu"}
     }
     assert all(reason in each.reason for each in found.not_applicable)
 
@@ -393,9 +505,56 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
     paper = machine()
     remove("/proc/driver/nvidia/version")(paper)
     remove("/var/run/cdi/nvidia.yaml")(paper)
-    found = verdict(paper, nvidia_toolkit_gpu="assumed")
+    found = verdict(paper, nvidia_toolkit_gpu="assumed", device_plugin_gpus_assumed=2)
+    assert [str(check) for check in found.failed] == []
+    assert {each.name for each in found.not_applicable} == {"nvidia/driver", "nvidia/cdi", "gpu/compute-mode"}
+
+
+def test_without_a_gpu_prometheus_needs_no_job_for_it() -> None:
+    paper = machine()
+    paper.commands[f"kubectl get {TARGETS}"] = targets(dcgm_exporter="absent")
+    assert verdict(paper, nvidia_toolkit_gpu="absent").ok
+
+
+@pytest.mark.parametrize(
+    ("sharing", "replicas", "allocatable", "modes"),
+    [("exclusive", 1, 2, "Default\nDefault\n"), ("mps", 4, 8, "Exclusive_Process\nExclusive_Process\n")],
+)
+def test_slices_servers_and_compute_mode_follow_the_way_of_sharing(
+    sharing: str, replicas: int, allocatable: int, modes: str
+) -> None:
+    paper = machine()
+    paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/gpu": str(allocatable)}
+    paper.commands["nvidia-smi"] = modes
+    status = {"desiredNumberScheduled": 1, "numberReady": 1}
+    paper.objects["daemonsets"] += [named("mps-control-daemon", spec={}, status=status)] if sharing == "mps" else []
+    found = verdict(paper, device_plugin_sharing=sharing, device_plugin_replicas=replicas)
+    assert [str(check) for check in found.failed] == []
+
+
+def test_a_divided_gpu_hands_out_its_instances() -> None:
+    paper = machine()
+    instances = "".join(f"  MIG 3g.20gb Device {index}: (UUID: MIG-{index})\n" for index in range(2))
+    paper.commands["nvidia-smi -L"] = f"GPU 0: NVIDIA A100 (UUID: GPU-a)\n{instances}GPU 1: NVIDIA A16 (UUID: GPU-b)\n"
+    paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/gpu": "10", "nvidia.com/mig-3g.20gb": "20"}
+    assert [str(check) for check in verdict(paper).failed] == []
+
+
+def test_a_paused_grafana_is_not_asked() -> None:
+    paper = machine()
+    paper.objects["deployments"][-1] = named("grafana", spec={"replicas": 0}, status={})
+    paper.commands.pop(f"kubectl get {GRAFANA_HEALTH}")
+    found = verdict(paper)
+    assert [str(check) for check in found.failed] == []
+    assert [each.name for each in found.not_applicable] == ["monitoring/grafana"]
+
+
+def test_a_kernel_can_be_told_off() -> None:
+    paper = machine()
+    paper.objects["jobs"] = []
+    found = verdict(paper, device_plugin_smoke=False)
     assert found.ok
-    assert {each.name for each in found.not_applicable} == {"nvidia/driver", "nvidia/cdi"}
+    assert [each.name for each in found.not_applicable] == ["gpu/cuda-smoke"]
 
 
 def test_pressure_can_be_told_off() -> None:
