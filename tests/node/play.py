@@ -26,6 +26,7 @@ class Task:
     name: str
     role: str
     action: str
+    play: str
     started_at: float
     status: str = "running"
     changed: bool = False
@@ -108,9 +109,9 @@ class Playbooks:
         """Run a playbook to its end; extra variables as keyword arguments."""
         return self._finish(playbook, self._start(playbook, arguments, variables), kill_at=None)
 
-    def run_killed(self, playbook: str, task_name: str, delay_s: float, **variables: Any) -> Run:
+    def run_killed(self, playbook: str, task_name: str, delay_s: float, *arguments: str) -> Run:
         """Run a playbook and kill it, with every process of it, a moment after the task of that name began."""
-        process = self._start(playbook, (), variables)
+        process = self._start(playbook, arguments, {})
         return self._finish(playbook, process, kill_at=(task_name, delay_s))
 
     def _start(
@@ -192,7 +193,7 @@ def _read_journal(journal: Path) -> tuple[list[Task], dict[str, dict[str, int]]]
     for line in lines:
         entry = json.loads(line)
         if entry["event"] == "start":
-            tasks[entry["task"]] = Task(entry["name"], entry["role"], entry["action"], entry["at"])
+            tasks[entry["task"]] = Task(entry["name"], entry["role"], entry["action"], entry["play"], entry["at"])
         elif entry["event"] == "stats":
             by_host = entry["hosts"]
         else:

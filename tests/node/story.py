@@ -33,10 +33,10 @@ MACHINE_VARIABLES: dict[str, Any] = {
 def playbooks_for(machine: Machine, mirror: Mirror, *, worker: Machine | None = None, **variables: Any) -> Playbooks:
     """Playbooks of a machine, everything fetched from the local mirrors; host variables as keyword arguments.
 
-    worker: a second machine that joins it.
+    worker: a second machine that joins it; it has no GPU.
     """
     common = {"ansible_user": USER} | mirror.variables() | MACHINE_VARIABLES | variables
-    return Playbooks(machine, common, worker=worker, worker_variables=common)
+    return Playbooks(machine, common, worker=worker, worker_variables=common | {"nvidia_toolkit_gpu": "absent"})
 
 
 @dataclass(frozen=True)

@@ -3,17 +3,44 @@
 from random import Random
 
 import pytest
+import yaml
 
 from tests.node import fingerprint, judge
 from tests.node.conftest import Boot
 from tests.node.machine.image import Disks
 from tests.node.mirror.site import Mirror
-from tests.node.play import Playbooks, Run
+from tests.node.play import ROOT, Playbooks, Run
 from tests.node.story import SITE, Step, playbooks_for
 
 KILLS = 20
 # A task takes about half a second here: some are killed as they begin, some in the middle, some as they end.
 LONGEST_DELAY_S = 0.5
+
+
+def stages() -> dict[str, list[str]]:
+    """The playbooks of the site, in order, each with the names of its plays."""
+    imported = [entry["ansible.builtin.import_playbook"] for entry in yaml.safe_load((ROOT / SITE).read_text())]
+    return {path: [play["name"] for play in yaml.safe_load((ROOT / path).read_text())] for path in imported}
+
+
+class Site:
+    """The site on one machine, killed over and over; a run begins with the playbook in which the last one was killed.
+
+    What the playbooks before that one have done is finished, and the run at the end goes through all of them again.
+    """
+
+    def __init__(self, playbooks: Playbooks) -> None:
+        self.playbooks = playbooks
+        self.left = stages()
+        self.runs: list[Run] = []
+
+    def kill_in(self, task: str, delay_s: float) -> None:
+        """One more run, killed a moment after a task began."""
+        first, *others = self.left
+        self.runs.append(self.playbooks.run_killed(first, task, delay_s, *others))
+        reached = self.runs[-1].tasks[-1].play
+        while reached not in self.left[next(iter(self.left))]:
+            self.left.pop(next(iter(self.left)))
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +54,15 @@ def killed(disturbed: Playbooks, first_node_stage: Run, converged: Step) -> list
     changing = list(dict.fromkeys(task.name for task in [*first_node_stage.changed, *converged.run.changed]))
     names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
-    runs = [disturbed.run_killed(SITE, name, delays.uniform(0, LONGEST_DELAY_S)) for name in names]
+    site = Site(disturbed)
+    for name in names:
+        site.kill_in(name, delays.uniform(0, LONGEST_DELAY_S))
     # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
     # run every time.
     further_down = [task.name for task in converged.run.tasks[-15:-5] if task.name not in names]
-    while len(victims(runs)) < KILLS and further_down:
-        runs.append(disturbed.run_killed(SITE, further_down.pop(0), 0.0))
-    return runs
+    while len(victims(site.runs)) < KILLS and further_down:
+        site.kill_in(further_down.pop(0), 0.0)
+    return site.runs
 
 
 def victims(runs: list[Run]) -> set[str]:

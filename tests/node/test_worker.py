@@ -1,4 +1,7 @@
-"""A second machine joins the first: foreseen, killed on the way, joined, rebooted, removed; the first one is left alone."""
+"""A second machine, without a GPU, joins the first: foreseen, killed on the way, joined, rebooted, removed.
+
+The first one is left alone.
+"""
 
 import json
 import re

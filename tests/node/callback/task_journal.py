@@ -27,6 +27,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._journal = Path(os.environ["TASK_JOURNAL"])
+        self._play = ""
 
     def _write(self, **entry: Any) -> None:
         with self._journal.open("a") as journal:
@@ -39,9 +40,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         host, task = result._host.get_name(), str(result._task._uuid)
         self._write(event="result", status=status, changed=changed, task=task, host=host, message=said)
 
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        self._play = play.get_name()
+
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:  # noqa: ARG002 - ansible's
         role = task._role.get_name() if task._role else ""
-        self._write(event="start", name=task.get_name(), role=role, task=str(task._uuid), action=task.action)
+        entry = {"role": role, "task": str(task._uuid), "action": task.action, "play": self._play}
+        self._write(event="start", name=task.get_name(), **entry)
 
     v2_playbook_on_handler_task_start = v2_playbook_on_cleanup_task_start = v2_playbook_on_task_start
 
