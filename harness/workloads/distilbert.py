@@ -7,6 +7,7 @@ library's ``DistilBertForSequenceClassification``, whose checkpoints load as the
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -137,10 +138,8 @@ class DistilBertWorkload:
 
     def __init__(self, settings: Settings) -> None:
         settings.known_options("model_size", "tokens")
-        shape = _shape(settings)
-        tokens = settings.option("tokens", 128)
-        if not 1 <= tokens <= shape.positions:
-            raise SettingError(f"WORKLOAD_OPTIONS: tokens {tokens} is not between 1 and {shape.positions}.")
+        shape = shape_of(settings, SIZES)
+        tokens = text_tokens(settings, shape)
         device = execution.prepare_device(settings)
         self.model = checkpoint.build(lambda: DistilBert(shape), settings, device)
         size = (settings.batch_size, tokens)
@@ -150,6 +149,8 @@ class DistilBertWorkload:
         self._forward = execution.accelerate(self.model, (self.pool[0],), settings, device)
         self._next_batch = itertools.cycle(self.pool).__next__
         self._batch_size = settings.batch_size
+        self._settings = settings
+        self._device = device
 
     def describe(self) -> dict[str, object]:
         """Return what runs where."""
@@ -168,9 +169,20 @@ class DistilBertWorkload:
         self.classify(self._next_batch())
         return self._batch_size
 
+    def serve_up_to(self) -> Callable[[int], int]:
+        """Return what serves any number of inputs up to the batch size in one pass; for dynamic batching."""
+        step = execution.accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
 
-def _shape(settings: Settings) -> Shape:
-    shape = settings.choice_of("model_size", SIZES, "base")
+        def serve(inputs: int) -> int:
+            step(self._next_batch(), inputs).argmax(-1).cpu()
+            return inputs
+
+        return serve
+
+
+def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:
+    """Return the numbers of the size that is asked for, and of the checkpoint's ``config.json`` where there is one."""
+    shape = settings.choice_of("model_size", sizes, "base")
     config = checkpoint.read_config(settings)
     return Shape(
         width=checkpoint.config_int(config, "dim", shape.width),
@@ -181,6 +193,14 @@ def _shape(settings: Settings) -> Shape:
         positions=checkpoint.config_int(config, "max_position_embeddings", shape.positions),
         classes=checkpoint.config_classes(config, shape.classes),
     )
+
+
+def text_tokens(settings: Settings, shape: Shape) -> int:
+    """Return how long a text is. Raises SettingError when it is longer than the model can read."""
+    tokens = settings.option("tokens", 128)
+    if not 1 <= tokens <= shape.positions:
+        raise SettingError(f"WORKLOAD_OPTIONS: tokens {tokens} is not between 1 and {shape.positions}.")
+    return tokens
 
 
 def make(settings: Settings) -> DistilBertWorkload:

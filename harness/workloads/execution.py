@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from bisect import bisect_left
 from collections.abc import Callable
 
 import torch
@@ -62,9 +63,19 @@ def input_pool(make_batch: Callable[[], Tensor], device: torch.device, batches: 
     ``batches``: how many; None: a few, and fewer where they are large.
     """
     first = make_batch()
-    batches = batches or max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(first.nbytes, 1)))
-    pool = [first, *(make_batch() for _ in range(batches - 1))]
+    pool = [first, *(make_batch() for _ in range((batches or _few_batches(first)) - 1))]
     return [batch.pin_memory() for batch in pool] if device.type == "cuda" else pool
+
+
+def labelled_pool(make_batch: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return host batches of inputs and their labels to train on in turn, page-locked for a GPU."""
+    first = make_batch()
+    pool = [first, *(make_batch() for _ in range(_few_batches(first[0]) - 1))]
+    return [(inputs.pin_memory(), labels.pin_memory()) for inputs, labels in pool] if device.type == "cuda" else pool
+
+
+def _few_batches(batch: Tensor) -> int:
+    return max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(batch.nbytes, 1)))
 
 
 def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, device: torch.device) -> Step:
@@ -74,8 +85,8 @@ def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, 
     tensor on the device; with cuda-graph that tensor is overwritten by the next call.
     """
     if settings.execution == "cuda-graph":
-        return _Captured(forward, examples, device)
-    run = _compile(forward) if settings.execution == "compiled" else forward
+        return Captured(forward, examples, device)
+    run = compiled(forward) if settings.execution == "compiled" else forward
 
     def step(*inputs: Tensor) -> Tensor:
         return run(*(tensor.to(device, non_blocking=True) for tensor in inputs))
@@ -86,19 +97,55 @@ def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, 
     return step_of_one if len(examples) == 1 else step
 
 
-def _compile(forward: Step) -> Step:
-    compiled: Step = torch.compile(forward, dynamic=False)
-    return compiled
+def accelerate_up_to(
+    forward: Step, example: Tensor, settings: Settings, device: torch.device
+) -> Callable[[Tensor, int], Tensor]:
+    """Return ``forward`` for the first ``inputs`` rows of a batch like ``example``, run the way EXECUTION says.
+
+    Compiled code and CUDA graphs know one shape each: one is made for every power of two, and a batch in
+    between is padded to the next.
+    """
+    if settings.execution == "eager":
+        step = accelerate(forward, (example,), settings, device)
+        return lambda batch, inputs: step(batch[:inputs])
+    largest = len(example)
+    sizes = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+    steps = [accelerate(forward, (example[:size],), settings, device) for size in sizes]
+    for size, step in zip(sizes, steps, strict=True):
+        step(example[:size])  # compiled at the first call: before anybody waits for an answer
+
+    def run(batch: Tensor, inputs: int) -> Tensor:
+        place = bisect_left(sizes, inputs)
+        return steps[place](batch[: sizes[place]])
+
+    return run
 
 
-class _Captured:
+def compiled(forward: Step) -> Step:
+    """Return ``forward`` compiled for the shapes of its first call."""
+    run: Step = torch.compile(forward, dynamic=False)
+    return run
+
+
+class Captured:
     """One recorded call: no Python and no launch per kernel is left.
 
     A graph knows only addresses, so ``forward`` is kept, and with it the weights and buffers that it works on.
+
+    Args:
+        forward: what to record; it is run a few times first, and its work of those times is done.
+        examples: tensors of exactly the shapes to come.
+        device: a GPU.
+        training: ``forward`` computes gradients.
     """
 
-    @torch.inference_mode()
-    def __init__(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
+    def __init__(
+        self, forward: Step, examples: tuple[Tensor, ...], device: torch.device, *, training: bool = False
+    ) -> None:
+        with torch.inference_mode(mode=not training):
+            self._record(forward, examples, device)
+
+    def _record(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
         self._forward = forward
         self._inputs = [example.to(device, copy=True) for example in examples]
         side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -113,6 +160,7 @@ class _Captured:
             self._output = forward(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:
+        """Copy the inputs to where the graph reads them, and run it."""
         for static, given in zip(self._inputs, inputs, strict=True):
             static.copy_(given, non_blocking=True)
         self._graph.replay()

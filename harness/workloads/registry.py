@@ -16,6 +16,10 @@ BUILTIN = {
     "resnet50": "harness.workloads.resnet50:make",
     "distilbert": "harness.workloads.distilbert:make",
     "whisper": "harness.workloads.whisper:make",
+    "chat": "harness.workloads.chat:make",
+    "notebook": "harness.workloads.notebook:make",
+    "resnet50-training": "harness.workloads.resnet50_training:make",
+    "bert-training": "harness.workloads.bert_training:make",
 }
 
 
@@ -25,7 +29,8 @@ class Workload(Protocol):
     More methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
     device_name, parameters, ...); ``outcome() -> dict``, facts for it about what was served; ``published()``, what
     ``/metrics`` shows besides (see ``harness.workloads.families``); ``think_s() -> float``, a pause before the next
-    request, which is not latency; ``serving()``, a context that is entered once around all requests; and
+    request, which is not latency; ``serve_up_to()``, which returns what serves any number of inputs up to the batch
+    size in one pass, for dynamic batching; ``serving()``, a context that is entered once around all requests; and
     ``close()``, after the last request.
     """
 

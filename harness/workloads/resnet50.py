@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -107,7 +108,7 @@ class ResNet50:
 
     def __init__(self, settings: Settings) -> None:
         settings.known_options("model_size", "channels_last")
-        shape = _shape(settings)
+        shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
         self.model = checkpoint.build(lambda: ResNet(shape), settings, device)
         layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
@@ -122,6 +123,8 @@ class ResNet50:
         self._forward = execution.accelerate(self.model, (self.pool[0],), settings, device)
         self._next_batch = itertools.cycle(self.pool).__next__
         self._batch_size = settings.batch_size
+        self._settings = settings
+        self._device = device
 
     def describe(self) -> dict[str, object]:
         """Return what runs where."""
@@ -140,9 +143,20 @@ class ResNet50:
         self.classify(self._next_batch())
         return self._batch_size
 
+    def serve_up_to(self) -> Callable[[int], int]:
+        """Return what serves any number of inputs up to the batch size in one pass; for dynamic batching."""
+        step = execution.accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
 
-def _shape(settings: Settings) -> Shape:
-    shape = settings.choice_of("model_size", SIZES, "base")
+        def serve(inputs: int) -> int:
+            step(self._next_batch(), inputs).argmax(-1).cpu()
+            return inputs
+
+        return serve
+
+
+def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:
+    """Return the numbers of the size that is asked for, and of the checkpoint's ``config.json`` where there is one."""
+    shape = settings.choice_of("model_size", sizes, "base")
     config = checkpoint.read_config(settings)
     return Shape(
         stem=checkpoint.config_int(config, "embedding_size", shape.stem),

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.workloads.registry import BUILTIN
+
 pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
@@ -278,7 +280,7 @@ def test_thinking_is_no_latency_and_what_a_workload_publishes_begins_after_the_w
     assert took_s < 2.0, "a signal ends the thinking"
 
 
-@pytest.mark.parametrize("workload", ["resnet50", "distilbert", "whisper"])
+@pytest.mark.parametrize("workload", BUILTIN)
 def test_built_in_workloads_serve(start, workload):
     replica = start(WORKLOAD=workload, WORKLOAD_OPTIONS=TINY, BATCH_SIZE="2", PRECISION="bf16")
     replica.wait_until_ready()

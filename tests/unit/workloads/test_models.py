@@ -7,11 +7,12 @@ import pytest
 import torch
 import transformers
 
-from harness.workloads import checkpoint, distilbert, registry, resnet50, whisper
+from harness.workloads import chat, checkpoint, distilbert, registry, resnet50, whisper
 from harness.workloads.errors import CannotBeMetError, SettingError
 from harness.workloads.log_mel import SAMPLE_RATE_HZ, LogMel
 from harness.workloads.settings import Settings
 
+INFERENCE = tuple(name for name in registry.BUILTIN if not name.endswith("-training"))
 TINY = {"model_size": "tiny"}
 CPU = torch.device("cpu")
 
@@ -32,6 +33,7 @@ def _quiet_transformers() -> None:
         (resnet50, resnet50.ResNet, 25_557_032),
         (distilbert, distilbert.DistilBert, 66_955_010),
         (whisper, whisper.Whisper, 72_593_920),
+        (chat, chat.GPT2, 124_439_808),
     ],
 )
 def test_base_size_has_the_published_number_of_parameters(module, model, published):
@@ -135,7 +137,7 @@ def test_log_mel_has_the_128_bands_of_later_models_too():
     torch.testing.assert_close(LogMel(128, CPU)(sound), expected, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", registry.BUILTIN)
+@pytest.mark.parametrize("name", INFERENCE)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_tiny_size_serves_in_every_precision(name, precision):
     workload = registry.load(Settings(workload=name, precision=precision, batch_size=3, device="cpu", options=TINY))
@@ -148,7 +150,7 @@ def test_tiny_size_serves_in_every_precision(name, precision):
     }
 
 
-@pytest.mark.parametrize("name", registry.BUILTIN)
+@pytest.mark.parametrize("name", INFERENCE)
 def test_weights_come_from_the_seed_and_inputs_from_seed_and_replica(name):
     def made(**changes):
         workload = registry.load(Settings(workload=name, device="cpu", options=TINY, **changes))

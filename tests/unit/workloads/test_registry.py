@@ -2,6 +2,8 @@
 
 import pytest
 
+from harness.metrics.catalogue import CATALOGUE
+from harness.spec.workload import BUILTIN_WORKLOADS
 from harness.workloads import errors, registry
 from harness.workloads.errors import CannotBeMetError, ExitCode
 from harness.workloads.settings import Settings
@@ -21,7 +23,13 @@ def module(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", registry.BUILTIN)
 def test_built_in_names_lead_to_a_factory(name):
-    assert registry.find_factory(name).__module__ == f"harness.workloads.{name}"
+    assert registry.find_factory(name).__module__ == f"harness.workloads.{name.replace('-', '_')}"
+
+
+def test_the_campaign_file_knows_the_same_names_and_what_their_metrics_are():
+    assert set(registry.BUILTIN) == set(BUILTIN_WORKLOADS)
+    publishing = {workload for metric in CATALOGUE.values() for workload in metric.workloads}
+    assert publishing <= set(BUILTIN_WORKLOADS)
 
 
 def test_own_workload_is_made_with_the_settings(module):

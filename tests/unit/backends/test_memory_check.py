@@ -1,0 +1,53 @@
+"""How much memory a replica is expected to need: every built-in workload has an estimate, and training grows with its batch."""
+
+import psutil
+import pytest
+
+from harness.backends import local_check
+from harness.backends.base import Severity
+from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.spec.workload import BUILTIN_WORKLOADS
+
+
+def findings(name, replicas, **workload):
+    experiment = ExperimentSpec(
+        workload=WorkloadSpec(name=name, **workload),
+        replicas=replicas,
+        sharing=Sharing.TIME_SLICING,
+        repeat=1,
+        timing=Timing(),
+        metrics=["throughput"],
+        limits=Limits(),
+    )
+    return [finding for finding in local_check.check_machine([experiment]) if finding.check == "memory"]
+
+
+@pytest.fixture
+def ten_gigabytes_free(monkeypatch):
+    memory = psutil.virtual_memory()._replace(available=10_000_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+
+
+def test_every_built_in_workload_has_an_estimate():
+    assert set(local_check.HOST_GB) == set(local_check.GPU_GB) == set(BUILTIN_WORKLOADS)
+
+
+@pytest.mark.usefixtures("ten_gigabytes_free")
+@pytest.mark.parametrize(
+    ("name", "workload", "fit"),
+    [
+        ("resnet50", {"batch_size": 128}, 8),
+        ("resnet50-training", {"batch_size": 2}, 7),
+        ("resnet50-training", {"batch_size": 128}, 5),
+        ("bert-training", {"batch_size": 101}, 2),
+        ("bert-training", {"batch_size": 101, "options": {"model_size": "tiny"}}, 16),
+        ("chat", {}, 6),
+        ("chat", {"memory_gb": 5}, 2),
+    ],
+)
+def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, workload, fit):
+    assert findings(name, fit, **workload) == []
+    (refused,) = findings(name, fit + 1, **workload)
+    assert refused.severity is Severity.ERROR
+    assert f"{fit + 1} replicas of {name} need about" in refused.message
+    assert "10.0 GB are free" in refused.message
