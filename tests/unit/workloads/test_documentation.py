@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from harness.workloads import registry, whisper
 from harness.workloads import settings as settings_module
-from harness.workloads import whisper
-from harness.workloads.errors import ExitCode
+from harness.workloads.errors import ExitCode, SettingError
 from harness.workloads.metrics import RequestMetrics
 from harness.workloads.registry import BUILTIN
 from harness.workloads.settings import Settings, from_environment
@@ -50,11 +50,41 @@ def test_defaults_are_the_documented_ones(variable, field):
 
 def test_every_metric_is_documented_with_its_kind():
     documented = {name: cells[0] for name, cells in rows("What a replica publishes").items() if name != "Metric"}
+    metrics = RequestMetrics()
+    own = {name: loaded(name).published() for name in ("chat", "notebook")}
+    metrics.publish([family for families in own.values() for family in families])
     published = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in text_string_to_metric_families(RequestMetrics().render().decode())
+        for family in text_string_to_metric_families(metrics.render().decode())
     }
     assert documented == published
+    for workload, families in own.items():
+        for family in families:
+            names = re.findall(r"# TYPE (\S+)", family.render())
+            assert all(rows("What a replica publishes")[name][1] == f"`{workload}`" for name in names)
+
+
+def loaded(name, **changes):
+    return registry.load(Settings(workload=name, device="cpu", batch_size=2, options={"model_size": "tiny"}, **changes))
+
+
+@pytest.mark.parametrize("name", ["chat", "notebook", "resnet50-training", "bert-training"])
+def test_what_comes_of_a_workload_is_documented(name):
+    text = TEXT.partition("## What a replica publishes\n")[2].partition("\n## ")[0]
+    assert all(f"`{fact}`" in text for fact in loaded(name).outcome())
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_every_option_is_documented_and_no_other(name):
+    documented = set(re.findall(r"`(\w+)`", rows("The built-in workloads")[name][-1])) - {
+        "base",
+        "tiny",
+        "true",
+        "false",
+    }
+    with pytest.raises(SettingError, match="; it takes ") as caught:
+        registry.load(Settings(workload=name, device="cpu", batch_size=2, options={"zzz": 1}))
+    assert documented == set(re.split(r", ", str(caught.value).partition("; it takes ")[2].rstrip(".")))
 
 
 def test_every_exit_code_is_documented():
