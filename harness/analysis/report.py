@@ -15,6 +15,8 @@ from harness.analysis import summary
 from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.display import clipped, duration, interval_parts, number, quantity, with_interval
+from harness.analysis.interference import interference
+from harness.analysis.interference_tables import tables
 from harness.analysis.load import load_state
 from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
@@ -128,6 +130,7 @@ def _content(
         "run_command": _run_command(analysis),
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
+        **tables(interference(analysis)),
         "has_conditions": any(cell.condition for cell in analysis.cells),
         "version": harness.__version__,
     }

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.interference import interference
+from harness.analysis.interference_tables import documents
 from harness.analysis.measures import MEASURES
 from harness.analysis.statistics import Estimate
 
@@ -56,6 +58,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "campaign": analysis.name,
         "planned": analysis.planned,
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
+        "overheads": documents(interference(analysis)),
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
     }

@@ -1,0 +1,278 @@
+"""What neighbours and interposed layers cost: every condition against the campaign's first one, paired by repeat.
+
+One repeat runs all conditions of a cell one after another, so that a pair shares whatever the machine was like at
+that time. The logarithm of each pair's ratio is one fact; Student's interval over them is the ratio's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+from scipy.special import stdtrit
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, Key
+from harness.analysis.display import number
+from harness.analysis.measures import MEASURES, measure
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import CONFIDENCE, Estimate, t_interval
+from harness.metrics.rows import neighbour_of
+from harness.results.layout import metric_files, neighbour_folder
+
+COMPARED = ("throughput", "latency_p50", "latency_p95", "latency_p99")
+OF_NEIGHBOURS = ("throughput", "latency_p50", "latency_p95", "latency_p99", "fairness", "jain")
+MAX_REPEATS = 100
+"""Beyond these no number of repeats is advised: the overhead is the limit."""
+
+
+class Outcome(StrEnum):
+    """Whether an overhead keeps its limit."""
+
+    PASS = "pass"  # noqa: S105 - a verdict, not a secret
+    FAIL = "fail"
+    NOT_DECIDABLE = "not decidable"
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """One measure of one cell under one condition, against the baseline.
+
+    Attributes:
+        key: the cell, with its condition.
+        measure: name, e.g. ``latency_p99``.
+        pairs: repeats that have it under both conditions.
+        ratio: of the condition to the baseline, the geometric mean over the pairs.
+        percent: how much worse the condition is: lost throughput, added latency; below 0 where it is better.
+        outcome: against the limit, by the whole 95 % interval.
+        why: what the outcome rests on, in a few words.
+    """
+
+    key: Key
+    measure: str
+    pairs: list[int]
+    ratio: Estimate
+    percent: Estimate
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourCell:
+    """A workload beside the measured one, over the repeats of a cell.
+
+    Attributes:
+        key: the cell that it ran beside.
+        workload: its name.
+        replicas: of it.
+        estimates: measure to its mean over the repeats used.
+        absent: measure to the reason why there is none.
+    """
+
+    key: Key
+    workload: str
+    replicas: int
+    estimates: dict[str, Estimate]
+    absent: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interference:
+    """What the conditions of a campaign did to each other's figures.
+
+    Attributes:
+        baseline: name of the condition that the others are held against.
+        limit_percent: overhead that they may have.
+        overheads: by cell (with its condition) and measure; the reason where no repeat can be paired.
+        neighbours: the figures of the workloads beside.
+    """
+
+    baseline: str
+    limit_percent: float
+    overheads: dict[Key, dict[str, Overhead | str]] = field(default_factory=dict)
+    neighbours: list[NeighbourCell] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """The answer, one sentence per cell and condition."""
+        return [self._sentence(key, found) for key, found in self.overheads.items()]
+
+    def _sentence(self, key: Key, found: Mapping[str, Overhead | str]) -> str:
+        parts = "; ".join(f"{MEASURES[name].title}: {in_words(one)}" for name, one in found.items())
+        where = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.sharing}"
+        return f"{key.condition} against {self.baseline} ({where}), limit {self.limit_percent:g} %: {parts}."
+
+
+def interference(analysis: CampaignAnalysis) -> Interference | None:
+    """Hold every condition of a campaign against its first; None where it names none.
+
+    Raises StorageError or ResultsPathError when a neighbour's file cannot be read.
+    """
+    if analysis.spec is None or not analysis.spec.conditions:
+        return None
+    baseline = analysis.spec.conditions[0].name
+    found = Interference(baseline, analysis.spec.overhead_limit_percent)
+    cells = {cell.key: cell for cell in analysis.cells}
+    for cell in analysis.cells:
+        found.neighbours.extend(_neighbours(cell))
+        if cell.condition == baseline:
+            continue
+        against = cells.get(cell.key._replace(condition=baseline))
+        found.overheads[cell.key] = {
+            name: _overhead(against, cell, name, found.limit_percent) if against else f"{baseline} has no such cell"
+            for name in COMPARED
+        }
+    return found
+
+
+def in_words(overhead: Overhead | str) -> str:
+    """The outcome and what it rests on: ``12.0 % worse (95 % interval 9.1 to 14.8 %): fail``."""
+    if isinstance(overhead, str):
+        return f"{Outcome.NOT_DECIDABLE.value}, {overhead}"
+    percent = overhead.percent
+    size = f"{number(abs(percent.mean))} % {'worse' if percent.mean >= 0 else 'better'}"
+    interval = ""
+    if percent.low is not None and percent.high is not None:
+        interval = f" (95 % interval {number(percent.low)} to {number(percent.high)} %)"
+    reason = f", {overhead.why}" if overhead.outcome is Outcome.NOT_DECIDABLE else ""
+    return f"{size}{interval}: {overhead.outcome.value}{reason}"
+
+
+def paired_ratio(baseline: Sequence[float], other: Sequence[float]) -> Estimate:
+    """Ratio of ``other`` to ``baseline``, pair by pair: geometric mean and Student's 95 % interval of the logarithms.
+
+    Raises ValueError without a pair, or where a value is not positive.
+    """
+    if min([*baseline, *other], default=0.0) <= 0:
+        raise ValueError("a ratio needs pairs of positive values")
+    logs = t_interval([math.log(b / a) for a, b in zip(baseline, other, strict=True)])
+    if logs.low is None or logs.high is None:
+        return Estimate(math.exp(logs.mean), None, None, logs.n, None, "one repeat has no interval")
+    return Estimate(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, None)
+
+
+def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
+    """Whether an overhead keeps its limit: only an interval that lies on one side of it says so."""
+    if percent.low is None or percent.high is None:
+        return Outcome.NOT_DECIDABLE, percent.note
+    if percent.high < limit_percent:
+        return Outcome.PASS, f"the whole interval lies below {limit_percent:g} %"
+    if percent.low > limit_percent:
+        return Outcome.FAIL, f"the whole interval lies above {limit_percent:g} %"
+    needed = _repeats_needed(percent, limit_percent)
+    advice = f"about {needed} repeats would tell" if needed else "it is too near to the limit to tell"
+    return Outcome.NOT_DECIDABLE, f"the interval holds the limit; {advice}"
+
+
+def _repeats_needed(percent: Estimate, limit_percent: float) -> int | None:
+    """Repeats whose interval would end short of the limit, were mean and spread to stay; None beyond ``MAX_REPEATS``."""
+    distance, half = abs(percent.mean - limit_percent), percent.half_width or 0.0
+    for repeats in range(percent.n + 1, MAX_REPEATS + 1):
+        if half * _width(repeats) / _width(percent.n) < distance:
+            return repeats
+    return None
+
+
+def _width(n: int) -> float:
+    """Half of Student's interval over ``n`` values, in standard deviations."""
+    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(n)
+
+
+def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Overhead | str:
+    """The overhead of one measure, or why there is none."""
+    before, after = _by_repeat(baseline, name), _by_repeat(cell, name)
+    pairs = sorted(before.keys() & after.keys())
+    if not pairs:
+        reasons = [each.absent[name] for each in (baseline, cell) if name in each.absent]
+        return reasons[0] if reasons else "no repeat can be used under both conditions"
+    try:
+        ratio = paired_ratio([before[repeat] for repeat in pairs], [after[repeat] for repeat in pairs])
+    except ValueError as error:
+        return str(error)
+    percent = _percent_worse(ratio, higher_is_better=name == "throughput")
+    return Overhead(cell.key, name, pairs, ratio, percent, *judge(percent, limit_percent))
+
+
+def _by_repeat(cell: Cell, name: str) -> dict[int, float]:
+    return {
+        experiment.data.manifest.experiment.repeat: experiment.measured.figures[name]
+        for experiment in cell.used
+        if name in experiment.measured.figures
+    }
+
+
+def _percent_worse(ratio: Estimate, *, higher_is_better: bool) -> Estimate:
+    """The ratio as percent worse: of what the baseline served, or of the time that it took."""
+
+    def worse(value: float | None) -> float | None:
+        return None if value is None else 100 * ((1 - value) if higher_is_better else (value - 1))
+
+    ends = (ratio.high, ratio.low) if higher_is_better else (ratio.low, ratio.high)
+    mean = 100 * ((1 - ratio.mean) if higher_is_better else (ratio.mean - 1))
+    return Estimate(mean, worse(ends[0]), worse(ends[1]), ratio.n, None, ratio.note)
+
+
+@dataclass(frozen=True)
+class NeighbourData(ExperimentData):
+    """The files of one neighbour, read as if it were the measured workload of an experiment of its own."""
+
+    neighbour: str = ""
+
+    @cached_property
+    def _metric_paths(self) -> dict[str, Path]:
+        return {metric: file.path for metric, file in metric_files(self.folder.parents[1]).items()}
+
+    def table(self, metric: str) -> pd.DataFrame:
+        """See ExperimentData.table; of this neighbour's series alone, under the names that measured ones have."""
+        table = super().table(metric)
+        own = [name for name in table.columns if neighbour_of(name) == self.neighbour]
+        if not own:
+            raise NotMeasuredError(f"no value of {metric} of {self.neighbour} was recorded")
+        return table[own].rename(columns=lambda name: str(name).rpartition("/")[2])
+
+
+def _neighbours(cell: Cell) -> list[NeighbourCell]:
+    """The figures of everything that ran beside a cell, over the repeats that are used."""
+    if not cell.used:
+        return []
+    measured: dict[str, list[dict[str, float]]] = {}
+    absent: dict[str, dict[str, str]] = {}
+    for experiment in cell.used:
+        for data in _neighbour_data(experiment.data):
+            figures = measure(data)
+            measured.setdefault(data.neighbour, []).append(figures.figures)
+            absent.setdefault(data.neighbour, {}).update(figures.absent)
+    beside = {each.workload.name: each.replicas for each in cell.used[0].data.manifest.experiment.neighbours}
+    found = []
+    for name, replicas in beside.items():
+        runs = measured[name]
+        estimates = {
+            one: t_interval([figures[one] for figures in runs if one in figures])
+            for one in OF_NEIGHBOURS
+            if any(one in figures for figures in runs)
+        }
+        reasons = {one: absent[name].get(one, "not recorded") for one in OF_NEIGHBOURS if one not in estimates}
+        found.append(NeighbourCell(cell.key, name, replicas, estimates, reasons))
+    return found
+
+
+def _neighbour_data(data: ExperimentData) -> list[NeighbourData]:
+    manifest = data.manifest
+    return [
+        NeighbourData(
+            neighbour_folder(data.folder, each.workload.name),
+            manifest.model_copy(
+                update={
+                    "experiment": manifest.experiment.model_copy(
+                        update={"workload": each.workload, "replicas": each.replicas, "condition": None}
+                    ),
+                    "replicas": manifest.neighbours.get(each.workload.name, []),
+                }
+            ),
+            each.workload.name,
+        )
+        for each in manifest.experiment.neighbours
+    ]

@@ -1,0 +1,123 @@
+"""Overheads and neighbours as the report's tables show them."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.campaign import Key
+from harness.analysis.display import number, with_interval
+from harness.analysis.interference import (
+    COMPARED,
+    OF_NEIGHBOURS,
+    Interference,
+    NeighbourCell,
+    Outcome,
+    Overhead,
+)
+from harness.analysis.measures import MEASURES
+from harness.analysis.statistics import Estimate
+
+DASH = "–"  # noqa: RUF001 - typography for people, not a letter
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadEntry:
+    """One cell of the table; ``reason`` says why it decides nothing, where it does not."""
+
+    mean: str
+    interval: str
+    outcome: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """In one line, for Markdown."""
+        return " ".join(
+            part for part in (self.mean, f"({self.interval})" if self.interval else "", self.outcome) if part
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OverheadRow:
+    """One cell under one condition, with one entry per measure."""
+
+    key: Key
+    pairs: int
+    items: list[OverheadEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourRow:
+    """One workload beside a cell: figures, or a dash and the reason."""
+
+    key: Key
+    workload: str
+    replicas: int
+    items: list[tuple[str, str]]
+
+
+def tables(found: Interference | None) -> dict[str, Any]:
+    """What the templates of the section take; nothing to show where the campaign names no conditions."""
+    return {
+        "interference": found,
+        "overhead_titles": [MEASURES[name].title for name in COMPARED],
+        "overhead_rows": [_row(key, by_measure) for key, by_measure in found.overheads.items()] if found else [],
+        "neighbour_titles": [MEASURES[name].title for name in OF_NEIGHBOURS],
+        "neighbour_rows": [_neighbour(one) for one in found.neighbours] if found else [],
+    }
+
+
+def documents(found: Interference | None) -> list[dict[str, Any]]:
+    """The overheads for a program: one object per cell, condition and measure."""
+    if found is None:
+        return []
+    return [
+        {
+            **key._asdict(),
+            "baseline": found.baseline,
+            "limit_percent": found.limit_percent,
+            "measure": name,
+            **_plain(one),
+        }
+        for key, by_measure in found.overheads.items()
+        for name, one in by_measure.items()
+    ]
+
+
+def _plain(one: Overhead | str) -> dict[str, Any]:
+    if isinstance(one, str):
+        return {"outcome": Outcome.NOT_DECIDABLE.value, "why": one}
+    return {
+        "pairs": one.pairs,
+        "ratio": dataclasses.asdict(one.ratio),
+        "percent": dataclasses.asdict(one.percent),
+        "outcome": one.outcome.value,
+        "why": one.why,
+    }
+
+
+def _row(key: Key, by_measure: dict[str, Overhead | str]) -> OverheadRow:
+    pairs = max((len(one.pairs) for one in by_measure.values() if isinstance(one, Overhead)), default=0)
+    return OverheadRow(key, pairs, [_entry(by_measure[name]) for name in COMPARED])
+
+
+def _entry(one: Overhead | str) -> OverheadEntry:
+    if isinstance(one, str):
+        return OverheadEntry(DASH, "", Outcome.NOT_DECIDABLE.value, one)
+    reason = one.why if one.outcome is Outcome.NOT_DECIDABLE else ""
+    return OverheadEntry(f"{number(one.percent.mean)} %", _interval(one.percent), one.outcome.value, reason)
+
+
+def _interval(percent: Estimate) -> str:
+    return "" if percent.low is None or percent.high is None else f"{number(percent.low)} to {number(percent.high)}"
+
+
+def _neighbour(one: NeighbourCell) -> NeighbourRow:
+    items = []
+    for name in OF_NEIGHBOURS:
+        estimate, unit = one.estimates.get(name), MEASURES[name].unit
+        text = with_interval(estimate, "" if unit in {"ratio", "index"} else unit) if estimate else DASH
+        items.append((text, one.absent.get(name, "")))
+    return NeighbourRow(one.key, one.workload, one.replicas, items)

@@ -1,0 +1,261 @@
+"""Overhead against a baseline: known truth in simulated pairs, and a campaign whose files say what they must."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.analysis import report
+from harness.analysis.campaign import CampaignAnalysis, Key, analyse
+from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
+from harness.analysis.picture import Picture
+from harness.analysis.report import write_report
+from harness.analysis.statistics import Estimate
+from harness.metrics.rows import Row, series_name
+from harness.results import ExperimentWriter, finalise
+from harness.results.latencies import RECORD
+from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
+from harness.spec import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
+from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for
+
+SHAPE = Shape(gpu=False, record_s=20)
+METRICS = ["throughput", "total_count"]
+ALONE = ConditionSpec(name="alone")
+BESIDE = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="whisper"), replicas=2)])
+HOOKED = ConditionSpec(name="hooked", layer=LayerSpec(environment={"HOOK": "on"}))
+DRIFT = {1: 100.0, 2: 60.0, 3: 30.0}
+"""Requests per second alone, by repeat: the machine slows down over the day."""
+LEFT = {"alone": 1.0, "beside": 0.8, "hooked": 0.99}
+"""Share of that under each condition."""
+NOISE = {1: 1.002, 2: 1.0, 3: 0.998}
+OF_NEIGHBOURS = {"whisper": (20.0, 10.0)}
+
+
+def simulated(random: np.random.Generator, repeats: int, overhead: float) -> Estimate:
+    """Pairs whose second is ``overhead`` slower, on a machine that differs by far more from one repeat to the next."""
+    machine = random.lognormal(3, 0.5, size=repeats)
+    before, after = (machine * random.lognormal(0, 0.02, size=repeats) for _ in range(2))
+    return paired_ratio(before.tolist(), (after * (1 + overhead)).tolist())
+
+
+@pytest.mark.parametrize("repeats", [3, 5, 10])
+def test_the_interval_of_paired_ratios_covers_the_truth_whatever_drifts(repeats):
+    random = np.random.default_rng(repeats)
+    covered = 0
+    for _ in range(2000):
+        ratio = simulated(random, repeats, 0.04)
+        assert ratio.low is not None
+        assert ratio.high is not None
+        covered += ratio.low <= 1.04 <= ratio.high
+    assert 0.935 <= covered / 2000 <= 0.965
+
+
+def test_an_overhead_at_its_limit_is_called_a_pass_or_a_fail_in_5_percent_of_all_campaigns():
+    random = np.random.default_rng(1)
+    outcomes = []
+    for _ in range(2000):
+        ratio = simulated(random, 4, 0.05)
+        percent = Estimate(*(100 * (value - 1) for value in (ratio.mean, ratio.low, ratio.high)), ratio.n, None)
+        outcomes.append(judge(percent, 5.0)[0])
+    assert outcomes.count(Outcome.PASS) / 2000 < 0.035
+    assert outcomes.count(Outcome.FAIL) / 2000 < 0.035
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "outcome", "why"),
+    [
+        (1.0, -0.5, 2.5, Outcome.PASS, "the whole interval lies below 5 %"),
+        (-3.0, -4.0, -2.0, Outcome.PASS, "the whole interval lies below 5 %"),
+        (9.0, 7.0, 11.0, Outcome.FAIL, "the whole interval lies above 5 %"),
+        (3.0, -1.5, 7.5, Outcome.NOT_DECIDABLE, "the interval holds the limit; about 6 repeats would tell"),
+        (5.0, 2.0, 8.0, Outcome.NOT_DECIDABLE, "the interval holds the limit; it is too near to the limit to tell"),
+    ],
+)
+def test_only_an_interval_on_one_side_of_the_limit_decides(mean, low, high, outcome, why):
+    assert judge(Estimate(mean, low, high, 3, None), 5.0) == (outcome, why)
+
+
+def test_one_repeat_decides_nothing():
+    ratio = paired_ratio([100.0], [99.0])
+
+    assert (ratio.low, ratio.high) == (None, None)
+    assert judge(Estimate(1.0, None, None, 1, None, ratio.note), 5.0) == (
+        Outcome.NOT_DECIDABLE,
+        "one repeat has no interval",
+    )
+    with pytest.raises(ValueError, match="pairs of positive values"):
+        paired_ratio([], [])
+
+
+def write(folder: Path, condition: ConditionSpec, repeat: int) -> None:
+    """One finished experiment whose figures are those of the tables above."""
+    spec = experiment_spec("resnet50", 1, repeat, SHAPE).model_copy(update={"condition": condition, "metrics": METRICS})
+    attempt = attempt_folder(folder, spec.experiment_id, 1)
+    own = DRIFT[repeat] * LEFT[condition.name] * (NOISE[repeat] if condition is not ALONE else 1.0)
+    rates = {"": (own,), **(OF_NEIGHBOURS if condition.neighbours else {})}
+    start_s = START_S + 600 * repeat + 60 * list(LEFT).index(condition.name)
+    with ExperimentWriter(
+        attempt, workload="resnet50", replicas=1, metrics=METRICS, start_s=start_s, step_s=SHAPE.step_s
+    ) as writer:
+        for row in range(spec.timing.rows):
+            writer.write(rows_at(start_s, row, rates))
+    for neighbour, each in rates.items():
+        place = neighbour_folder(attempt, neighbour) if neighbour else attempt
+        for replica, rate in enumerate(each):
+            write_log(replica_folder(place, replica), rate, start_s)
+    finalise(
+        attempt,
+        folder / spec.experiment_id,
+        manifest_for(spec, SHAPE, start_s).model_copy(update={"absent_metrics": {}}),
+    )
+
+
+def rows_at(start_s: float, row: int, rates: dict[str, tuple[float, ...]]) -> list[Row]:
+    found = []
+    for neighbour, each in rates.items():
+        named = {**{f"replica-{index}": rate for index, rate in enumerate(each)}, "all": sum(each)}
+        for name, rate in named.items():
+            series = series_name(name, neighbour)
+            found.append(Row("throughput", series, start_s + row, rate))
+            found.append(Row("total_count", series, start_s + row, float(round(rate * row))))
+    return found
+
+
+def write_log(folder: Path, rate: float, start_s: float) -> None:
+    folder.mkdir(parents=True)
+    records = np.zeros(int(rate * 20), dtype=RECORD)
+    records["start_ns"] = round(start_s * 1e9) + (np.arange(len(records)) / rate * 1e9).astype(np.int64) + 1
+    records["latency_ns"] = round(1e9 / rate * 0.9)
+    records.tofile(folder / "latencies.bin")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results") / "conditions"
+    folder.mkdir()
+    conditions = [ALONE, BESIDE, HOOKED]
+    spec = CampaignSpec(
+        name="conditions",
+        workloads=[WorkloadSpec(name="resnet50")],
+        replicas=[1],
+        repeats=3,
+        conditions=conditions,
+        timing=experiment_spec("resnet50", 1, 1, SHAPE).timing,
+    )
+    identity = {"format": 1, "campaign_id": "0", "source": "c.yaml", "created_at": iso(START_S)}
+    (folder / "campaign.json").write_text(json.dumps({**identity, "spec": spec.model_dump(mode="json")}))
+    for repeat in DRIFT:
+        for condition in conditions:
+            write(folder, condition, repeat)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def analysis(folder: Path) -> CampaignAnalysis:
+    return analyse(folder)
+
+
+@pytest.fixture
+def found(analysis: CampaignAnalysis) -> Interference:
+    outcome = interference(analysis)
+    assert outcome is not None
+    return outcome
+
+
+def overhead(found: Interference, condition: str, measure: str) -> Overhead:
+    one = found.overheads[Key("resnet50", "time-slicing", 1, condition)][measure]
+    assert isinstance(one, Overhead)
+    return one
+
+
+def test_a_neighbour_that_slows_fails_and_a_thin_layer_passes_although_the_machine_drifts(found):
+    beside, hooked = overhead(found, "beside", "throughput"), overhead(found, "hooked", "throughput")
+
+    assert beside.percent.mean == pytest.approx(20, abs=0.1)
+    assert (beside.outcome, beside.pairs) == (Outcome.FAIL, [1, 2, 3])
+    assert overhead(found, "beside", "latency_p50").percent.mean == pytest.approx(25, abs=0.1)
+    assert hooked.percent.mean == pytest.approx(1, abs=0.1)
+    assert hooked.outcome is Outcome.PASS
+    assert found.limit_percent == 5
+
+
+def test_every_condition_is_answered_in_a_sentence(found):
+    beside, hooked = found.sentences()
+
+    assert beside.startswith(
+        "beside against alone (resnet50, 1 replica, time-slicing), limit 5 %: Throughput: 20.0 % worse"
+    )
+    assert "Throughput: 0.989 % worse (95 % interval 0.5" in hooked
+    assert hooked.count(": pass") == 4
+
+
+def test_neighbours_have_figures_of_their_own_and_enter_nobody_elses(found, analysis):
+    [whisper] = found.neighbours
+
+    assert (whisper.key.condition, whisper.workload, whisper.replicas) == ("beside", "whisper", 2)
+    assert whisper.estimates["throughput"].mean == pytest.approx(30)
+    assert whisper.estimates["latency_p50"].mean == pytest.approx(0.045)
+    assert whisper.estimates["fairness"].mean == pytest.approx(0.5)
+    [beside] = [cell for cell in analysis.cells if cell.condition == "beside"]
+    assert beside.estimates["throughput"].mean == pytest.approx(0.8 * sum(DRIFT.values()) / 3, rel=0.01)
+
+
+def test_one_repeat_is_said_and_not_decided(analysis):
+    cells = [replace_repeats(cell, 1) for cell in analysis.cells]
+
+    found = interference(replace(analysis, cells=cells))
+
+    assert found is not None
+    assert "20.0 % worse: not decidable, one repeat has no interval" in found.sentences()[0].replace("19.8", "20.0")
+
+
+def replace_repeats(cell, repeats):
+    return replace(cell, experiments=cell.experiments[:repeats])
+
+
+def test_repeats_that_cannot_be_paired_are_said(analysis):
+    cells = [replace(cell, experiments=[]) if cell.condition == "alone" else cell for cell in analysis.cells]
+
+    found = interference(replace(analysis, cells=cells))
+
+    assert found is not None
+    assert all("not decidable, no repeat can be used under both conditions" in line for line in found.sentences())
+    assert in_words("p99 takes at least 100 requests") == "not decidable, p99 takes at least 100 requests"
+
+
+def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
+    # The plots of nine experiments take most of a minute, and are none of this section's.
+    monkeypatch.setattr(report, "timeline", lambda one: Picture(f"timeline-{one.name}", "none", "none", b"none"))
+    monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
+
+    page = write_report(folder).read_text()
+    text = (folder / "report.md").read_text()
+
+    for said in (page, text):
+        assert "Overhead against alone" in said
+        assert "not decidable" not in said
+        assert "whisper" in said
+    assert 'class="badge INVALID">fail' in page
+    assert 'class="badge VALID">pass' in page
+    assert "| beside | resnet50 | 1 | time-slicing | 20.0 % (" in text
+    document = json.loads((folder / "summary.json").read_text())
+    [line] = [x for x in document["overheads"] if x["condition"] == "hooked" and x["measure"] == "throughput"]
+    assert line["outcome"] == "pass"
+    assert line["percent"]["high"] < 5
+
+
+def test_a_campaign_without_conditions_has_no_such_section(analysis):
+    assert analysis.spec is not None
+    plain = replace(analysis, spec=analysis.spec.model_copy(update={"conditions": []}))
+
+    assert interference(plain) is None
+
+
+def test_an_experiment_keeps_its_condition_through_its_manifest():
+    spec = experiment_spec("resnet50", 1, 1, SHAPE).model_copy(update={"condition": BESIDE})
+
+    assert ExperimentSpec.model_validate_json(spec.model_dump_json()).condition == BESIDE
