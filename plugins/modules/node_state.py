@@ -26,7 +26,7 @@ options:
     default: []
     suboptions:
       path: {description: Where., type: path, required: true}
-      content: {description: What; this or O(files[].source)., type: str}
+      content: {description: "What; this or O(files[].source).", type: str}
       source: {description: A file on the machine that is copied., type: path}
       mode: {description: Permissions in octal., type: str, default: "0644"}
       owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
