@@ -12,6 +12,7 @@ from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
 from tests.node.story import SITE, Step, playbooks_for
 
+KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 # Check that must fail -> what is done to the machine. All are done to the same machine at once.
 DAMAGE = {
     "swap/now": "swapon /swapfile",
@@ -28,7 +29,13 @@ DAMAGE = {
     "kubernetes/kubelet": "systemctl disable -q kubelet",
     "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
     "kubeconfig/users": "chown root: /home/ops/.kube/config",
-    "runtime-class/nvidia": "kubectl --kubeconfig /etc/kubernetes/admin.conf delete runtimeclass nvidia",
+    "runtime-class/nvidia": f"{KUBECTL} delete runtimeclass nvidia",
+    "gpu/label": f"{KUBECTL} label node controlplane nvidia.com/gpu.present-",
+    "gpu/device-plugin": f"{KUBECTL} delete --namespace gpu-system daemonset device-plugin",
+    "monitoring/volumes": f"{KUBECTL} delete --namespace monitoring persistentvolumeclaim grafana",
+    "monitoring/targets": f"{KUBECTL} delete --namespace monitoring service prometheus",
+    "workloads/image": "rm /var/lib/containers/storage/recorded-built.json",
+    "workloads/account": "chown root: /home/ops/.kube/harness.conf",
 }
 
 
