@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.metrics.catalogue import select
+from harness.metrics.catalogue import CATALOGUE, select
 from harness.spec import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
@@ -42,7 +42,6 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
     whatever drifts hits all of them alike. Raises UsageError for a metric that the catalogue does not have.
     """
-    wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
     groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]
 
     def one(cell: CellSpec, repeat: int) -> ExperimentSpec:
@@ -56,7 +55,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
                 "replicas": replicas,
                 "repeat": repeat,
                 "timing": spec.timing,
-                "metrics": [metric.name for metric in select(wanted, workload=workload.target)],
+                "metrics": _metrics(spec, cell),
                 "limits": spec.limits,
                 "condition": condition,
             }
@@ -75,6 +74,15 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
                 shuffle.shuffle(cells)
         experiments += [one(cell, repeat) for cells in order for cell in cells]
     return experiments
+
+
+def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
+    """Names of the metrics of one cell: those asked for, and with ``all`` whatever its workloads publish of their own."""
+    wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
+    beside = cell.condition.neighbours if cell.condition else []
+    targets = [cell.workload.target, *(each.workload.target for each in beside)]
+    chosen = {metric.name for target in targets for metric in select(wanted, workload=target)}
+    return [name for name in CATALOGUE if name in chosen]
 
 
 def experiment_duration_s(experiment: ExperimentSpec) -> float:

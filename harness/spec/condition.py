@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind
 from harness.spec.workload import WorkloadSpec
 
 MAX_REPLICAS = 256
@@ -22,6 +23,13 @@ class NeighbourSpec(StrictModel):
 
     workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
     replicas: Replicas = Field(default=1, description="How many of it.")
+
+    @field_validator("workload")
+    @classmethod
+    def _works_by_itself(cls, workload: WorkloadSpec) -> WorkloadSpec:
+        if workload.scenario is not None and workload.scenario.kind is ScenarioKind.HTTP:
+            raise ValueError("a neighbour cannot have scenario http: the clients send to the measured replicas alone.")
+        return workload
 
 
 class LayerSpec(StrictModel):

@@ -5,6 +5,7 @@ import pytest
 from harness.campaign.plan import check_limits, estimate, expand
 from harness.campaign.source import read_source
 from harness.errors import UsageError
+from harness.metrics.catalogue import select
 from harness.spec import (
     CampaignSpec,
     ConditionSpec,
@@ -125,6 +126,15 @@ def test_a_random_order_without_conditions_is_the_one_it_always_was():
     names = ids(campaign(seed=1, repeats=2, replicas=[1, 2, 3, 4], order=Order.RANDOM))
 
     assert [int(name[6]) for name in names] == [4, 1, 3, 2, 4, 2, 1, 3]
+
+
+def test_with_all_metrics_what_a_neighbour_publishes_of_its_own_is_recorded_too():
+    chatty = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="chat"))])
+    alone, beside = (one.metrics for one in expand(campaign(replicas=[1], conditions=[ALONE, chatty])))
+
+    assert len(alone) == 15
+    assert beside[:15] == alone
+    assert {metric.name for metric in select("all", workload="chat")} == set(beside) > set(alone)
 
 
 def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():

@@ -100,6 +100,10 @@ def test_a_short_file_is_enough():
             CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper}}, {workload: {name: whisper}}]}\n",
             "two neighbours are called 'whisper': raise `replicas`",
         ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper, scenario: {kind: http, rate: 5}}}]}\n",
+            "a neighbour cannot have scenario http",
+        ),
         (CONDITIONS + "  - {name: b, layer: {}}\n", "a layer needs `prefix`, `environment` or `preload`"),
         (CONDITIONS + "  - {name: b, layer: {prefix: ['']}}\n", "a word of the command is empty"),
         (CONDITIONS + "  - {name: b, layer: {environment: {'A B': c}}}\n", "'A B' is no name of a variable"),
