@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from harness import __version__
-from harness.cli import campaign, node, output, results
+from harness.cli import campaign, node, output, results, scenarios
 
 EXIT_CODES = """Exit codes: 0 done · 1 a defect of ours · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
@@ -41,4 +41,5 @@ def _root(
 
 campaign.register(app)
 results.register(app)
+scenarios.register(app)
 node.register(app)

@@ -19,7 +19,7 @@ PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 HTTP_OK = 200
-_REQUEST = np.dtype([(name, "<i8") for name in FIELDS])
+REQUEST = np.dtype([(name, "<i8") for name in FIELDS])
 
 Nanoseconds = npt.NDArray[np.int64]
 
@@ -84,7 +84,7 @@ def of_replicas(logs: Iterable[Path], service_logs: Iterable[Path], window: Wind
 def of_generator(log: Path, service_logs: Iterable[Path], window: Window) -> Served:
     """Read the load generator's log. Raises StorageError."""
     with storage_errors(log, "read"):
-        every = np.fromfile(log, dtype=_REQUEST, count=log.stat().st_size // RECORD_BYTES)
+        every = np.fromfile(log, dtype=REQUEST, count=log.stat().st_size // RECORD_BYTES)
     well = every["status"] == HTTP_OK
     inside = window.holds(every["intended_ns"] + every["latency_ns"])
     refused = (every["status"] > 0) & ~well  # quickly, and no answer: it has no latency

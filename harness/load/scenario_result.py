@@ -6,14 +6,17 @@ LoadGen said of its own test, which lies within it.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.errors import ResultsPathError
 from harness.load.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
+from harness.results.files import storage_errors
 from harness.results.manifest import Provenance
 from harness.spec import ExperimentSpec, ScenarioKind
 
@@ -79,6 +82,30 @@ def evaluate(
         Finding(Severity.INFO, "", f"MLPerf-like {scenario.kind.value}: {reason}") for reason in _test_reasons(tests)
     ]
     return content, [*findings, *told]
+
+
+def read_scenarios(path: Path) -> list[dict[str, Any]]:
+    """The ``scenario.json`` of every finished experiment of a campaign, or of one experiment.
+
+    Raises:
+        ResultsPathError: there is none.
+        StorageError: one cannot be read.
+    """
+    if not path.is_dir():
+        raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or of an experiment.")
+    folders = [path] if (path / layout.MANIFEST).is_file() else list(layout.experiment_folders(path))
+    found = []
+    for folder in folders:
+        file = folder / FILE_NAME
+        with storage_errors(file, "read"):
+            if file.is_file():
+                found.append(json.loads(file.read_text(encoding="utf-8")))
+    if not found:
+        raise ResultsPathError(
+            f"{path} holds no experiment with a scenario.",
+            advice="Give a workload of the campaign file a `scenario`; see docs/scenarios.md.",
+        )
+    return found
 
 
 def _served(kind: ScenarioKind, folder: Path, window: Window) -> Served:

@@ -1,0 +1,71 @@
+"""The command about scenarios: their results in one place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from harness.cli import output
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    app.command()(scenarios)
+
+
+def scenarios(
+    path: Annotated[
+        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or of an experiment.")
+    ],
+    *,
+    json: Json = False,
+) -> None:
+    """Show what LoadGen and the load generator measured: rates, percentiles, limits, validity. MLPerf-like."""
+    from harness.load.scenario_result import NOTE, read_scenarios
+
+    found = read_scenarios(path)
+    if json:
+        output.use_json()
+        output.document({"note": NOTE, "scenarios": found})
+        return
+    output.result(NOTE)
+    headers = (
+        "experiment",
+        "scenario",
+        "rate",
+        "answered/s",
+        "samples/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "limit",
+        "valid",
+    )
+    output.table(headers, [_row(each) for each in found])
+    for each in found:
+        for reason in each["validity"]["reasons"]:
+            output.result(f"{each['experiment']}: {reason}")
+
+
+def _row(each: dict[str, Any]) -> list[str]:
+    results = each["results"]
+    latency = results["latency_ms"]
+    met = {True: "met", False: "broken", None: "-"}[results.get("limit_met")]
+    return [
+        each["experiment"],
+        each["scenario"],
+        _number(results.get("intended_per_s")),
+        _number(results["achieved_per_s"]),
+        _number(results["throughput_samples_per_s"]),
+        *(_number(latency.get(name)) for name in ("p50", "p90", "p99")),
+        met,
+        "yes" if each["validity"]["valid"] else "no",
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

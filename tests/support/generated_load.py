@@ -1,0 +1,50 @@
+"""Runs load generators and what they send to, as processes of their own, and reads their logs."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from harness.load.figures import REQUEST
+from harness.load.generator import LoadPlan
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def fake_service(median_ms, sigma=0.0, seed=0):
+    """The port of a server that answers after known times."""
+    command = [sys.executable, "-m", "tests.support.fake_service", str(median_ms), str(sigma), str(seed)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def start(plan: LoadPlan) -> subprocess.Popen:
+    """Start a generator; its plan lies beside its log."""
+    path = Path(plan.log).with_suffix(".json")
+    path.write_text(plan.to_json())
+    return subprocess.Popen(
+        [sys.executable, "-m", "harness.load", str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+
+
+def run(plan: LoadPlan) -> np.ndarray:
+    """Run a generator to the end of its plan; returns its records."""
+    assert start(plan).wait(timeout=plan.duration_s + 30) == 0
+    return records(Path(plan.log))
+
+
+def records(log: Path) -> np.ndarray:
+    return np.fromfile(log, dtype=REQUEST)
+
+
+def plan_for(port, folder: Path, **wishes) -> LoadPlan:
+    values = {"targets": [("127.0.0.1", port)], "rate": 100.0, "duration_s": 1.0, "log": str(folder / "requests.bin")}
+    return dataclasses.replace(LoadPlan(**values), **wishes) if wishes else LoadPlan(**values)
