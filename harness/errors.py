@@ -3,7 +3,8 @@
     HarnessError                 1   anything below; a bare one is a defect of ours
     ├── UsageError               2   the command or one of its arguments is wrong
     │   ├── CampaignFileError    2   the campaign file does not say what can be run
-    │   └── ResultsPathError     2   the path is not a results folder of ours
+    │   ├── ResultsPathError     2   the path is not a results folder of ours
+    │   └── UnlikeResultsError   2   results of unlike machines are not compared unless told
     ├── PreflightError           3   this machine cannot run what was asked
     ├── ExperimentsFailedError   4   the campaign ended, with INVALID experiments in it
     ├── VerificationError        5   files on disk are not what the manifest says
@@ -59,6 +60,10 @@ class CampaignFileError(UsageError):
 
 class ResultsPathError(UsageError):
     """The path is not a results folder of ours."""
+
+
+class UnlikeResultsError(UsageError):
+    """Results of unlike machines are not compared unless told."""
 
 
 class PreflightError(HarnessError):

@@ -209,6 +209,15 @@ def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) 
     )
 
 
+def pooled_cell(cells: Sequence[Cell]) -> Cell:
+    """The same cell of several campaigns as one, over all their repeats; at least one is needed."""
+    if len(cells) == 1:
+        return cells[0]
+    pooled = Cell(cells[0].key, [experiment for cell in cells for experiment in cell.experiments], planned=None)
+    _average(pooled)
+    return pooled
+
+
 def _experiment(folder: Path, progress: Callable[[str], None]) -> Experiment:
     progress(folder.name)
     data = read_experiment(folder)

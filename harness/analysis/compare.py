@@ -1,74 +1,101 @@
-"""Two campaigns held against each other, cell by cell, without reading more into it than there is."""
+"""Sides held against each other, cell by cell, without reading more into it than there is."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
-from harness.analysis.statistics import Difference, difference, holm
+from harness.analysis.campaign import Cell
+from harness.analysis.pool import Place, Pool, Setup
+from harness.analysis.statistics import Difference, Estimate, difference, holm, ratio
 
 COMPARED = ("throughput", "latency_p50", "latency_p95", "latency_p99", "energy")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One measure of one cell in both campaigns."""
+    """One measure of one cell on two sides.
 
-    key: Key
+    Attributes:
+        place: workload and replicas.
+        measure: its name.
+        a: label of the setup that the other is held against.
+        b: label of the other.
+        ratio: of b's mean over a's, with its 95 % interval; None when a mean is not positive.
+        difference: the tests and effect sizes of b against a.
+    """
+
+    place: Place
     measure: str
+    a: str
+    b: str
+    ratio: Estimate | None
     difference: Difference
 
 
 @dataclass(frozen=True, slots=True)
+class Lonely:
+    """A cell that no other side has."""
+
+    place: Place
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
-    """Campaign b against campaign a.
+    """Everything that two sides have in common.
 
     Attributes:
-        a: name of the first campaign.
-        b: name of the second.
-        lines: one per cell and measure that both have; p-values are corrected for all of them together (Holm).
-        only_a: cells that only a has usable runs of.
-        only_b: likewise for b.
-        settings: what else differs between the two (GPU, driver, precision...), one sentence each.
+        by: what the sides differ in.
+        sides: in order; each cell is held against the first side that has it.
+        lines: p-values are corrected for all of them together (Holm).
+        lonely: cells of one side only.
+        unlike: what else is not the same everywhere, one sentence each.
     """
 
-    a: str
-    b: str
+    by: str
+    sides: list[str]
     lines: list[Line]
-    only_a: list[Key] = field(default_factory=list)
-    only_b: list[Key] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
+    lonely: list[Lonely] = field(default_factory=list)
+    unlike: list[str] = field(default_factory=list)
 
 
-def compare(a: Path, b: Path) -> Comparison:
-    """Compare two campaign folders.
-
-    Raises:
-        ResultsPathError: one of them is no campaign.
-        StorageError: a file cannot be read.
-    """
-    first, second = analyse(a), analyse(b)
-    cells_a, cells_b = _usable(first), _usable(second)
+def compare(pool: Pool) -> Comparison:
+    """Hold every setup against the first side that measured the same."""
+    pairs: list[tuple[Place, Setup, Setup]] = []
+    lonely: list[Lonely] = []
+    for rest in dict.fromkeys(setup.rest for setup in pool.setups):
+        rivals = [setup for setup in pool.setups if setup.rest == rest]
+        for place in dict.fromkeys(place for setup in rivals for place in setup.cells):
+            first, *others = [setup for setup in rivals if place in setup.cells]
+            pairs += [(place, first, other) for other in others]
+            lonely += [] if others else [Lonely(place, first.label)]
     lines = [
-        Line(key, name, difference(cells_a[key].figures(name), cells_b[key].figures(name)))
-        for key in cells_a
-        if key in cells_b
+        _line(place, name, a, b)
+        for place, a, b in pairs
         for name in COMPARED
-        if cells_a[key].figures(name) and cells_b[key].figures(name)
+        if a.cells[place].figures(name) and b.cells[place].figures(name)
     ]
-    return Comparison(
-        a=first.name,
-        b=second.name,
-        lines=_corrected(lines),
-        only_a=[key for key in cells_a if key not in cells_b],
-        only_b=[key for key in cells_b if key not in cells_a],
-        settings=_settings_that_differ(first, second),
+    return Comparison(pool.by.value, pool.sides, _corrected(lines), lonely, pool.unlike)
+
+
+def relative(top: Cell, bottom: Cell, measure: str) -> Estimate | None:
+    """Ratio of one measure of two cells; None where one of them does not have it, or is not positive."""
+    try:
+        return ratio(top.figures(measure), bottom.figures(measure))
+    except ValueError:
+        return None
+
+
+def _line(place: Place, measure: str, a: Setup, b: Setup) -> Line:
+    first, second = a.cells[place], b.cells[place]
+    return Line(
+        place,
+        measure,
+        a.label,
+        b.label,
+        relative(second, first, measure),
+        difference(first.figures(measure), second.figures(measure)),
     )
-
-
-def _usable(analysis: CampaignAnalysis) -> dict[Key, Cell]:
-    return {cell.key: cell for cell in analysis.cells if cell.used}
 
 
 def _corrected(lines: list[Line]) -> list[Line]:
@@ -77,36 +104,3 @@ def _corrected(lines: list[Line]) -> list[Line]:
     for index, p in zip(tested, adjusted, strict=True):
         lines[index] = replace(lines[index], difference=replace(lines[index].difference, adjusted_p=p))
     return lines
-
-
-def _settings_that_differ(a: CampaignAnalysis, b: CampaignAnalysis) -> list[str]:
-    first, second = _settings(a), _settings(b)
-    return [
-        f"{name}: {first.get(name, 'none')} against {second.get(name, 'none')}."
-        for name in sorted(first.keys() | second.keys())
-        if first.get(name) != second.get(name)
-    ]
-
-
-def _settings(analysis: CampaignAnalysis) -> dict[str, str]:
-    """What should be the same on both sides, in words; several values are joined."""
-    found: dict[str, set[str]] = {}
-    for experiment in analysis.experiments:
-        manifest = experiment.data.manifest
-        facts = manifest.provenance
-        settings = {
-            "CPU": facts.host.cpu_model,
-            "CPUs": str(facts.host.cpus),
-            "kernel": facts.host.kernel,
-            "GPU": ", ".join(gpu.name for gpu in facts.gpus) or "none",
-            "GPU driver": ", ".join(sorted({gpu.driver or "unknown" for gpu in facts.gpus})) or "none",
-            "Python": facts.software.python,
-            "harness": facts.software.git_commit or facts.software.harness,
-            **{f"package {name}": version for name, version in facts.software.packages.items()},
-        }
-        workload = manifest.experiment.workload
-        for name in ("target", "batch_size", "precision", "execution", "device", "threads", "inference_sleep_s"):
-            settings[f"{workload.name}'s {name}"] = str(getattr(workload, name))
-        for name, value in settings.items():
-            found.setdefault(name, set()).add(value)
-    return {name: " and ".join(sorted(values)) for name, values in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from harness.analysis.statistics import Estimate
 
@@ -11,6 +12,7 @@ _SCALES = {
     "bytes": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
     "J": ((1e3, "kJ"), (1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")),
 }
+TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 _DIGITS = 3
 _EXACT = 1e-9
 
@@ -59,6 +61,56 @@ def _fit(value: float, unit: str) -> tuple[float, str]:
     if scales is None:
         return 1.0, unit
     return next((scale for scale in scales if abs(value) >= scale[0]), scales[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One cell of a table: mean with unit, interval and remarks, and why there is nothing where there is nothing."""
+
+    mean: str
+    small: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """In one line, for Markdown."""
+        return f"{self.mean} ({', '.join(self.small)})" if self.small else self.mean
+
+
+def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measured") -> Entry:
+    """Mean, unit and half of the interval; without an estimate a dash with its reason."""
+    if estimate is None:
+        return Entry(DASH, reason=reason)
+    mean, half, name = interval_parts(estimate, unit)
+    return Entry(f"{mean} {name}".strip(), (half,) if half else ())
+
+
+def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: str = TIMES) -> Entry:
+    """A ratio with its whole interval, which is not symmetric."""
+    if estimate is None:
+        return Entry(DASH, reason=reason)
+    return Entry(
+        f"{number(estimate.mean)} {unit}".strip(),
+        (whole_interval(estimate),) if estimate.half_width is not None else (),
+    )
+
+
+def whole_interval(estimate: Estimate) -> str:
+    """``1.23 to 1.31``; empty when there is none."""
+    if estimate.low is None or estimate.high is None:
+        return ""
+    return f"{number(estimate.low)} to {number(estimate.high)}"
+
+
+def times(estimate: Estimate) -> str:
+    """In a sentence: ``2.30 times (1.97 to 2.68)``."""
+    interval = whole_interval(estimate)
+    return f"{number(estimate.mean)} times" + (f" ({interval})" if interval else "")
+
+
+def replicas_in_words(count: int) -> str:
+    """``1 replica``, ``3 replicas``."""
+    return "1 replica" if count == 1 else f"{count} replicas"
 
 
 def duration(seconds: float) -> str:

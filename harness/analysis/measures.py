@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from harness.analysis.energy import energy_j
@@ -134,6 +135,13 @@ _LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
     ),
 )
 
+_WORST = Measure(
+    "latency_p99_worst",
+    "Latency, p99 of the worst replica",
+    "s",
+    "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
+)
+
 _RATES = (
     Measure(
         "throughput",
@@ -166,6 +174,7 @@ MEASURES: Mapping[str, Measure] = {
     for measure in (
         *_RATES,
         *(measure for measure, _ in _LATENCY),
+        _WORST,
         *_OTHERS,
         *(measure for measure, _ in _SIMPLE),
     )
@@ -195,18 +204,20 @@ def _put(found: Measured, name: str, compute: Callable[[], float]) -> None:
 
 
 def _measure_latencies(found: Measured, data: ExperimentData) -> None:
-    names = ["requests", *(item.name for item, _ in _LATENCY)]
+    names = ["requests", *(item.name for item, _ in _LATENCY), _WORST.name]
     try:
-        pooled = data.pooled_latencies_s()
+        each = data.replica_latencies_s()
     except NotMeasuredError as error:
         found.absent |= dict.fromkeys(names, str(error))
         return
+    pooled = np.concatenate(each)
     found.figures["requests"] = float(len(pooled))
     if not len(pooled):
         found.absent |= dict.fromkeys(names[1:], "no request began within the recording")
         return
     for item, compute in _LATENCY:
         _put(found, item.name, partial(compute, pooled))
+    _put(found, _WORST.name, lambda: max(percentile(latencies, 0.99) for latencies in each))
 
 
 def _measure_rates(found: Measured, data: ExperimentData) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,18 @@ import harness
 from harness.analysis import summary
 from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.display import clipped, duration, interval_parts, number, quantity, with_interval
+from harness.analysis.display import (
+    DASH,
+    TIMES,
+    Entry,
+    clipped,
+    duration,
+    interval_parts,
+    number,
+    quantity,
+    ratio_entry,
+    with_interval,
+)
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.load import load_state
@@ -45,25 +55,10 @@ TABLE = (
 )
 TABLE_ON_GPU = ("gpu_memory", "gpu_utilization", "cpu_psi")
 TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
-TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 _SHIPPED = "shipped:"
 _LOADS = {"cpu_psi", "gpu_utilization"}
 _RATIOS = {"speed_up", "efficiency"}
 _BARE = {"ratio", "index"}
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One cell of a table: mean with unit, interval and load state, and why there is nothing where there is nothing."""
-
-    mean: str
-    small: tuple[str, ...] = ()
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """In one line, for Markdown."""
-        return f"{self.mean} ({', '.join(self.small)})" if self.small else self.mean
 
 
 def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
@@ -89,9 +84,9 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
     atomic_write(folder / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
     atomic_write(folder / SUMMARY_JSON, summary.to_json(analysis), replace=True)
     content = _content(analysis, overall, pictures, timelines)
-    environment = _environment()
-    atomic_write(folder / REPORT_MD, environment.get_template("report.md.j2").render(content), replace=True)
-    page = environment.get_template("report.html.j2").render(content)
+    templates = environment()
+    atomic_write(folder / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
+    page = templates.get_template("report.html.j2").render(content)
     atomic_write(folder / REPORT_HTML, page, replace=True)
     return folder / REPORT_HTML
 
@@ -202,7 +197,8 @@ def _campaign_yaml(folder: Path) -> str:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """The templates with their filters. Raises HarnessError when they cannot be found."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_templates()),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -219,6 +215,8 @@ def _environment() -> jinja2.Environment:
         "data_uri": _data_uri,
         "clipped": clipped,
         "settings": _settings,
+        "ratio_entry": ratio_entry,
+        "small": lambda value: DASH if value is None else f"{value:.2g}",
         "absent": absent_of,
         "remarks": remarks,
         "gib": lambda size: "unknown" if size is None else quantity(float(size), "bytes"),

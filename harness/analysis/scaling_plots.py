@@ -34,7 +34,7 @@ _LATENCIES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p
 
 
 @dataclass(frozen=True, slots=True)
-class _Curve:
+class Curve:
     """One line: where its points come from, how they are scaled, what it is called."""
 
     measure: str
@@ -43,6 +43,7 @@ class _Curve:
     pick: Pick | None = None
 
     def estimate(self, cell: Cell) -> Estimate | None:
+        """What it shows of a cell."""
         return self.pick(cell) if self.pick else cell.estimates.get(self.measure)
 
 
@@ -58,12 +59,12 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
         left.plot(counts, counts, color=FAINT, linestyle=":", label="ideal")
         right.axhline(1, color=FAINT, linestyle=":")
         for index, (label, cells) in enumerate(groups.items()):
-            _draw(left, cells, _Curve("speed_up", label, pick=lambda cell: cell.speed_up), index)
-            _draw(right, cells, _Curve("p99", label, pick=_p99_growth(cells)), index)
+            draw(left, cells, Curve("speed_up", label, pick=lambda cell: cell.speed_up), index)
+            draw(right, cells, Curve("p99", label, pick=_p99_growth(cells)), index)
         left.set_title("Throughput, times that of one replica")
         right.set_title("p99 latency, times that of one replica")
         for axes in (left, right):
-            _replica_axis(axes, counts)
+            replica_axis(axes, counts)
             from_zero(axes)
         left.legend(loc="upper left")
         figure.subplots_adjust(left=0.05, right=0.985, top=0.9, bottom=0.15, wspace=0.14)
@@ -83,21 +84,21 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     if not any(cell.used for cell in cells):
         return None
     on_gpu = any("gpu_memory" in cell.estimates for cell in cells)
-    panels: list[tuple[str, list[_Curve], Callable[[Axes, Sequence[Cell]], None] | None]] = [
-        ("Throughput (requests/s)", [_Curve("throughput", "")], _ideal),
-        ("Latency (ms)", [_Curve(name, label, 1e3) for name, label in _LATENCIES], None),
-        ("Efficiency (% of ideal)", [_Curve("efficiency", "", 100, lambda cell: cell.efficiency)], _full),
-        ("Fairness (slowest / fastest replica)", [_Curve("fairness", "")], _one),
+    panels: list[tuple[str, list[Curve], Callable[[Axes, Sequence[Cell]], None] | None]] = [
+        ("Throughput (requests/s)", [Curve("throughput", "")], _ideal),
+        ("Latency (ms)", [Curve(name, label, 1e3) for name, label in _LATENCIES], None),
+        ("Efficiency (% of ideal)", [Curve("efficiency", "", 100, lambda cell: cell.efficiency)], _full),
+        ("Fairness (slowest / fastest replica)", [Curve("fairness", "")], _one),
     ]
     if on_gpu:
         panels += [
-            ("GPU energy per request (J)", [_Curve("energy", "")], None),
-            ("GPU memory (GiB)", [_Curve("gpu_memory", "", 1 / _GIB)], None),
+            ("GPU energy per request (J)", [Curve("energy", "")], None),
+            ("GPU memory (GiB)", [Curve("gpu_memory", "", 1 / _GIB)], None),
         ]
     else:
         panels += [
-            ("CPU (cores)", [_Curve("cpu_usage", "")], None),
-            ("CPU pressure (% of time)", [_Curve("cpu_psi", "")], None),
+            ("CPU (cores)", [Curve("cpu_usage", "")], None),
+            ("CPU pressure (% of time)", [Curve("cpu_psi", "")], None),
         ]
     with style():
         figure = new_figure(10, 5.6)
@@ -134,7 +135,7 @@ def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
 def _panel(
     axes: Axes,
     groups: dict[str, list[Cell]],
-    curves: Sequence[_Curve],
+    curves: Sequence[Curve],
     extra: Callable[[Axes, Sequence[Cell]], None] | None,
 ) -> None:
     cells = [cell for group in groups.values() for cell in group]
@@ -148,18 +149,19 @@ def _panel(
             extra(axes, group)
         for curve in curves:
             name = ", ".join(part for part in (label if len(groups) > 1 else "", curve.label) if part)
-            _draw(axes, group, _Curve(curve.measure, name, curve.scale, curve.pick), index)
+            draw(axes, group, Curve(curve.measure, name, curve.scale, curve.pick), index)
             index += 1
-    _replica_axis(axes, _counts(cells))
+    replica_axis(axes, _counts(cells))
     if len(curves) > 1:
-        _logarithmic(axes)
+        logarithmic(axes)
     else:
         from_zero(axes)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best")
 
 
-def _draw(axes: Axes, cells: Sequence[Cell], curve: _Curve, index: int) -> None:
+def draw(axes: Axes, cells: Sequence[Cell], curve: Curve, index: int) -> None:
+    """One line with its intervals, and the single runs as dots; nothing where nothing was measured."""
     points = [(cell.replicas, found) for cell in cells if (found := curve.estimate(cell))]
     if not points:
         return
@@ -211,13 +213,15 @@ def _counts(cells: Sequence[Cell]) -> list[int]:
     return sorted({cell.replicas for cell in cells})
 
 
-def _replica_axis(axes: Axes, counts: Sequence[int]) -> None:
+def replica_axis(axes: Axes, counts: Sequence[int]) -> None:
+    """Ticks at the measured counts."""
     axes.set_xticks(counts)
     axes.set_xlim(counts[0] - 0.4, counts[-1] + 0.4)
     axes.set_xlabel("replicas")
 
 
-def _logarithmic(axes: Axes) -> None:
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers."""
     low, high = axes.dataLim.y0, axes.dataLim.y1
     axes.set_yscale("log")
     dense = low > 0 and high / low < _FEW_DOUBLINGS

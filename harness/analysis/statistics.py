@@ -157,6 +157,23 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
 
 
+def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
+    """Mean of ``a`` less mean of ``b``, in their unit, with Welch's 95 % interval; none with a single run on a side.
+
+    Raises ValueError when either is empty.
+    """
+    gap = t_interval(a).mean - t_interval(b).mean
+    runs = min(len(a), len(b))
+    if runs == 1:
+        return Estimate(gap, None, None, 1, None, "one run has no interval")
+    first, second = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
+    if first + second == 0:
+        return Estimate(gap, gap, gap, runs, None)
+    freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
+    half = _student(freedom) * math.sqrt(first + second)
+    return Estimate(gap, gap - half, gap + half, runs, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """Two sets of runs held against each other.

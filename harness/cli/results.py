@@ -10,7 +10,8 @@ import typer
 from harness.cli import output
 
 if TYPE_CHECKING:
-    from harness.analysis.campaign import Key
+    from harness.analysis.compare import Comparison
+    from harness.analysis.question import Answer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -85,36 +86,94 @@ def report(
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of the first campaign.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the campaign to hold against it.")],
+    campaigns: Annotated[
+        list[Path],
+        typer.Argument(metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns; the first is held against."),
+    ],
     *,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            "--by",
+            help="What the sides differ in: campaign, sharing or condition. "
+            "Default: campaign for several of them, else sharing.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write the page that answers what each way of sharing costs.")
+    ] = None,
+    latency_limit_ms: Annotated[
+        float | None,
+        typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas does a GPU carry then?"),
+    ] = None,
+    price_per_gpu_hour: Annotated[
+        float | None, typer.Option("--price-per-gpu-hour", help="Of one GPU, in your currency.")
+    ] = None,
+    price_per_kwh: Annotated[
+        float | None, typer.Option("--price-per-kwh", help="Of the energy of the GPUs, in your currency.")
+    ] = None,
+    unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
     json: Json = False,
 ) -> None:
-    """Hold one campaign against another, cell by cell: what differs significantly, and what does not."""
-    from dataclasses import asdict
-
-    from harness.analysis.compare import compare as compare_campaigns
+    """Hold campaigns, sharing modes or conditions against each other: what differs, by how much, and what does not."""
+    from harness.analysis.compare import compare as compare_sides
+    from harness.analysis.comparison_page import answers, write_page
+    from harness.analysis.pool import gather
+    from harness.analysis.question import asked
 
     if json:
         output.use_json()
-    found = compare_campaigns(a, b)
+    wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh)
+    pool = gather(campaigns, by, unlike=unlike)
+    found = compare_sides(pool)
+    answered = answers(pool, found, wanted)
+    page = write_page(html, pool, found, answered, command=_again()) if html else None
     if json:
-        output.document(asdict(found))
-        return
-    for setting in found.settings:
-        output.result(f"settings: {setting}")
-    output.table(
-        ["cell", "measure", f"{found.b} against {found.a}"],
-        [[_cell(line.key), line.measure, line.difference.sentence] for line in found.lines],
-    )
-    for key in found.only_a:
-        output.result(f"only in {found.a}: {_cell(key)}")
-    for key in found.only_b:
-        output.result(f"only in {found.b}: {_cell(key)}")
+        output.document(_comparison_document(found, answered, page))
+    else:
+        _print_comparison(found, answered, page)
 
 
-def _cell(key: Key) -> str:
-    return f"{key.workload} r{key.replicas} {key.sharing} {key.condition}".rstrip()
+def _comparison_document(found: Comparison, answered: list[Answer], page: Path | None) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    questions = [
+        {"question": answer.question, "answer": answer.sentences, "missing": answer.missing} for answer in answered
+    ]
+    return {**asdict(found), "questions": questions, "page": None if page is None else str(page)}
+
+
+def _print_comparison(found: Comparison, answered: list[Answer], page: Path | None) -> None:
+    from harness.analysis.display import ratio_entry
+
+    for sentence in found.unlike:
+        output.note(f"differs: {sentence}")
+    if found.lines:
+        output.table(
+            ["workload", "replicas", "measure", "of", "against", "ratio (95 %)", "answer"],
+            [
+                [*line.place, line.measure, line.b, line.a, ratio_entry(line.ratio).text, line.difference.sentence]
+                for line in found.lines
+            ],
+        )
+    for item in found.lonely:
+        output.result(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
+    for answer in answered:
+        output.result(f"\n{answer.question}")
+        for sentence in answer.sentences:
+            output.result(f"  {sentence}")
+        for sentence in answer.missing:
+            output.result(f"  ({sentence})")
+    if page is not None:
+        output.result(f"\npage: {page}")
+
+
+def _again() -> str:
+    """The command line that was given."""
+    import shlex
+    import sys
+
+    return shlex.join(["harness", *sys.argv[1:]])
 
 
 def export(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, Key, analyse
-from harness.analysis.compare import compare
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.load import LoadState
 from harness.errors import ResultsPathError
 from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
@@ -243,29 +242,3 @@ def test_no_campaign_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "campaign.json").write_text("{}")
     with pytest.raises(ResultsPathError, match="damaged"):
         analyse(tmp_path)
-
-
-def test_compare_says_no_difference_when_there_is_none(folder: Path, tmp_path: Path) -> None:
-    other = write_campaign(tmp_path / "again", replicas=[1], repeats=3, shape=Shape(record_s=20, noise=0.005, seed=5))
-    found = compare(folder, other)
-    assert {line.key for line in found.lines} == {Key("resnet50", "time-slicing", 1)}
-    assert found.only_a == [Key("resnet50", "time-slicing", 3)]
-    assert not found.only_b
-    assert not found.settings
-    sentences = {line.measure: line.difference.sentence for line in found.lines}
-    assert sentences["throughput"] == "no significant difference"
-
-
-def test_compare_finds_a_real_difference_and_names_what_else_changed(folder: Path, tmp_path: Path) -> None:
-    shape = Shape(record_s=20, noise=0.005, seed=5, scale=1.3, gpu=False)
-    other = write_campaign(tmp_path / "faster", replicas=[1], repeats=3, shape=shape)
-    found = compare(folder, other)
-    (throughput,) = [line.difference for line in found.lines if line.measure == "throughput"]
-    assert throughput.significant
-    assert throughput.change == pytest.approx(0.3, abs=0.02)
-    assert throughput.sentence.endswith(" % higher")
-    assert throughput.adjusted_p is not None
-    assert throughput.welch_p is not None
-    assert throughput.adjusted_p >= throughput.welch_p
-    assert "GPU: Synthetic GPU against none." in found.settings
-    assert not [line for line in found.lines if line.measure == "energy"]

@@ -2,6 +2,7 @@
 
 The model behind the numbers: one replica alone takes ``SERVICE_S`` a request; the device as a whole saturates
 at ``CAPACITY`` times the rate of one replica. Replica i is ``FAIRNESS_STEP * i`` slower than its share.
+Under MPS it saturates at ``MPS_CAPACITY`` times that rate.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,13 @@ from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verd
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
 from harness.results.manifest import Gpu, Host, Provenance, Software
-from harness.spec import CampaignSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.spec import CampaignSpec, ConditionSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 
 METRICS = tuple(STANDARD)
 GPU_METRICS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
 SERVICE_S = {"resnet50": 0.0057, "distilbert": 0.0034, "whisper": 0.12}
 CAPACITY = 2.1
+MPS_CAPACITY = 4.2
 FAIRNESS_STEP = 0.02
 START_S = 1_790_000_000.0
 NO_GPU = "no NVIDIA driver: libnvidia-ml.so.1 not found"
@@ -66,6 +68,10 @@ class Shape:
     noise: float = 0.02
     status: Status = Status.VALID
     scale: float = 1.0
+    sharing: Sharing = Sharing.TIME_SLICING
+    condition: ConditionSpec | None = None
+    driver: str = "580.95.05"
+    utilization_alone: float = 98.0
 
 
 def experiment_spec(workload: str, replicas: int, repeat: int, shape: Shape) -> ExperimentSpec:
@@ -73,7 +79,8 @@ def experiment_spec(workload: str, replicas: int, repeat: int, shape: Shape) -> 
     return ExperimentSpec(
         workload=WorkloadSpec(name=workload, device=Device.CUDA if shape.gpu else Device.CPU),
         replicas=replicas,
-        sharing=Sharing.TIME_SLICING,
+        sharing=shape.sharing,
+        condition=shape.condition,
         repeat=repeat,
         timing=timing,
         metrics=list(METRICS),
@@ -85,13 +92,15 @@ def rates(workload: str, replicas: int, shape: Shape) -> list[float]:
     """Requests per second of every replica, without noise."""
     alone = shape.scale / SERVICE_S[workload]
     shares = [1 - FAIRNESS_STEP * index for index in range(replicas)]
-    total = alone * CAPACITY * (1 - math.exp(-replicas / CAPACITY)) / (1 - math.exp(-1 / CAPACITY)) / CAPACITY
+    capacity = MPS_CAPACITY if shape.sharing is Sharing.MPS else CAPACITY
+    total = alone * (1 - math.exp(-replicas / capacity)) / (1 - math.exp(-1 / capacity))
     return [total * share / sum(shares) for share in shares]
 
 
 def write_attempt(folder: Path, spec: ExperimentSpec, shape: Shape, start_s: float) -> Manifest:
     """Write everything a conductor leaves in the attempt folder; returns the manifest to finalise it with."""
-    random = np.random.default_rng([shape.seed, spec.replicas, spec.repeat])
+    mode = list(Sharing).index(shape.sharing)
+    random = np.random.default_rng([shape.seed, spec.replicas, spec.repeat, *([mode] if mode != 1 else [])])
     name, rows = spec.workload.name, spec.timing.rows
     each = [rate * random.normal(1, shape.noise) for rate in rates(name, spec.replicas, shape)]
     with ExperimentWriter(
@@ -129,7 +138,7 @@ def manifest_for(spec: ExperimentSpec, shape: Shape, start_s: float) -> Manifest
         command=["harness", "run", "synthetic"],
         provenance=Provenance(
             host=HOST,
-            gpus=[GPU] if shape.gpu else [],
+            gpus=[GPU.model_copy(update={"driver": shape.driver})] if shape.gpu else [],
             gpus_absent="" if shape.gpu else NO_GPU,
             software=SOFTWARE,
         ),
@@ -171,24 +180,36 @@ def write_campaign(
     repeats: int = 3,
     shape: Shape | None = None,
     finished: int | None = None,
+    sharing: Sequence[Sharing] = (Sharing.TIME_SLICING,),
+    conditions: Sequence[ConditionSpec] = (),
 ) -> Path:
     """A campaign's folder; only the first ``finished`` experiments are there when that is given."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
-    plan = [(w, r, k) for w in workloads for r in replicas for k in range(1, repeats + 1)]
+    plan = [
+        (w, r, k, m, c)
+        for w in workloads
+        for m in sharing
+        for r in replicas
+        for c in conditions or (None,)
+        for k in range(1, repeats + 1)
+        if m is not Sharing.EXCLUSIVE or r == 1
+    ]
     campaign = CampaignSpec(
         name="synthetic",
         description="Made-up numbers with known answers.",
         workloads=[experiment_spec(w, 1, 1, shape).workload for w in workloads],
         replicas=list(replicas),
         repeats=repeats,
+        sharing=list(sharing),
+        conditions=list(conditions),
         timing=experiment_spec(workloads[0], 1, 1, shape).timing,
     )
     document = {"format": 1, "campaign_id": "0" * 32, "source": "synthetic.yaml"}
     document |= {"created_at": iso(START_S), "spec": campaign.model_dump(mode="json")}
     (folder / "campaign.json").write_text(json.dumps(document, indent=2))
-    for order, (workload, count, repeat) in enumerate(plan[:finished]):
-        write_experiment(folder, workload, count, repeat, shape, order)
+    for order, (workload, count, repeat, mode, condition) in enumerate(plan[:finished]):
+        write_experiment(folder, workload, count, repeat, replace(shape, sharing=mode, condition=condition), order)
     return folder
 
 
@@ -216,7 +237,7 @@ def _tick(time_s: float, index: int, each: Sequence[float], shape: Shape, random
     ]
     if shape.gpu:
         rows += [
-            Row("gpu_utilization", "gpu-0", time_s, min(100.0, 97 + len(each) * wobble)),
+            Row("gpu_utilization", "gpu-0", time_s, min(100.0, shape.utilization_alone + (len(each) - 1) * wobble)),
             Row("gpu_memory", "gpu-0", time_s, 6e8 + 9.7e8 * len(each)),
             Row("gpu_power", "gpu-0", time_s, 55 + 2 * wobble),
             Row("gpu_temperature", "gpu-0", time_s, 60 + 8 * (1 - math.exp(-index / 20))),

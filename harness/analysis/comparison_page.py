@@ -1,0 +1,64 @@
+"""The comparison on one page that needs no network: six questions, each with its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import harness
+from harness.analysis import carrying, choosing, cost_of_sharing, isolation, price, switching
+from harness.analysis.compare import Comparison
+from harness.analysis.pool import Pool
+from harness.analysis.question import Answer, Asked
+from harness.analysis.report import environment
+from harness.errors import UsageError
+from harness.results.files import atomic_write
+
+QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
+    cost_of_sharing.answer,
+    carrying.answer,
+    isolation.answer,
+    switching.answer,
+    choosing.answer,
+    price.answer,
+)
+"""In the order of the page."""
+
+
+def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:
+    """The six questions, answered as far as the measurements go."""
+    return [question(pool, comparison, asked) for question in QUESTIONS]
+
+
+def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[Answer], command: str) -> Path:
+    """Write the page; one that is there already is replaced.
+
+    Args:
+        path: of the file, ending in .html.
+        pool: what is compared.
+        comparison: its lines.
+        answered: the questions.
+        command: the command line that makes the page again.
+
+    Raises:
+        UsageError: the folder does not exist, or the name is not that of a page.
+        StorageError: it cannot be written.
+    """
+    if path.suffix != ".html" or not path.parent.is_dir():
+        raise UsageError(
+            f"{path} cannot be the page: it takes a name ending in .html in a folder that exists.",
+            advice="E.g. --html comparison.html",
+        )
+    manifests = pool.manifests()
+    content = {
+        "pool": pool,
+        "comparison": comparison,
+        "answers": answered,
+        "first": manifests[0],
+        "runs": len(manifests),
+        "fewest": min(len(cell.used) for setup in pool.setups for cell in setup.cells.values()),
+        "command": command,
+        "version": harness.__version__,
+    }
+    atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
+    return path

@@ -1,0 +1,163 @@
+"""Plots of the comparison page: a column for every workload, a line for every way of running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from harness.analysis.display import number
+from harness.analysis.laws import Fit
+from harness.analysis.picture import (
+    FAINT,
+    INK,
+    PALETTE,
+    Picture,
+    from_zero,
+    new_figure,
+    say_absent,
+    style,
+    to_png,
+    to_svg,
+)
+from harness.analysis.pool import Place, Pool
+from harness.analysis.question import counts
+from harness.analysis.scaling_plots import Curve, Pick, draw, logarithmic, replica_axis
+from harness.analysis.statistics import Estimate
+
+_COLUMN_IN, _ROW_IN, _WIDEST_IN = 3.4, 2.5, 10.0
+_CURVE_POINTS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of panels.
+
+    Attributes:
+        measure: what is shown.
+        label: of its axis.
+        scale: from the measure's unit to the axis's.
+        pick: another figure than the measure of that name.
+        logarithmic: whether the axis is.
+        line: a horizontal line, in the measure's unit.
+        curves: fitted law by workload and label of the setup.
+    """
+
+    measure: str
+    label: str
+    scale: float = 1.0
+    pick: Pick | None = None
+    logarithmic: bool = False
+    line: float | None = None
+    curves: Mapping[tuple[str, str], Fit] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """One bar: its label, its value, and the factor to the axis's unit."""
+
+    label: str
+    estimate: Estimate
+    scale: float = 1.0
+
+
+def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Picture | None:
+    """Figures against replicas, a column for each workload; None when there is nothing to show."""
+    workloads = pool.workloads()
+    if not workloads:
+        return None
+    with style():
+        width_in = max(_WIDEST_IN, _COLUMN_IN * len(workloads))
+        figure = new_figure(width_in, _ROW_IN * len(rows) + 0.7)
+        grid = figure.subplots(len(rows), len(workloads), squeeze=False)
+        for row, line in zip(rows, grid, strict=True):
+            for workload, axes in zip(workloads, line, strict=True):
+                _panel(axes, pool, workload, row)
+            line[0].set_ylabel(row.label)
+        for axes, workload in zip(grid[0], workloads, strict=True):
+            axes.set_title(workload)
+        handles = {
+            label: handle
+            for axes in grid.ravel()
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (_ROW_IN * len(rows) + 0.7)))
+        figure.legend(handles.values(), handles.keys(), loc="upper right", ncols=max(1, min(6, len(handles))))
+        return Picture(
+            f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}", to_png(figure), to_svg(figure)
+        )
+
+
+def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture | None:
+    """Values beside each other with their intervals; None without any."""
+    if not points:
+        return None
+    with style():
+        figure = new_figure(_WIDEST_IN, 0.42 * len(points) + 1.0)
+        axes = figure.subplots()
+        places = np.arange(len(points))[::-1]
+        means = [one.estimate.mean * one.scale for one in points]
+        low = [_arm(one.estimate.mean, one.estimate.low) * one.scale for one in points]
+        high = [_arm(one.estimate.high, one.estimate.mean) * one.scale for one in points]
+        axes.barh(places, means, color=PALETTE[4], height=0.6)
+        axes.errorbar(means, places, xerr=[low, high], fmt="none", ecolor=INK, elinewidth=1, capsize=3)
+        axes.set_yticks(places, [one.label for one in points])
+        axes.axvline(0, color=FAINT)
+        axes.set_xlabel(label)
+        axes.grid(visible=False, axis="y")
+        figure.tight_layout()
+        spoken = ", ".join(f"{one.label} {number(mean)} {label}" for one, mean in zip(points, means, strict=True))
+        return Picture(f"comparison-{name}", title, f"{title}: {spoken}", to_png(figure), to_svg(figure))
+
+
+def _arm(upper: float | None, lower: float | None) -> float:
+    return 0.0 if upper is None or lower is None else upper - lower
+
+
+def _panel(axes: Axes, pool: Pool, workload: str, row: Row) -> None:
+    drawn = False
+    for index, setup in enumerate(pool.setups):
+        cells = [setup.cells[Place(workload, count)] for count in setup.counts(workload)]
+        curve = Curve(row.measure, setup.label, row.scale, row.pick)
+        if any(curve.estimate(cell) for cell in cells):
+            draw(axes, cells, curve, index)
+            drawn = True
+        fit = row.curves.get((workload, setup.label))
+        if fit is not None:
+            n = np.linspace(1, max(setup.counts(workload)), _CURVE_POINTS)
+            values = np.array([estimate.mean for estimate in fit.parameters.values()])
+            axes.plot(n, fit.law.curve(n, values) * row.scale, "--", color=PALETTE[index % len(PALETTE)], linewidth=1)
+    if not drawn:
+        reasons = [
+            cell.absent[row.measure]
+            for setup in pool.setups
+            for cell in setup.cells.values()
+            if row.measure in cell.absent
+        ]
+        say_absent(axes, reasons[-1] if reasons else "no run gives it")
+        return
+    replica_axis(axes, counts(pool, workload))
+    if row.line is not None:
+        axes.axhline(row.line * row.scale, color=INK, linestyle=":", linewidth=1)
+    if row.logarithmic:
+        logarithmic(axes)
+    else:
+        from_zero(axes)
+
+
+def _spoken(pool: Pool, row: Row) -> str:
+    """The means of the first row, for those who cannot see it."""
+    curve = Curve(row.measure, "", row.scale, row.pick)
+    return "; ".join(
+        f"{workload} under {setup.label}: "
+        + ", ".join(
+            f"{count} replicas {number(estimate.mean * row.scale)}"
+            for count in setup.counts(workload)
+            if (estimate := curve.estimate(setup.cells[Place(workload, count)]))
+        )
+        for workload in pool.workloads()
+        for setup in pool.setups
+        if setup.counts(workload)
+    )

@@ -1,0 +1,111 @@
+"""What does each mode cost? Every mode against one replica that has the GPU to itself, and against the other modes."""
+
+from __future__ import annotations
+
+from harness.analysis.campaign import Cell
+from harness.analysis.compare import Comparison, Line, relative
+from harness.analysis.comparison_plots import Row, by_workload
+from harness.analysis.display import Entry, figure_entry, number, ratio_entry, replicas_in_words, times, whole_interval
+from harness.analysis.pool import Place, Pool
+from harness.analysis.question import Answer, Asked, Table, cells, counts, missing_modes
+from harness.analysis.statistics import Estimate
+
+
+def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
+    """Throughput and latency of every mode and count, and what differs significantly."""
+    rows: list[list[str | Entry]] = []
+    for workload, setup, count, cell in cells(pool):
+        alone = pool.gpu_alone(setup, workload)
+        rows.append(
+            [
+                workload,
+                setup.label,
+                str(count),
+                figure_entry(cell.estimates.get("throughput"), "req/s", cell.absent.get("throughput", "")),
+                _against(cell, alone, "throughput"),
+                figure_entry(cell.estimates.get("latency_p50"), "s", cell.absent.get("latency_p50", "")),
+                figure_entry(cell.estimates.get("latency_p99"), "s", cell.absent.get("latency_p99", "")),
+                _against(cell, alone, "latency_p99"),
+                figure_entry(cell.estimates.get("gpu_utilization"), "%", cell.absent.get("gpu_utilization", "")),
+            ]
+        )
+    headers = [
+        "Workload",
+        "Run as",
+        "Replicas",
+        "Throughput",
+        "against alone",
+        "p50",
+        "p99",
+        "against alone",
+        "GPU busy",
+    ]
+    plot = by_workload(
+        pool,
+        "cost",
+        "Throughput of all replicas together, and p99 latency",
+        [Row("throughput", "requests/s"), Row("latency_p99", "p99, ms", scale=1e3, logarithmic=True)],
+    )
+    return Answer(
+        "cost",
+        "What does each mode cost?",
+        "Throughput is that of all replicas together. Alone is one replica with the GPU to itself: of the exclusive mode "
+        "where it was measured, else one replica under the same mode.",
+        _sentences(pool, comparison),
+        Table(headers, rows, words=3),
+        [plot] if plot else [],
+        missing_modes(pool),
+    )
+
+
+def _against(cell: Cell, alone: tuple[Cell, str] | None, measure: str) -> Entry:
+    if alone is None:
+        return ratio_entry(None, "one replica alone was not measured")
+    if alone[0] is cell:
+        return Entry("1", reason="")
+    return ratio_entry(relative(cell, alone[0], measure), cell.absent.get(measure, "not measured alone"))
+
+
+def _sentences(pool: Pool, comparison: Comparison) -> list[str]:
+    found = []
+    for workload in pool.workloads():
+        many = counts(pool, workload)[-1]
+        parts = []
+        for setup in pool.setups:
+            cell, alone = setup.cells.get(Place(workload, many)), pool.gpu_alone(setup, workload)
+            if cell is None or alone is None or cell is alone[0]:
+                continue
+            gain = relative(cell, alone[0], "throughput")
+            if gain is not None:
+                parts.append(
+                    f"{times(gain)} under {setup.label}, so each works at {_share(gain, many)} of its speed alone"
+                )
+        if parts:
+            found.append(
+                f"{workload}: {replicas_in_words(many)} together serve, against one alone, {'; '.join(parts)}."
+            )
+        found += [
+            _versus(line)
+            for line in comparison.lines
+            if line.place.workload == workload and line.measure == "throughput"
+        ]
+    return found
+
+
+def _versus(line: Line) -> str:
+    """One comparison in words, whatever its outcome."""
+    head = (
+        f"{line.place.workload}, {replicas_in_words(line.place.replicas)}: throughput under {line.b} against {line.a}"
+    )
+    if line.difference.significant is None or line.ratio is None:
+        return f"{head}: {line.difference.sentence}."
+    return f"{head}: {line.difference.sentence} (ratio {_ratio(line.ratio)})."
+
+
+def _ratio(estimate: Estimate) -> str:
+    interval = whole_interval(estimate)
+    return number(estimate.mean) + (f", 95 % interval {interval}" if interval else "")
+
+
+def _share(gain: Estimate, replicas: int) -> str:
+    return f"{100 * gain.mean / replicas:.0f} %"

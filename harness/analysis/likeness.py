@@ -1,0 +1,88 @@
+"""Whether results were measured alike: on the same kind of machine, or not to be held against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from harness.errors import UnlikeResultsError
+from harness.results.manifest import Manifest
+
+_GIB = 2**30
+
+
+def _torch(manifest: Manifest) -> str:
+    """As the replicas said; what the harness itself has installed need not be what they ran on."""
+    said = {str(replica["torch"]) for replica in manifest.replicas if replica.get("torch")}
+    return _each(said) if said else manifest.provenance.software.packages.get("torch", "unknown")
+
+
+def _each(values: set[str] | set[str | None]) -> str:
+    return ", ".join(sorted(value or "unknown" for value in values)) or "none"
+
+
+def _watts(value: float | None) -> str | None:
+    return None if value is None else f"{value:g} W"
+
+
+def _mhz(value: int | None) -> str | None:
+    return None if value is None else f"{value} MHz"
+
+
+def _memory(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else f"{round(size_bytes / _GIB)} GiB"
+
+
+MACHINE: dict[str, Callable[[Manifest], str]] = {
+    "GPU": lambda manifest: ", ".join(gpu.name for gpu in manifest.provenance.gpus) or "none",
+    "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.provenance.gpus}),
+    "GPU power limit": lambda manifest: _each({_watts(gpu.power_limit_w) for gpu in manifest.provenance.gpus}),
+    "GPU clock": lambda manifest: _each({_mhz(gpu.clock_sm_max_mhz) for gpu in manifest.provenance.gpus}),
+    "CPU": lambda manifest: manifest.provenance.host.cpu_model,
+    "CPUs": lambda manifest: str(manifest.provenance.host.cpus),
+    "memory": lambda manifest: _memory(manifest.provenance.host.memory_bytes),
+    "torch": _torch,
+}
+"""What makes two machines unlike: a difference here explains one in the figures."""
+
+SURROUNDINGS: dict[str, Callable[[Manifest], str]] = {
+    "kernel": lambda manifest: manifest.provenance.host.kernel,
+    "Python": lambda manifest: manifest.provenance.software.python,
+    "harness": lambda manifest: manifest.provenance.software.git_commit or manifest.provenance.software.harness,
+    "GPU device": lambda manifest: ", ".join(gpu.uuid for gpu in manifest.provenance.gpus) or "none",
+    "recording": lambda manifest: f"{manifest.experiment.timing.record_s:g} s recorded",
+}
+"""What is said, and is no reason to refuse."""
+
+_WORKLOAD = ("target", "batch_size", "precision", "execution", "device", "threads", "inference_sleep_s", "checkpoint")
+
+
+def refuse_unlike(manifests: Iterable[Manifest]) -> None:
+    """Raise UnlikeResultsError when the machines differ in what explains a difference in the figures."""
+    found = _differences(MACHINE, list(manifests))
+    if found:
+        raise UnlikeResultsError(
+            f"These results come from unlike machines: {' '.join(found)}",
+            advice="A difference between them would be the machines' as much as anything else's. "
+            "To hold them against each other all the same: --unlike",
+        )
+
+
+def differences(manifests: Iterable[Manifest]) -> list[str]:
+    """Everything that is not the same everywhere, one sentence each, the machine first."""
+    every = list(manifests)
+    return [*_differences(MACHINE, every), *_differences(SURROUNDINGS, every), *_workload_differences(every)]
+
+
+def _differences(facts: dict[str, Callable[[Manifest], str]], manifests: list[Manifest]) -> list[str]:
+    values = {name: sorted({fact(manifest) for manifest in manifests}) for name, fact in facts.items()}
+    return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]
+
+
+def _workload_differences(manifests: list[Manifest]) -> list[str]:
+    values: dict[str, set[str]] = {}
+    for manifest in manifests:
+        workload = manifest.experiment.workload
+        settings = {name: getattr(workload, name) for name in _WORKLOAD} | {"options": workload.options}
+        for name, value in settings.items():
+            values.setdefault(f"{workload.name}'s {name}", set()).add(str(value))
+    return [f"{name}: {' against '.join(sorted(found))}." for name, found in values.items() if len(found) > 1]

@@ -1,0 +1,131 @@
+"""At what price? Energy, GPU time and money for a million inferences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from harness.analysis.campaign import Cell, Experiment
+from harness.analysis.compare import Comparison
+from harness.analysis.comparison_plots import Row, by_workload
+from harness.analysis.display import Entry, figure_entry, replicas_in_words, with_interval
+from harness.analysis.pool import Pool
+from harness.analysis.question import Answer, Asked, Table, cells
+from harness.analysis.statistics import Estimate, t_interval
+
+Figure = Callable[[Experiment], float | None]
+MILLION = 1e6
+_J_PER_KWH = 3.6e6
+_S_PER_H = 3600.0
+
+
+def kwh_per_million(cell: Cell) -> Estimate | None:
+    """GPU energy of a million inferences, kWh, over the repeats; None where no energy was measured."""
+    return _over_runs(cell, _kwh)
+
+
+def gpu_hours_per_million(cell: Cell) -> Estimate | None:
+    """GPU hours that a million inferences take, over the repeats; None where no throughput was measured."""
+    return _over_runs(cell, _gpu_hours)
+
+
+def cost_per_million(cell: Cell, asked: Asked) -> Estimate | None:
+    """Price of a million inferences, in the currency of the prices given; None without a price or without its figure.
+
+    With a price for energy and no energy measured there is none: half of a cost is no cost.
+    """
+    if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
+        return None
+    return _over_runs(cell, lambda run: _cost(run, asked))
+
+
+def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
+    """Energy, GPU hours and cost of every cell."""
+    priced = asked.price_per_gpu_hour is not None or asked.price_per_kwh is not None
+    rows: list[list[str | Entry]] = []
+    for workload, setup, count, cell in cells(pool):
+        row: list[str | Entry] = [
+            workload,
+            setup.label,
+            str(count),
+            figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
+            figure_entry(gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")),
+        ]
+        if priced:
+            row.append(figure_entry(cost_per_million(cell, asked), "", cell.absent.get("energy", "no throughput")))
+        rows.append(row)
+    plot = by_workload(
+        pool,
+        "price",
+        "Cost of a million inferences" if priced else "Energy of a million inferences",
+        [Row("cost", "cost", pick=lambda cell: cost_per_million(cell, asked))]
+        if priced
+        else [Row("energy", "kWh", pick=kwh_per_million)],
+    )
+    missing = (
+        [] if any(kwh_per_million(cell) for *_, cell in cells(pool)) else ["Energy takes a GPU that tells its power."]
+    )
+    if not priced:
+        missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
+    return Answer(
+        "price",
+        "At what price?",
+        "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
+        "is one input: requests times the batch size." + _prices(asked),
+        [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
+        Table(["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3),
+        [plot] if plot else [],
+        missing,
+    )
+
+
+def _prices(asked: Asked) -> str:
+    given = []
+    if asked.price_per_gpu_hour is not None:
+        given.append(f"{asked.price_per_gpu_hour:g} per GPU hour")
+    if asked.price_per_kwh is not None:
+        given.append(f"{asked.price_per_kwh:g} per kWh of the GPUs")
+    return f" Prices: {' and '.join(given)}, in your currency." if given else ""
+
+
+def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
+    """The cheapest way of a workload, and the dearest."""
+    priced = asked.price_per_gpu_hour is not None or asked.price_per_kwh is not None
+    known = [
+        (estimate, setup.label, count)
+        for name, setup, count, cell in cells(pool)
+        if name == workload and (estimate := cost_per_million(cell, asked) if priced else kwh_per_million(cell))
+    ]
+    if not known:
+        return ""
+    cheap, dear = min(known, key=lambda one: one[0].mean), max(known, key=lambda one: one[0].mean)
+    unit, verb = ("", "costs") if priced else ("kWh", "takes")
+    head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
+    if cheap is dear:
+        return f"{head}."
+    return f"{head}, and {with_interval(dear[0], unit)} with {replicas_in_words(dear[2])} under {dear[1]}."
+
+
+def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
+    found = [value for run in cell.used if (value := figure(run)) is not None]
+    return t_interval(found) if found else None
+
+
+def _kwh(run: Experiment) -> float | None:
+    energy_j = run.measured.figures.get("energy")
+    return None if energy_j is None else energy_j / _batch(run) * MILLION / _J_PER_KWH
+
+
+def _gpu_hours(run: Experiment) -> float | None:
+    inputs = run.measured.figures.get("inputs")
+    return MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
+
+
+def _cost(run: Experiment, asked: Asked) -> float | None:
+    hours, kwh = _gpu_hours(run), _kwh(run)
+    if (asked.price_per_gpu_hour is not None and hours is None) or (asked.price_per_kwh is not None and kwh is None):
+        return None
+    return (asked.price_per_gpu_hour or 0.0) * (hours or 0.0) + (asked.price_per_kwh or 0.0) * (kwh or 0.0)
+
+
+def _batch(run: Experiment) -> int:
+    return run.data.manifest.experiment.workload.batch_size

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.compare import Comparison, Line, compare
+from harness.analysis.pool import By, Place, Pool, gather
+from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
+from harness.results import Status
+from harness.spec import ConditionSpec, Sharing
+from tests.unit.results.synthetic import MPS_CAPACITY, Shape, rates, write_campaign, write_experiment
+
+SHAPE = Shape(record_s=4, noise=0.005)
+MODES = [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS]
+
+
+@pytest.fixture(scope="module")
+def modes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three modes of one workload: MPS serves more from two replicas on, and nothing tells the modes apart at one."""
+    return write_campaign(
+        tmp_path_factory.mktemp("results") / "modes", replicas=[1, 3], repeats=3, shape=SHAPE, sharing=MODES
+    )
+
+
+@pytest.fixture(scope="module")
+def slicing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_campaign(tmp_path_factory.mktemp("results") / "slicing", replicas=[1, 3], repeats=3, shape=SHAPE)
+
+
+@pytest.fixture(scope="module")
+def by_mode(modes: Path) -> Pool:
+    return gather([modes])
+
+
+def line(found: Comparison, measure: str, replicas: int, b: str) -> Line:
+    (one,) = [item for item in found.lines if (item.measure, item.place.replicas, item.b) == (measure, replicas, b)]
+    return one
+
+
+def test_modes_of_one_campaign_are_its_sides(by_mode: Pool) -> None:
+    assert by_mode.by is By.SHARING
+    assert by_mode.sides == ["exclusive", "time-slicing", "mps"]
+    found = compare(by_mode)
+    assert {item.a for item in found.lines if item.place.replicas == 1} == {"exclusive"}
+    assert line(found, "throughput", 1, "mps").difference.sentence == "no significant difference"
+    gain = line(found, "throughput", 3, "mps")
+    assert gain.a == "time-slicing"
+    assert gain.ratio is not None
+    assert gain.ratio.low is not None
+    assert gain.ratio.high is not None
+    truth = sum(rates("resnet50", 3, replace(SHAPE, sharing=Sharing.MPS))) / sum(rates("resnet50", 3, SHAPE))
+    assert 1 < truth < MPS_CAPACITY
+    assert gain.ratio.mean == pytest.approx(truth, rel=0.02)
+    assert gain.ratio.low < gain.ratio.mean < gain.ratio.high
+    assert gain.difference.significant
+    assert gain.difference.hedges_g is not None
+    assert gain.difference.cliffs_delta == 1
+
+
+def test_two_campaigns_are_sides_unless_told_otherwise(modes: Path, slicing: Path) -> None:
+    pool = gather([slicing, modes])
+    assert pool.sides == ["slicing", "modes"]
+    found = compare(pool)
+    assert {item.b for item in found.lines} == {"modes, time-slicing"}
+    assert Place("resnet50", 3) in {item.place for item in found.lonely if item.label == "modes, mps"}
+    together = gather([slicing, modes], "sharing")
+    assert together.sides == ["exclusive", "time-slicing", "mps"]
+    (shared,) = [setup for setup in together.setups if setup.side == "time-slicing"]
+    assert shared.cells[Place("resnet50", 1)].estimates["throughput"].n == 6
+
+
+def test_every_p_is_corrected_for_all_tests_together(by_mode: Pool) -> None:
+    for item in compare(by_mode).lines:
+        assert item.difference.welch_p is not None
+        assert item.difference.adjusted_p is not None
+        assert item.difference.adjusted_p >= item.difference.welch_p
+
+
+def test_the_same_measured_again_does_not_differ(slicing: Path, tmp_path: Path) -> None:
+    again = write_campaign(tmp_path / "again", replicas=[1], repeats=3, shape=replace(SHAPE, seed=5))
+    found = compare(gather([slicing, again]))
+    assert {item.difference.sentence for item in found.lines} == {"no significant difference"}
+    assert [(item.label, item.place.replicas) for item in found.lonely] == [("slicing", 3)]
+    assert not found.unlike
+
+
+def test_one_repeat_has_a_ratio_without_interval_and_no_verdict(slicing: Path, tmp_path: Path) -> None:
+    once = write_campaign(tmp_path / "once", replicas=[1], repeats=1, shape=replace(SHAPE, scale=2.0))
+    for item in compare(gather([slicing, once])).lines:
+        assert item.ratio is not None
+        assert item.ratio.half_width is None
+        assert item.difference.significant is None
+        assert "single run" in item.difference.sentence
+
+
+def test_conditions_are_sides_and_other_modes_are_not_mixed_in(tmp_path: Path) -> None:
+    conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
+    folder = write_campaign(tmp_path / "c", replicas=[1], repeats=2, shape=SHAPE, conditions=conditions)
+    pool = gather([folder])
+    assert pool.by is By.CONDITION
+    assert pool.sides == ["alone", "beside"]
+    assert {(item.a, item.b) for item in compare(pool).lines} == {("alone", "beside")}
+    assert [setup.side for setup in gather([folder], "sharing").setups] == ["time-slicing", "time-slicing"]
+
+
+def test_unlike_machines_are_refused_unless_told(slicing: Path, tmp_path: Path) -> None:
+    other = write_campaign(tmp_path / "other", replicas=[1], repeats=2, shape=replace(SHAPE, driver="590.1", gpu=True))
+    with pytest.raises(UnlikeResultsError, match=r"GPU driver: 580.95.05 against 590.1\.") as refused:
+        gather([slicing, other])
+    assert "--unlike" in refused.value.advice
+    assert refused.value.exit_code == 2
+    assert "GPU driver: 580.95.05 against 590.1." in compare(gather([slicing, other], unlike=True)).unlike
+
+
+def test_a_campaign_that_changed_machines_between_its_modes_is_refused_too(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", replicas=[1], repeats=1, shape=SHAPE)
+    write_experiment(folder, "resnet50", 1, 2, replace(SHAPE, driver="590.1", sharing=Sharing.MPS))
+    with pytest.raises(UnlikeResultsError, match="GPU driver"):
+        gather([folder])
+
+
+def test_what_cannot_be_compared_is_said(slicing: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="given twice"):
+        gather([slicing, slicing])
+    with pytest.raises(UsageError, match="not a way to compare"):
+        gather([slicing], "colour")
+    invalid = tmp_path / "invalid"
+    write_experiment(invalid, "resnet50", 1, 1, replace(SHAPE, status=Status.INVALID))
+    with pytest.raises(ResultsPathError, match="no experiment there can be used"):
+        gather([invalid])
