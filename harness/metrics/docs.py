@@ -106,6 +106,9 @@ Every experiment is judged from its files, and again by `harness verify`:
 | counter and raw latency log differ by more than {count:.0%} | degraded |
 | throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
 | a metric that this machine cannot give; single missing values; a late settling | info |
+
+Replicas that count their active time (`active_share`) rest by themselves: their pauses without requests, their zeros and their
+uneven throughput are no faults.
 """
 
 _FIGURES = """

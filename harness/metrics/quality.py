@@ -28,11 +28,13 @@ ZERO_SHARE = 0.10
 BOUND_SLACK = 0.05
 """Rates over a window may overshoot a bound by the jitter of their scrapes."""
 COUNT_SLACK = 0.01
+ACTIVE_SHARE = "active_share"
 STALL_SHARE = 0.10
 """A replica that serves nothing in this last share of the recording had stopped."""
 REQUESTS_PER_WINDOW = 10
 """With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
 WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
+MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
 """Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
 _GRID_TOLERANCE_S = 0.0011
@@ -79,18 +81,19 @@ def judge(
         experiment = read_experiment(folder)
     except MetricsError as error:
         return [Finding(Severity.INVALID, "", error.message, error.advice)]
+    bursty = _bursty(experiment)
     return [
         *_grid(experiment, rows),
         *(
             finding
             for name, named in experiment.metrics.items()
             for neighbour, series in _by_workload(named).items()
-            for finding in _metric(CATALOGUE[name], series, neighbour)
+            for finding in _metric(CATALOGUE[name], series, neighbour, bursty=neighbour in bursty)
         ),
-        *_replicas(experiment),
+        *_replicas(experiment, bursty),
         *_saturation(experiment),
         *_counts(experiment, requests or {}),
-        *(() if open_loop else _steadiness(experiment)),
+        *_steadiness(experiment, uneven=open_loop or "" in bursty),
     ]
 
 
@@ -135,7 +138,15 @@ def _by_workload(named: Mapping[str, SeriesColumns]) -> dict[str, dict[str, Seri
     return groups
 
 
-def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str) -> Iterator[Finding]:
+def _bursty(experiment: ExperimentColumns) -> frozenset[str]:
+    """Whose workload rests by itself: "" for the measured replicas, or a neighbour; such a one counts its active time."""
+    groups = _by_workload(experiment.metrics.get(ACTIVE_SHARE, {}))
+    return frozenset(
+        neighbour for neighbour, named in groups.items() if any(len(series.present) for series in named.values())
+    )
+
+
+def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool) -> Iterator[Finding]:
     """Missing values, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
         reason = _commonest(named.values())
@@ -151,16 +162,17 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str) 
         if missing == len(series.values) and metric.level is Level.DEVICE:
             yield Finding(Severity.INFO, metric.name, f"{metric.name} {name}: {_commonest([series])}.")
         elif missing:
+            # Who rests serves nothing meanwhile, and nothing is wrong with that.
+            flaws = missing - series.reasons.get(NO_REQUESTS, 0) if bursty else missing
+            advice = WINDOW_ADVICE if NO_REQUESTS in series.reasons else MISSING_ADVICE
             yield Finding(
-                Severity.DEGRADED if missing > MISSING_SHARE * len(series.values) else Severity.INFO,
+                Severity.DEGRADED if flaws > MISSING_SHARE * len(series.values) else Severity.INFO,
                 metric.name,
                 f"{metric.name} {name}: {missing} of {len(series.values)} values are missing: {_commonest([series])}.",
-                WINDOW_ADVICE
-                if NO_REQUESTS in series.reasons
-                else "Look at the replica's log and the recorder's summary.",
+                advice if flaws else "",
             )
         yield from _bounds(metric, name, series)
-    if metric.nonzero_expected:
+    if metric.nonzero_expected and not bursty:
         yield from _zeros(metric, named)
 
 
@@ -208,8 +220,8 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Findi
             return
 
 
-def _replicas(experiment: ExperimentColumns) -> Iterator[Finding]:
-    """Replicas that served nothing, or stopped before the end."""
+def _replicas(experiment: ExperimentColumns, bursty: frozenset[str]) -> Iterator[Finding]:
+    """Replicas that served nothing, or stopped before the end (where resting is not part of the workload)."""
     totals = experiment.metrics.get("total_count")
     if not totals:
         return
@@ -222,6 +234,8 @@ def _replicas(experiment: ExperimentColumns) -> Iterator[Finding]:
         served = values[~np.isnan(values)]
         if not len(served) or served.max() == 0:
             idle.append(name)
+        elif neighbour_of(name) in bursty:
+            continue
         elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
             stopped.append(name)
     advice = "Look at the replica's log; run the experiment again."
@@ -271,7 +285,10 @@ def _counts(experiment: ExperimentColumns, requests: Mapping[str, int]) -> Itera
             )
 
 
-def _steadiness(experiment: ExperimentColumns) -> Iterator[Finding]:
+def _steadiness(experiment: ExperimentColumns, *, uneven: bool) -> Iterator[Finding]:
+    """Whether throughput had settled; ``uneven``: it varies by the workload's nature, so that nothing can be said."""
+    if uneven:
+        return
     series = experiment.metrics.get("throughput", {}).get("all")
     if series is None or not len(series.present):
         return

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.errors import PrometheusError
-from harness.metrics.catalogue import Metric, Source
+from harness.metrics.catalogue import Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Series
 from harness.metrics.rows import Column
 from harness.metrics.tick import NO_REPLICA, NO_REQUESTS, TOO_FEW
@@ -96,7 +96,7 @@ def cells(
     answered: NDArray[np.bool_] | None = None,
 ) -> Column:
     """Values with a reason wherever there is none: not measured, not answered, or not a number."""
-    nan_reason = NO_REQUESTS if metric.source is Source.LATENCY else NOT_A_NUMBER
+    nan_reason = NO_REQUESTS if metric.of_histogram else NOT_A_NUMBER
     reasons = np.where(np.isfinite(values), "", nan_reason).astype(object)
     if answered is not None:
         reasons[~answered] = TOO_FEW

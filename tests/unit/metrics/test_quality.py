@@ -58,7 +58,12 @@ def judged(tmp_path):
             change(columns)
         folder = tmp_path / str(next(numbers))
         with ExperimentWriter(
-            folder, workload="resnet50", replicas=REPLICAS, metrics=list(STANDARD), start_s=START_S, step_s=STEP_S
+            folder,
+            workload="resnet50",
+            replicas=REPLICAS,
+            metrics=list(dict.fromkeys(name for name, _ in columns)),
+            start_s=START_S,
+            step_s=STEP_S,
         ) as writer:
             for k in range(ROWS):
                 writer.write(
@@ -313,3 +318,39 @@ def test_a_neighbour_that_stops_is_named(judged):
     found = judged(neighbour({"total_count": counts}))
 
     assert "whisper/replica-0 served nothing in the last 10% of the recording." in [f.message for f in found]
+
+
+def resting(columns, active=True):
+    """A session that works for ten rows and thinks for twenty: nothing served, nothing computed, uneven throughput."""
+    for replica in ("replica-0", "replica-1", "all"):
+        works = [k % 30 < 10 for k in range(ROWS)]
+        served = np.cumsum([100.0 * work * (1 + k / ROWS) for k, work in enumerate(works)])
+        columns["total_count", replica] = (served - served[0]).tolist()
+        columns["throughput", replica] = [100.0 * work * (1 + k / ROWS) for k, work in enumerate(works)]
+        columns["cpu_usage", replica] = [float(work) for work in works]
+        for name in ("latency_avg", "latency_p50", "latency_p95", "latency_p99"):
+            columns[name, replica] = [GOOD[name] if work else (None, NO_REQUESTS) for work in works]
+        if active:
+            columns["active_share", replica] = [80.0 * work for work in works]
+
+
+def test_a_workload_that_rests_by_itself_may_serve_nothing_for_a_while(judged):
+    findings = judged(resting)
+    assert bad(findings) == []
+    assert any("40 of 60 values are missing: no request finished" in f.message and not f.advice for f in findings)
+
+
+def test_the_same_data_of_a_workload_that_should_work_are_degraded(judged):
+    found = {finding.metric for finding in bad(judged(lambda columns: resting(columns, active=False)))}
+    assert {"latency_p50", "throughput", "cpu_usage", "total_count"} <= found
+
+
+def test_a_workload_that_rests_may_not_be_gone(judged):
+    def change(columns):
+        resting(columns)
+        for name in ("latency_p50", "active_share"):
+            columns[name, "replica-0"][30:] = [(None, "no connection")] * 30
+
+    found = bad(judged(change))
+    assert {finding.metric for finding in found} == {"latency_p50", "active_share"}
+    assert all(finding.severity is Severity.DEGRADED and finding.advice for finding in found)
