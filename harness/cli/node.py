@@ -186,11 +186,11 @@ def offline_list(
         Path | None, typer.Option("--fetch", help="Fetch all of it into this folder, checked; continues where it was.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", help="Only packages, files or images; repeatable.")
+        list[str] | None, typer.Option("--only", help="Only packages, files, images or requirements; repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """List everything that site.yml fetches: packages, files with sha256, images; fetch it for use without internet."""
+    """List everything that site.yml fetches: packages, files with sha256, images, Python requirements; fetch it for use without internet."""
     from harness.node.offline import collect
     from harness.node.project import find_project
 

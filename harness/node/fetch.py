@@ -19,6 +19,11 @@ _INDEXES = ("Packages", "Packages.gz")
 _SIGNATURES = ("InRelease", "Release.gpg")
 _NOT_FOUND = 404
 _ARCHITECTURE = "amd64"
+# Which wheels fit is for the base image's own Python to choose.
+_PIP = """\
+# With the Python of the workload image's base: pip download --only-binary :all: --dest wheels --requirement requirements.txt
+# Then serve the wheels as an index, or as a folder: workload_image_pip: {find-links: http://MIRROR/wheels, no-index: true}
+mirror_pip: http://MIRROR/simple"""
 
 
 def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) -> None:
@@ -33,6 +38,9 @@ def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) 
         images = ImageFolder(folder / "images", architecture=_ARCHITECTURE, insecure=wanted.images_insecure)
         for image in wanted.images:
             images.fetch(wanted.image_sources[image], image, say)
+    if wanted.requirements:
+        write_whole(folder / "requirements.txt", ("\n".join(wanted.requirements) + "\n").encode())
+        say(f"{len(wanted.requirements)} Python packages are not fetched; {folder / 'mirrors.yml'} says how to")
     write_whole(folder / "mirrors.yml", _mirror_variables(wanted).encode())
 
 
@@ -131,4 +139,5 @@ def _mirror_variables(wanted: OfflineList) -> str:
     lines += (
         ["mirror_images: REGISTRY  # skopeo copy oci:images:IMAGE docker://REGISTRY/IMAGE"] if wanted.images else []
     )
+    lines += [_PIP] if wanted.requirements else []
     return "\n".join(lines) + "\n"

@@ -1,7 +1,7 @@
 """Everything that ``site.yml`` fetches, read from the same table that the roles read.
 
 A mirror that holds these things is all the roles need: packages in flat apt repositories, files below
-``<component>/<version>/<name>``, images under their full names.
+``<component>/<version>/<name>``, images under their full names, Python packages in an index.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from harness.node.errors import PlaybookError
 from harness.node.variables import resolve
 
 TABLE = Path("inventory/group_vars/all/versions.yml")
-KINDS = ("packages", "files", "images")
+REQUIREMENTS = Path("roles/workload_image/files/requirements.txt")
+KINDS = ("packages", "files", "images", "requirements")
 _MIRRORS = (
     "mirror_apt_crio",
     "mirror_apt_kubernetes",
@@ -26,6 +27,8 @@ _MIRRORS = (
     "mirror_files",
     "mirror_images",
     "mirror_images_insecure",
+    "mirror_pip",
+    "workload_image_requirements",
 )
 
 
@@ -67,6 +70,8 @@ class OfflineList:
         images: fully qualified references.
         image_sources: image -> where it is fetched from: itself, or its place in a mirror.
         images_insecure: the mirror of images speaks plain http.
+        requirements: what pip installs into the workload image, one requirement each.
+        index: where pip finds it; empty: where it is told on the machine, or upstream.
     """
 
     repositories: tuple[Repository, ...]
@@ -76,6 +81,8 @@ class OfflineList:
     images: tuple[str, ...]
     image_sources: Mapping[str, str]
     images_insecure: bool = False
+    requirements: tuple[str, ...] = ()
+    index: str = ""
 
     def lines(self) -> list[str]:
         """One line per thing, the kind first: made for reading and for grep."""
@@ -86,6 +93,7 @@ class OfflineList:
             *(f"key {each.key_url} {each.fingerprint}" for each in self.repositories),
             *(f"file {each.url} sha256:{each.sha256} {each.path}" for each in self.files),
             *(f"image {image}" for image in self.images),
+            *(f"requirement {each} {self.index or '(Python index)'}" for each in self.requirements),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +111,11 @@ def collect(project: Path, *, inventory: Path | None = None, kinds: Sequence[str
         raise UsageError(f"There is nothing called {', '.join(unknown)}.", advice=f"Choose from {', '.join(KINDS)}.")
     table = _table_names(project / TABLE)
     values = resolve(project, [*table, *_MIRRORS], inventory=inventory)
-    chosen = [from_variables(each) for each in values.values()]
+    ours = (project / REQUIREMENTS).read_text(encoding="utf-8")
+    chosen = [
+        from_variables(each | {"workload_image_requirements": each["workload_image_requirements"] or ours})
+        for each in values.values()
+    ]
     if any(other != chosen[0] for other in chosen):
         raise PlaybookError(
             "The nodes of this inventory have different versions.",
@@ -139,6 +151,8 @@ def from_variables(variables: Mapping[str, Any]) -> OfflineList:
         images=tuple(images),
         image_sources={image: f"{mirror}/{image}" if mirror else image for image in images},
         images_insecure=bool(mirror and variables.get("mirror_images_insecure")),
+        requirements=_requirements(str(variables.get("workload_image_requirements") or "")),
+        index=str(variables.get("mirror_pip") or ""),
     )
 
 
@@ -177,8 +191,13 @@ def _file(component: str, entry: Mapping[str, str], variables: Mapping[str, Any]
     return RemoteFile(path, f"{mirror}/{path}" if mirror else entry["url"], entry["sha256"])
 
 
+def _requirements(text: str) -> tuple[str, ...]:
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return tuple(line for line in lines if line)
+
+
 def _only(everything: OfflineList, kinds: Sequence[str]) -> OfflineList:
-    packages, files, images = (kind in kinds for kind in KINDS)
+    packages, files, images, requirements = (kind in kinds for kind in KINDS)
     return replace(
         everything,
         repositories=everything.repositories if packages else (),
@@ -187,4 +206,5 @@ def _only(everything: OfflineList, kinds: Sequence[str]) -> OfflineList:
         files=everything.files if files else (),
         images=everything.images if images else (),
         image_sources=everything.image_sources if images else {},
+        requirements=everything.requirements if requirements else (),
     )

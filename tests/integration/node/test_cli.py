@@ -176,6 +176,7 @@ def test_the_offline_list_is_what_the_table_says() -> None:
     assert all(each["version"] for each in data["packages"])
     assert all(len(each["sha256"]) == 64 and each["url"].startswith("https://") for each in data["files"])
     assert all("." in image.partition("/")[0] and ":" in image for image in data["images"])
+    assert any(each.startswith("torch==") for each in data["requirements"])
     lines = harness("offline-list", "--only", "images").stdout.splitlines()
     assert lines == [f"image {image}" for image in data["images"]]
 

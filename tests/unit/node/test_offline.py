@@ -34,6 +34,7 @@ VARIABLES: dict[str, Any] = {
     "mirror_images": "",
     "mirror_apt_crio": "",
     "mirror_images_insecure": False,
+    "workload_image_requirements": "# why\ntorch==2.13.0  # for this\n\nnumpy==2.4.6\n",
 }
 
 
@@ -51,6 +52,7 @@ def test_the_list_holds_the_chosen_versions_only_and_each_thing_once() -> None:
         "registry.k8s.io/pause:3.10.1",
     )
     assert found.distribution_packages == ("socat",)
+    assert found.requirements == ("torch==2.13.0", "numpy==2.4.6")
 
 
 def test_keys_are_beside_their_repository_or_where_they_say() -> None:
@@ -75,9 +77,15 @@ def test_mirrors_stand_in_for_the_originals() -> None:
     crio = found.repositories[1]
     assert (crio.url, crio.key_url) == ("http://m/crio/", "http://m/crio/gpgkey")
     assert found.images_insecure
+    assert (
+        from_variables({**VARIABLES, "mirror_pip": "http://m/simple"}).lines()[-1]
+        == "requirement numpy==2.4.6 http://m/simple"
+    )
     assert not from_variables({**VARIABLES, "mirror_images_insecure": True}).images_insecure
 
 
-@pytest.mark.parametrize("start", ["package kubeadm=1.35.8 https://", "package socat (", "key ", "file ", "image "])
+@pytest.mark.parametrize(
+    "start", ["package kubeadm=1.35.8 https://", "package socat (", "key ", "file ", "image ", "requirement torch=="]
+)
 def test_every_kind_has_its_lines(start: str) -> None:
     assert any(line.startswith(start) for line in from_variables(VARIABLES).lines())
