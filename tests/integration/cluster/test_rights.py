@@ -39,7 +39,7 @@ def furnished(cluster):
         (STORAGE, ["create", "pods", "--namespace=local-path-storage"]),
         (STORAGE, ["watch", "persistentvolumeclaims", "--all-namespaces"]),
         (STORAGE, ["create", "events", "--namespace=default"]),
-        (METRICS, ["get", "nodes/metrics"]),
+        (METRICS, ["get", "nodes", "--subresource=metrics"]),
         (METRICS, ["watch", "pods", "--all-namespaces"]),
         (METRICS, ["create", "subjectaccessreviews.authorization.k8s.io"]),
         (METRICS, ["get", "configmap/extension-apiserver-authentication", "--namespace=kube-system"]),

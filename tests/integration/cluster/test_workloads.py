@@ -67,12 +67,12 @@ def test_the_kubeconfig_is_its_owner_s_alone_and_no_administrator_s(furnished):
     ("words", "may"),
     [
         (["create", "deployments.apps"], "yes"),
-        (["get", "pods/proxy"], "yes"),
+        (["get", "pods", "--subresource=proxy"], "yes"),
         (["list", "nodes"], "yes"),
         (["create", "deployments.apps", "--namespace", "default"], "no"),
         (["get", "secrets"], "no"),
         (["delete", "nodes"], "no"),
-        (["create", "pods/exec"], "no"),
+        (["create", "pods", "--subresource=exec"], "no"),
     ],
 )
 def test_the_harness_may_do_its_work_and_no_more(furnished, words, may):
