@@ -10,7 +10,7 @@ from prometheus_api_client import PrometheusConnect
 from harness.clock import SimulatedClock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
-from harness.metrics.exposition import BUCKETS_AT, ReplicaSample
+from harness.metrics.exposition import BUCKETS_AT, Family, ReplicaSample
 from harness.metrics.fakes import FakeProcesses, RowList, fake_sources
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
@@ -31,11 +31,25 @@ STEP_S, WINDOW_S, ROWS, PRE_ROWS = 5.0, 20.0, 90, 3
 REPLICAS = 3
 BOUNDS = np.array([*(bound_ns / 1e9 for bound_ns in BUCKET_BOUNDS_NS), np.inf])
 RECORDED = ["cpu_usage", "memory_usage", "latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput"]
-RECORDED.append("total_count")
+RECORDED += ["total_count", "ttft_p50", "ttft_p95", "tokens_per_second", "active_share"]
+FIRST_TOKEN_BOUNDS = (0.002, 0.004, 0.008, 0.016, np.inf)
+TOKENS_AT = BUCKETS_AT + len(BOUNDS)
+ACTIVE_AT, IDLE_AT, FIRST_TOKEN_AT = TOKENS_AT + 1, TOKENS_AT + 2, TOKENS_AT + 3
+FAMILIES = {
+    "inference_tokens_total": Family(TOKENS_AT),
+    "inference_active_seconds_total": Family(ACTIVE_AT),
+    "inference_idle_seconds_total": Family(IDLE_AT),
+    "inference_time_to_first_token_seconds": Family(FIRST_TOKEN_AT, FIRST_TOKEN_BOUNDS),
+}
 LONG_ROWS = MAX_POINTS + 1500
 SPARSE_SCRAPES = 40
 
 RESET_AT, GAP, IDLE, DEATH_AT = 30, range(50, 53), range(60, 72), 40
+
+
+def spelt(bound):
+    """A bucket's bound as a replica writes it."""
+    return "+Inf" if bound == np.inf else repr(float(bound))
 
 
 def start_of_data():
@@ -50,7 +64,7 @@ class Script:
         generator = np.random.default_rng(7)
         self.samples, self.cpu = [], []
         for replica in range(REPLICAS):
-            counters = np.zeros(BUCKETS_AT + len(BOUNDS))
+            counters = np.zeros(FIRST_TOKEN_AT + 2 + len(FIRST_TOKEN_BOUNDS))
             counters[:3] = 1e-9
             for scrape in range(-200, 0):
                 self._serve(counters, generator, replica, scrape)
@@ -62,7 +76,8 @@ class Script:
                 if not (replica == 1 and scrape in IDLE):
                     self._serve(counters, generator, replica, scrape)
                 used += float(generator.uniform(1, 5))
-                rows.append(ReplicaSample(BOUNDS, counters.copy()))
+                counters[IDLE_AT] += 1.25
+                rows.append(ReplicaSample(BOUNDS, counters.copy(), FAMILIES))
                 self.cpu.append(used)
             self.samples.append(rows)
         self.cpu = np.array(self.cpu).reshape(REPLICAS, -1)
@@ -73,8 +88,13 @@ class Script:
         counters[0] += count
         counters[1] = round(counters[1] + latencies.sum(), 9)
         counters[2] += count
-        counters[BUCKETS_AT:] += (latencies[:, None] <= BOUNDS).sum(axis=0)
+        counters[BUCKETS_AT:TOKENS_AT] += (latencies[:, None] <= BOUNDS).sum(axis=0)
         counters[[0, 2]] = np.rint(counters[[0, 2]])
+        counters[TOKENS_AT] += 64 * count
+        counters[ACTIVE_AT] += round(float(latencies.sum()), 9)
+        counters[FIRST_TOKEN_AT] += 0.001 * count
+        counters[FIRST_TOKEN_AT + 1] += count
+        counters[FIRST_TOKEN_AT + 2 :] += (latencies[:, None] / 2 <= np.array(FIRST_TOKEN_BOUNDS)).sum(axis=0)
 
     def lost(self, replica, scrape):
         return (replica == 1 and scrape in GAP) or (replica == 2 and scrape >= DEATH_AT)
@@ -95,9 +115,15 @@ class Script:
                 f"inference_requests_total{{{labels}}}",
                 f"inference_latency_seconds_sum{{{labels}}}",
                 f"inference_latency_seconds_count{{{labels}}}",
+                *(f'inference_latency_seconds_bucket{{{labels},le="{spelt(bound)}"}}' for bound in BOUNDS),
+                f"inference_tokens_total{{{labels}}}",
+                f"inference_active_seconds_total{{{labels}}}",
+                f"inference_idle_seconds_total{{{labels}}}",
+                f"inference_time_to_first_token_seconds_sum{{{labels}}}",
+                f"inference_time_to_first_token_seconds_count{{{labels}}}",
                 *(
-                    f'inference_latency_seconds_bucket{{{labels},le="{"+Inf" if bound == np.inf else repr(float(bound))}"}}'
-                    for bound in BOUNDS
+                    f'inference_time_to_first_token_seconds_bucket{{{labels},le="{spelt(bound)}"}}'
+                    for bound in FIRST_TOKEN_BOUNDS
                 ),
             ]
             for place, name in enumerate(names):
