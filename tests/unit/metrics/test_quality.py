@@ -224,6 +224,19 @@ def test_counter_and_log_are_compared(judged):
     )
 
 
+def test_a_counter_that_was_read_before_its_row_may_differ_by_what_the_rate_changed(judged):
+    totals = np.cumsum(
+        [0.0, *np.linspace(5, 105, ROWS - 1)]
+    )  # 100 requests a step more at the end than at the beginning
+
+    def ever_faster(columns):
+        columns["total_count", "replica-0"] = list(totals)
+
+    counted = round(totals[-1])
+    assert bad(judged(ever_faster, requests={"replica-0": counted + 95})) == []
+    assert bad(judged(ever_faster, requests={"replica-0": counted + 105})) != []
+
+
 def test_unsteady_throughput_degrades_and_a_late_settling_is_told(judged):
     def series(values):
         def change(columns):
