@@ -5,7 +5,8 @@
 Two groups of processes load the same model: the replicas of the local backend, under its own MPS daemon where the
 mode is mps, and as many bare torch loops, under a daemon that is started here with NVIDIA's own commands. One group
 runs while the other is stopped (SIGSTOP), in the order A B B A. The throughput of the replicas is the recorder's own
-metric, of the bare loops their count over the time. Printed are the ratio per round, its mean and a 95 % t-interval.
+metric, of the bare loops their count over the time. What a process's place in memory does to its speed lasts as long as
+the process, so groups are started several times: printed are the ratio per start, its mean and a 95 % t-interval.
 """
 
 from __future__ import annotations
@@ -44,12 +45,18 @@ def main() -> None:
     """Measure and print, mode after mode."""
     wishes = _wishes()
     for mode in wishes.sharing:
-        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-            path = Path(folder)
-            bare = stack.enter_context(_bare_loops(wishes, path, under_mps=mode is Sharing.MPS))
-            deployment = stack.enter_context(_replicas(wishes, mode, path))
-            ratios = [_round(bare, deployment, wishes.windows, number) for number in range(wishes.rounds)]
-        _print(mode, ratios, wishes)
+        groups = [_measure(wishes, mode) for _ in range(wishes.groups)]
+        _print(mode, groups, wishes)
+
+
+def _measure(wishes: argparse.Namespace, mode: Sharing) -> tuple[float, float]:
+    """Requests per second of the harness's replicas and of the bare loops, over all rounds of two fresh groups."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        bare = stack.enter_context(_bare_loops(wishes, Path(folder), under_mps=mode is Sharing.MPS))
+        deployment = stack.enter_context(_replicas(wishes, mode, Path(folder)))
+        rounds = [_round(bare, deployment, wishes.windows, number) for number in range(wishes.rounds)]
+    measured, by_hand = (float(np.mean(column)) for column in zip(*rounds, strict=True))
+    return measured, by_hand
 
 
 def _wishes() -> argparse.Namespace:
@@ -61,7 +68,8 @@ def _wishes() -> argparse.Namespace:
     parser.add_argument("--sharing", type=Sharing, nargs="+", default=[Sharing.TIME_SLICING])
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--windows", type=int, default=3, help="measured in each turn, 2 s each")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=2, help="of one start of both groups")
+    parser.add_argument("--groups", type=int, default=5, help="starts of both groups, at least 2")
     return parser.parse_args()
 
 
@@ -173,13 +181,13 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def _print(mode: Sharing, rounds: Sequence[tuple[float, float]], wishes: argparse.Namespace) -> None:
-    ratios = [measured / by_hand for measured, by_hand in rounds]
+def _print(mode: Sharing, groups: Sequence[tuple[float, float]], wishes: argparse.Namespace) -> None:
+    ratios = [measured / by_hand for measured, by_hand in groups]
     half = stats.t.ppf(0.975, len(ratios) - 1) * np.std(ratios, ddof=1) / len(ratios) ** 0.5
-    measured, by_hand = (float(np.mean(column)) for column in zip(*rounds, strict=True))
+    measured, by_hand = (float(np.mean(column)) for column in zip(*groups, strict=True))
     print(
         f"{mode.value}, {wishes.replicas} x {wishes.workload}: harness {measured:.1f}, by hand {by_hand:.1f} requests/s; "
-        f"ratio {np.mean(ratios):.4f} ± {half:.4f} (95 %, {len(ratios)} rounds: "
+        f"ratio {np.mean(ratios):.4f} ± {half:.4f} (95 %, {len(ratios)} starts of {wishes.rounds} rounds: "
         f"{', '.join(f'{ratio:.3f}' for ratio in ratios)})",
         flush=True,
     )
