@@ -1,5 +1,6 @@
 """Workloads that start in a moment and misbehave on demand; none imports torch."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -92,17 +93,20 @@ def with_children(settings):
     return Tiny()
 
 
-class _Spins(Tiny):
-    """Needs a CPU for every request, and shares one with whoever spins on the same."""
+class _OneAtATime(Tiny):
+    """A device that serves one request at a time, whoever asks: neighbours slow each other, loaded machine or not."""
+
+    def __init__(self, device: Path) -> None:
+        self.device = device.open("w")
 
     def infer(self) -> int:
-        total = 0
-        for number in range(20_000):
-            total += number
+        fcntl.flock(self.device, fcntl.LOCK_EX)
+        time.sleep(3 * SERVICE_S)
+        fcntl.flock(self.device, fcntl.LOCK_UN)
+        time.sleep(SERVICE_S / 2)  # in which one of the others gets it
         return 1
 
 
-def spins(settings):
-    """Option `cpu`: the only CPU it may use."""
-    os.sched_setaffinity(0, {int(settings.options["cpu"])})
-    return _Spins()
+def one_at_a_time(settings):
+    """Option `device`: a file that stands for it."""
+    return _OneAtATime(Path(settings.options["device"]))
