@@ -10,6 +10,7 @@ from typing import NamedTuple
 from harness.analysis.measures import MEASURES, Measured, measure
 from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, ratio, t_interval
+from harness.analysis.stress import Ladder, ladders_of, run_of
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
@@ -151,6 +152,7 @@ class CampaignAnalysis:
         experiments: the finished ones, by start of recording.
         cells: by workload, sharing mode and replicas.
         unfinished: what is missing.
+        ladders: of a stress campaign, how far each load was raised.
     """
 
     folder: Path
@@ -161,6 +163,7 @@ class CampaignAnalysis:
     experiments: list[Experiment]
     cells: list[Cell]
     unfinished: list[Unfinished]
+    ladders: list[Ladder] = field(default_factory=list)
 
     @property
     def planned(self) -> int:
@@ -197,6 +200,9 @@ def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) 
     spec: CampaignSpec | None = identity.get("spec")
     cells = _cells(experiments, spec)
     _relate_to_one_replica(cells)
+    stressed = spec is not None and spec.stress is not None
+    runs = {each.name: run_of(each.data) for each in experiments if not each.damage} if stressed else {}
+    ladders = ladders_of(spec, runs)
     return CampaignAnalysis(
         folder=folder,
         name=folder.resolve().name,
@@ -205,7 +211,8 @@ def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) 
         source=str(identity.get("source", "")),
         experiments=experiments,
         cells=cells,
-        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}),
+        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}, ladders),
+        ladders=ladders,
     )
 
 
@@ -238,10 +245,7 @@ def _was_left_out(path: Path) -> bool:
 def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
     keys: list[Key] = []
     if spec is not None:
-        planned = sorted(
-            spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
-        )
-        keys = [_key(cell) for cell in planned]
+        keys = _planned_keys(spec, {experiment.key for experiment in experiments})
     keys += sorted({experiment.key for experiment in experiments} - set(keys))
     cells = []
     for key in keys:
@@ -250,6 +254,16 @@ def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list
         _average(cell)
         cells.append(cell)
     return cells
+
+
+def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
+    """The cells of the matrix; of a stress campaign those that it came to."""
+    if spec.stress is not None:
+        return [key for cell in spec.cells() if (key := _key(cell)) in found]
+    planned = sorted(
+        spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
+    )
+    return [_key(cell) for cell in planned]
 
 
 def _key(cell: CellSpec) -> Key:
@@ -302,9 +316,13 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
     )
 
 
-def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str]) -> list[Unfinished]:
+def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[Ladder]) -> list[Unfinished]:
     if spec is None:
         return []
     stories = last_steps(folder)
+    if spec.stress is not None:
+        following = [ladder.following for ladder in ladders if ladder.following is not None]
+        names = [cell.experiment_id(repeat) for cell, repeat in following]
+        return [Unfinished(name, stories.get(name, "not begun yet")) for name in names]
     names = [cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.repeats + 1)]
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

@@ -72,7 +72,8 @@ class Requests:
         """Take requests that ended since the last call.
 
         Args:
-            ends_s: when each ended, seconds since the start of the recording; from 0 to ``until_s``.
+            ends_s: when each ended, seconds since the start of the recording, from 0; those after ``until_s`` count
+                only with what they had done of themselves by then.
             latencies_s: of the same requests, seconds.
             until_s: seconds recorded so far.
         """
@@ -86,10 +87,15 @@ class Requests:
         self._until_s = until_s
         self._longest_s = max(self._longest_s, float(latencies_s.max(initial=0.0)))
 
-    def estimates(self, metrics: Sequence[str]) -> dict[str, Estimate]:
-        """Each wanted figure with its interval, from the whole slices so far; see ``Estimate.note`` where there is none."""
-        # What the requests in flight have done of themselves is seen when they end.
-        settled_s = self._until_s - self._longest_s
+    def estimates(self, metrics: Sequence[str], *, over: bool = False) -> dict[str, Estimate]:
+        """Each wanted figure with its interval, from the whole slices so far; see ``Estimate.note`` where there is none.
+
+        Args:
+            metrics: their names.
+            over: the recording is over, and the requests that were in flight at its end have been taken, too;
+                while it lasts, what they have done of themselves is seen when they end.
+        """
+        settled_s = self._until_s - (0.0 if over else self._longest_s)
         whole = max(int(settled_s / self._slice_s * (1 + 1e-9)), 0)
         histograms = self._histograms[:whole]
         counts: _Counts = histograms.sum(axis=1, dtype=np.int64)

@@ -32,6 +32,7 @@ from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
+from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.errors import HarnessError
 from harness.results.files import atomic_write, storage_errors
@@ -77,13 +78,15 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
     """
     analysis = analyse(folder, progress)
     overall = overview(analysis)
+    stress = analysis.spec.stress if analysis.spec else None
+    curves = [curve for ladder in analysis.ladders if stress and (curve := stress_curve(ladder, stress))]
     pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
     timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
-    drawn = [*([overall] if overall else []), *pictures.values(), *timelines.values()]
+    drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]
     _write_plots(folder / PLOTS, drawn)
     atomic_write(folder / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
     atomic_write(folder / SUMMARY_JSON, summary.to_json(analysis), replace=True)
-    content = _content(analysis, overall, pictures, timelines)
+    content = _content(analysis, overall, pictures, timelines) | {"stress_curves": curves}
     templates = environment()
     atomic_write(folder / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
     page = templates.get_template("report.html.j2").render(content)
@@ -112,7 +115,7 @@ def _content(
         columns.remove("inputs")  # The same number twice.
     return {
         "analysis": analysis,
-        "answers": answers(analysis),
+        "answers": [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + answers(analysis),
         "caveats": caveats(analysis),
         "columns": [(name, _column_title(name)) for name in columns],
         "table": {name: _rows(analysis, name, columns) for name in analysis.workloads()},

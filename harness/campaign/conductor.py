@@ -15,6 +15,7 @@ from harness.campaign.attempt import Attempt, Surroundings
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
+from harness.campaign.stress import ladders, stages
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError
 from harness.metrics.nvml import NvmlGpus
@@ -30,14 +31,18 @@ class Outcome:
 
     Attributes:
         statuses: the verdict of every experiment, by id, in the order of the plan.
+        explained: experiments whose failure is what was looked for.
     """
 
     statuses: dict[str, Status]
+    explained: frozenset[str] = frozenset()
 
     @property
     def invalid(self) -> list[str]:
-        """Ids of the experiments that say nothing."""
-        return [name for name, status in self.statuses.items() if status is Status.INVALID]
+        """Ids of the experiments that say nothing, where they should have."""
+        return [
+            name for name, status in self.statuses.items() if status is Status.INVALID and name not in self.explained
+        ]
 
 
 class Conductor:
@@ -97,25 +102,45 @@ class Conductor:
         journal.append("campaign-begins")
         for sentence in self._backend.sweep():
             self._listener(events.Notice(sentence))
-        experiments = expand(self._folder.spec)
-        statuses = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
-        pending = [experiment for experiment in experiments if statuses[experiment.experiment_id] is None]
-        self._listener(
-            events.CampaignBegins(
-                self._folder.path.name, len(experiments), len(experiments) - len(pending), estimate(pending).duration_s
-            )
-        )
         surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
-        for position, experiment in enumerate(experiments, start=1):
-            if statuses[experiment.experiment_id] is not None:
-                continue
-            pending.remove(experiment)
-            remaining_s = estimate(pending).duration_s
-            status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
-            statuses[experiment.experiment_id] = status
-            self._listener(events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s))
+        statuses: dict[str, Status] = {}
+        begun = False
+        for experiments in stages(self._folder, journal):
+            found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
+            pending = [experiment for experiment in experiments if found[experiment.experiment_id] is None]
+            if not begun:
+                self._begin(experiments, pending)
+                begun = True
+            for experiment in experiments:
+                status = found[experiment.experiment_id]
+                position = len(statuses) + 1
+                if status is None:
+                    pending.remove(experiment)
+                    remaining_s = estimate(pending).duration_s
+                    status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
+                    ended = events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s)
+                    self._listener(ended)
+                statuses[experiment.experiment_id] = status
         journal.append("campaign-ends")
-        return Outcome({name: status for name, status in statuses.items() if status is not None})
+        return Outcome(statuses, self._explained())
+
+    def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
+        """Say what there is to do; a stress campaign can say the most that it may come to."""
+        done = len(experiments) - len(pending)
+        if self._folder.spec.stress is not None:
+            experiments = expand(self._folder.spec)
+            pending = experiments[done:]
+        self._listener(
+            events.CampaignBegins(self._folder.path.name, len(experiments), done, estimate(pending).duration_s)
+        )
+
+    def _explained(self) -> frozenset[str]:
+        """Experiments whose failure is the answer: the points at which a stress campaign found its workload to break."""
+        return frozenset(
+            ladder.broken.cell.experiment_id(1)
+            for ladder in ladders(self._folder)
+            if ladder.broken is not None and ladder.last_good is not None
+        )
 
     def _finished(self, experiment: ExperimentSpec, journal: Journal, again: Sequence[Status]) -> Status | None:
         """The verdict of an experiment that is done; None when it has to run."""

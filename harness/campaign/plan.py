@@ -40,30 +40,21 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then
     the next, ``random`` shuffles within each repeat from the campaign's seed. The conditions of a cell
     are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
-    whatever drifts hits all of them alike. Raises UsageError for a metric that the catalogue does not have.
+    whatever drifts hits all of them alike. Of a stress campaign these are the most that it may come to: every
+    load once, and the last with all its repeats. Raises UsageError for a metric that the catalogue does not have.
     """
+    if spec.stress is not None:
+        repeats_of_last = range(2, spec.repeats + 1)
+        return [
+            one_experiment(spec, cell, repeat)
+            for cells in spec.ladders()
+            for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
+        ]
     groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]
-
-    def one(cell: CellSpec, repeat: int) -> ExperimentSpec:
-        workload, sharing, replicas, condition = cell
-        return ExperimentSpec.model_validate(
-            {
-                "workload": workload,
-                "sharing": sharing,
-                "gpus": spec.gpus,
-                "mps": spec.mps if sharing is Sharing.MPS else None,
-                "replicas": replicas,
-                "repeat": repeat,
-                "timing": spec.timing,
-                "metrics": _metrics(spec, cell),
-                "limits": spec.limits,
-                "condition": condition,
-            }
-        )
 
     repeats = range(1, spec.repeats + 1)
     if spec.order is Order.LISTED:
-        return [one(cell, repeat) for cells in groups for repeat in repeats for cell in cells]
+        return [one_experiment(spec, cell, repeat) for cells in groups for repeat in repeats for cell in cells]
     shuffle = random.Random(spec.seed)  # noqa: S311 - an order to repeat, not a secret
     experiments = []
     for repeat in repeats:
@@ -72,8 +63,27 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
             shuffle.shuffle(order)
             for cells in order:
                 shuffle.shuffle(cells)
-        experiments += [one(cell, repeat) for cells in order for cell in cells]
+        experiments += [one_experiment(spec, cell, repeat) for cells in order for cell in cells]
     return experiments
+
+
+def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> ExperimentSpec:
+    """One repeat of one cell, with everything needed to run it. Raises UsageError for an unknown metric."""
+    workload, sharing, replicas, condition = cell
+    return ExperimentSpec.model_validate(
+        {
+            "workload": workload,
+            "sharing": sharing,
+            "gpus": spec.gpus,
+            "mps": spec.mps if sharing is Sharing.MPS else None,
+            "replicas": replicas,
+            "repeat": repeat,
+            "timing": spec.timing,
+            "metrics": _metrics(spec, cell),
+            "limits": spec.limits,
+            "condition": condition,
+        }
+    )
 
 
 def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
@@ -83,6 +93,13 @@ def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
     targets = [cell.workload.target, *(each.workload.target for each in beside)]
     chosen = {metric.name for target in targets for metric in select(wanted, workload=target)}
     return [name for name in CATALOGUE if name in chosen]
+
+
+def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
+    """The experiments that will be run in any case: all, or the first point of each of a stress campaign's ladders."""
+    if spec.stress is None:
+        return expand(spec)
+    return [one_experiment(spec, cells[0], 1) for cells in spec.ladders()]
 
 
 def experiment_duration_s(experiment: ExperimentSpec) -> float:

@@ -11,7 +11,8 @@ from typing import Any
 
 from harness.campaign.folder import LOCK, CampaignFolder, open_folder
 from harness.campaign.journal import read_events
-from harness.campaign.plan import estimate, expand
+from harness.campaign.plan import estimate
+from harness.campaign.stress import known_experiments
 from harness.errors import ResultsPathError
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
@@ -58,7 +59,7 @@ def campaign_status(path: Path) -> CampaignStatus:
     attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
     last = {e["experiment"]: e for e in events if "step" in e}
     running = _is_locked(folder)
-    experiments = expand(folder.spec)
+    experiments = known_experiments(folder)
     statuses = []
     pending = []
     for experiment in experiments:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from harness.campaign.conductor import Conductor
     from harness.campaign.folder import CampaignFolder
     from harness.results.manifest import Status
+    from harness.spec import CampaignSpec
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 CampaignFile = Annotated[
@@ -29,7 +30,7 @@ CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (init, validate, plan, doctor, run, resume, status, schema):
+    for command in (init, validate, plan, doctor, run, stress, resume, status, schema):
         app.command()(command)
 
 
@@ -65,7 +66,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing."""
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import check_limits, estimate, expand, experiment_duration_s
+    from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s
     from harness.campaign.source import read_source
     from harness.cli.render import duration
 
@@ -74,7 +75,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     experiments = expand(source.spec)
     cost = estimate(experiments)
     check_limits(source.spec, cost)
-    findings = preflight.check(experiments, results, make_backend(source.spec, campaign_id="plan"))
+    findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="plan"))
     if json:
         output.document(
             {
@@ -106,7 +107,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     )
     output.result()
     output.result(
-        f"{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
+        f"{_at_most(source.spec)}{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
         f"{duration(cost.duration_s)} of phases (starting the replicas comes on top), at most {cost.disk_bytes / 1e9:.1f} GB."
     )
     _print_findings(findings)
@@ -145,15 +146,14 @@ def run(
     from harness.campaign import preflight
     from harness.campaign.conductor import Conductor
     from harness.campaign.folder import create
-    from harness.campaign.plan import check_limits, estimate, expand
+    from harness.campaign.plan import certain, check_limits, estimate, expand
     from harness.campaign.source import read_source
     from harness.cli.progress import progress_listener
 
     _json(wanted=json)
     source = read_source(file)
-    experiments = expand(source.spec)
-    check_limits(source.spec, estimate(experiments))
-    findings = preflight.check(experiments, results, make_backend(source.spec, campaign_id="preflight"))
+    check_limits(source.spec, estimate(expand(source.spec)))
+    findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
     for finding in findings:
         output.note(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
     if not force:
@@ -162,6 +162,26 @@ def run(
     with progress_listener() as listener:
         conductor = Conductor(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         _conduct(conductor, folder, report=report)
+
+
+def stress(
+    file: CampaignFile,
+    *,
+    results: Results = Path("results"),
+    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    report: Report = True,
+    json: Json = False,
+) -> None:
+    """Raise the load of a campaign file with a section `stress` until something breaks, and say what and where."""
+    from harness.campaign.source import read_source
+    from harness.errors import CampaignFileError
+
+    if read_source(file).spec.stress is None:
+        raise CampaignFileError(
+            f"{file} has no section `stress`, so there is nothing to raise.",
+            advice="Add e.g. `stress: {first: 1, most: 64, latency_limit_ms: {p99: 50}}`, or run it as it is: harness run",
+        )
+    run(file, results=results, force=force, report=report, json=json)
 
 
 def resume(
@@ -199,10 +219,14 @@ def resume(
 
 
 def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, again: tuple[Status, ...] = ()) -> None:
+    from harness.campaign.stress import ladders
     from harness.errors import ExperimentsFailedError
 
     outcome = conductor.run(again=again)
-    answer = {"campaign": str(folder.path), "experiments": outcome.statuses}
+    answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
+    told = [sentence for ladder in ladders(folder) for sentence in ladder.sentences()]
+    if told:
+        answer["stress"] = told
     if report:
         from harness.analysis.report import write_report
 
@@ -211,6 +235,8 @@ def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, agai
     if output.is_json():
         output.document(answer)
     else:
+        for sentence in told:
+            output.result(sentence)
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     if outcome.invalid:
         raise ExperimentsFailedError(
@@ -263,6 +289,11 @@ def schema() -> None:
     from harness.spec import CampaignSpec
 
     output.document(CampaignSpec.model_json_schema())
+
+
+def _at_most(spec: CampaignSpec) -> str:
+    """What stands before the figures of a plan that may be cut short."""
+    return "At most " if spec.stress is not None or spec.timing.stop_when_known is not None else ""
 
 
 def _finding(finding: Finding) -> dict[str, str]:

@@ -15,6 +15,7 @@ from harness.spec.kubernetes import GrafanaCost, KubernetesSpec, PrometheusLabel
 from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.stopping import KnownMetric, StopWhenKnown
+from harness.spec.stress import Percentile, StressLoad, StressSpec
 from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "NeighbourSpec",
     "OnReplicaDeath",
     "Order",
+    "Percentile",
     "Precision",
     "PrometheusLabels",
     "PullPolicy",
@@ -42,6 +44,8 @@ __all__ = [
     "ScenarioSpec",
     "Sharing",
     "StopWhenKnown",
+    "StressLoad",
+    "StressSpec",
     "Timing",
     "Toleration",
     "WorkloadKind",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, field_validator, model_validator
 
@@ -13,9 +13,9 @@ from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
 from harness.spec.scenario import ScenarioKind
-from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import MpsSpec, Sharing
 from harness.spec.stopping import StopWhenKnown
+from harness.spec.stress import StressLoad, StressSpec
 from harness.spec.workload import WorkloadSpec
 
 MIN_STEP_S = 0.1
@@ -172,6 +172,11 @@ class CampaignSpec(StrictModel):
     mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
     workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
+    stress: StressSpec | None = Field(
+        default=None,
+        description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
+        "{load: replicas, first: 1, most: 64, factor: 2, step: null, least_gain_percent: 5, latency_limit_ms: {p99: 50}}.",
+    )
     conditions: list[ConditionSpec] = Field(
         default_factory=list,
         description="Conditions to compare, the first being what the others are held against; [] is one without a name. "
@@ -250,6 +255,32 @@ class CampaignSpec(StrictModel):
                 )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _replicas_of_stress(cls, given: Any) -> Any:
+        """A stress campaign that raises the replicas begins with its first point, and need not say so twice."""
+        stress = given.get("stress") if isinstance(given, dict) else None
+        if isinstance(stress, dict) and stress.get("load", "replicas") == "replicas" and "replicas" not in given:
+            first = stress.get("first", 1)
+            return {**given, "replicas": [int(first) if isinstance(first, float | int) else first]}
+        return given
+
+    @model_validator(mode="after")
+    def _stress_can_be(self) -> CampaignSpec:
+        if self.stress is None:
+            return self
+        if self.conditions:
+            raise ValueError("`stress` raises one load and compares no `conditions`: remove one of the two.")
+        if self.stress.load is StressLoad.REPLICAS and self.replicas != [self.stress.first]:
+            raise ValueError("`stress` raises the replicas itself: leave `replicas` out.")
+        if self.stress.load is StressLoad.RATE:
+            if len(self.replicas) != 1:
+                raise ValueError("`stress` raises the rate of one number of replicas: give one in `replicas`.")
+            without = next((each.name for each in self.workloads if not each.open_loop), None)
+            if without is not None:
+                raise ValueError(f"the workload {without} has no rate to raise: give it a `scenario` server or http.")
+        return self
+
     @model_validator(mode="after")
     def _sharing_can_be(self) -> CampaignSpec:
         if self.mps is not None and Sharing.MPS not in self.sharing:
@@ -264,9 +295,30 @@ class CampaignSpec(StrictModel):
 
     def cells(self) -> list[CellSpec]:
         """The matrix as listed, the conditions of a cell in a row; without exclusive where replicas outnumber GPUs."""
+        if self.stress is not None:
+            return [cell for ladder in self.ladders() for cell in ladder]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
         cells = itertools.starmap(CellSpec, itertools.product(self.workloads, self.sharing, self.replicas, conditions))
         return [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus]
+
+    def ladders(self) -> list[list[CellSpec]]:
+        """The points of a stress campaign by workload and sharing mode, each from the lowest load to the highest."""
+        if self.stress is None:
+            return []
+        points = [
+            [self._point(workload, sharing, load) for load in self.stress.loads()]
+            for workload, sharing in itertools.product(self.workloads, self.sharing)
+        ]
+        fitting = [
+            [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.replicas <= self.gpus]
+            for cells in points
+        ]
+        return [cells for cells in fitting if cells]
+
+    def _point(self, workload: WorkloadSpec, sharing: Sharing, load: float) -> CellSpec:
+        assert self.stress is not None  # noqa: S101 - asked for the points of one
+        replicas = int(load) if self.stress.load is StressLoad.REPLICAS else self.replicas[0]
+        return CellSpec(self.stress.at(workload, load), sharing, replicas)
 
     @field_validator("replicas", "sharing")
     @classmethod

@@ -1,0 +1,326 @@
+"""Where a workload breaks: the points of a stress campaign judged one after another, and which to measure next.
+
+A point is held against the latency limits with the interval of each percentile, and against the point before it with
+the slope of the throughput: its growth per doubling of the load, from both intervals on the logarithms (delta method).
+The intervals are those within a run (``harness.analysis.known``), so that one run is enough to go on; how far runs
+differ is seen where the last good point is measured again. Everything follows from the files on the disk, so that a
+campaign that was killed goes on as it would have.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from harness.analysis.display import number, quantity, with_interval
+from harness.analysis.known import FIRST_SLICES, QUANTILES, Requests
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import Estimate, Floats, percentile, t_interval
+from harness.results import latencies
+from harness.results.layout import LATENCIES
+from harness.results.manifest import Status
+from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
+
+FEW_RUNS = 3
+_NS = 1e9
+_DEATH = re.compile(r"replica \d+ (exited with|was killed|is gone)")
+_MEMORY = re.compile(r"exited with 4\b|out of memory|OOMKilled|GB of (GPU )?memory", re.IGNORECASE)
+
+
+class Grade(StrEnum):
+    """What a point is worth."""
+
+    GOOD = "good"
+    DOUBTFUL = "doubtful"
+    """Its interval holds the limit: nobody can tell."""
+    BROKEN = "broken"
+
+
+class Breakage(StrEnum):
+    """What broke."""
+
+    LATENCY = "latency limit"
+    MEMORY = "memory wall"
+    ERRORS = "errors"
+    THROUGHPUT = "no more throughput"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One experiment at one load.
+
+    Attributes:
+        status: its verdict's.
+        reasons: likewise.
+        figures: throughput (requests/s) and percentiles (seconds) with intervals within the run; by name.
+    """
+
+    status: Status
+    reasons: Sequence[str]
+    figures: Mapping[str, Estimate]
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One load.
+
+    Attributes:
+        cell: what ran.
+        load: replicas, or requests per second and replica.
+        run: the first run at it.
+        grade: what it is worth.
+        breakage: what broke; None while it is not broken.
+        sentence: why it has this grade; empty when it is good.
+    """
+
+    cell: CellSpec
+    load: float
+    run: Run
+    grade: Grade
+    breakage: Breakage | None = None
+    sentence: str = ""
+
+
+@dataclass(slots=True)
+class Ladder:
+    """The points of one workload under one sharing mode, so far.
+
+    Attributes:
+        name: of both.
+        unit: of the load.
+        points: measured, from the lowest load to the broken one.
+        last_good: the highest load that held, in every repeat; None: there is none.
+        repeats: all runs at it.
+        following: what to measure next, cell and repeat; None: the answer is there.
+        remarks: what was noticed on the way, a sentence each.
+    """
+
+    name: str
+    unit: StressLoad
+    points: list[Point] = field(default_factory=list)
+    last_good: Point | None = None
+    repeats: list[Run] = field(default_factory=list)
+    following: tuple[CellSpec, int] | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def broken(self) -> Point | None:
+        """The point that broke; None: none did so far."""
+        return self.points[-1] if self.points and self.points[-1].grade is Grade.BROKEN else None
+
+    def sentences(self) -> list[str]:
+        """The answer in words."""
+        if self.following is not None:
+            return [f"{self.name}: the breaking point is not found yet; harness resume goes on."]
+        broken = self.broken
+        if broken is None:
+            top = in_words(self.points[-1].load, self.unit)
+            told = [f"{self.name}: nothing broke up to {top}, the most that was asked for."]
+        elif len(self.points) == 1:
+            told = [f"{self.name} breaks at the first point, {in_words(broken.load, self.unit)}: {broken.sentence}"]
+            if broken.breakage is Breakage.LATENCY:
+                told.append("The limit lies below one service time: no load can keep it.")
+        else:
+            told = [f"{self.name} breaks at {in_words(broken.load, self.unit)} ({broken.breakage}): {broken.sentence}"]
+        return [" ".join([*told, *self.remarks, self._best()])]
+
+    def _best(self) -> str:
+        if self.last_good is None:
+            return "There is no good point."
+        rates = _each(self.repeats, "throughput")
+        rate = with_interval(t_interval(rates), "requests/s")
+        p99s = _each(self.repeats, "latency_p99")
+        p99 = f", p99 {with_interval(t_interval(p99s), 's')}" if p99s else ""
+        runs = len(self.repeats)
+        how = "measured once, so without an interval" if runs == 1 else f"mean of {runs} runs"
+        if 1 < runs < FEW_RUNS:
+            how += ", too few for a narrow interval"
+        return f"The last good point is {in_words(self.last_good.load, self.unit)}: {rate}{p99} ({how})."
+
+
+def run_of(data: ExperimentData) -> Run:
+    """What one finished experiment says. Raises StorageError or ResultsPathError when a file cannot be read."""
+    verdict = data.manifest.verdict
+    try:
+        figures = _figures(data)
+    except NotMeasuredError:
+        figures = {}
+    return Run(verdict.status, verdict.reasons, figures)
+
+
+def climb(stress: StressSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run], repeats: int) -> Ladder:
+    """How far one ladder has come, and what comes next.
+
+    Args:
+        stress: the limits.
+        cells: its points, from the lowest load.
+        runs: finished experiments by id; others may be among them.
+        repeats: how often the last good point is measured.
+    """
+    name = cells[0].workload.name.partition("-rate-")[0]
+    ladder = Ladder(f"{name} under {cells[0].sharing.value}", stress.load)
+    for cell, load in zip(cells, stress.loads(), strict=False):
+        run = runs.get(cell.experiment_id(1))
+        if run is None:
+            ladder.following = (cell, 1)
+            return ladder
+        before = ladder.points[-1] if ladder.points else None
+        ladder.points.append(_judged(stress, cell, load, run, before))
+        if ladder.broken:
+            break
+    _confirm(stress, ladder, runs, repeats)
+    return ladder
+
+
+def ladders_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[Ladder]:
+    """Every ladder of a stress campaign, by workload and sharing mode; none of any other campaign."""
+    if spec is None or spec.stress is None:
+        return []
+    return [climb(spec.stress, cells, runs, spec.repeats) for cells in spec.ladders()]
+
+
+def in_words(load: float, unit: StressLoad) -> str:
+    """``8 replicas``, ``120 requests/s per replica``."""
+    if unit is StressLoad.RATE:
+        return f"{load:g} requests/s per replica"
+    return "1 replica" if load == 1 else f"{load:g} replicas"
+
+
+def growth_per_doubling(before: Point, after: Point) -> tuple[float, float, float] | None:
+    """Growth of the throughput per doubling of the load, and its 95 % interval; None without intervals."""
+    first, second = before.run.figures.get("throughput"), after.run.figures.get("throughput")
+    if first is None or second is None or first.half_width is None or second.half_width is None:
+        return None
+    if first.mean <= 0 or second.mean <= 0:
+        return None
+    doublings = math.log2(after.load / before.load)
+    slope = math.log(second.mean / first.mean)
+    half = math.hypot(first.half_width / first.mean, second.half_width / second.mean)
+    growths = [math.expm1(value / doublings) for value in (slope, slope - half, slope + half)]
+    return growths[0], growths[1], growths[2]
+
+
+def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: Point | None) -> Point:
+    breakage, sentence = _collapse(run)
+    if breakage:
+        return Point(cell, load, run, Grade.BROKEN, breakage, sentence)
+    grade, sentence = _latency(stress, run)
+    if grade is Grade.BROKEN:
+        return Point(cell, load, run, grade, Breakage.LATENCY, sentence)
+    point = Point(cell, load, run, grade, None, sentence)
+    growth = growth_per_doubling(before, point) if before else None
+    if before is None or growth is None or 100 * growth[2] >= stress.least_gain_percent:
+        return point
+    mean, low, high = (f"{100 * value:+.1f}" for value in growth)
+    sentence = (
+        f"from {in_words(before.load, stress.load)} on, throughput grows by {mean} % per doubling "
+        f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
+    )
+    return Point(cell, load, run, Grade.BROKEN, Breakage.THROUGHPUT, sentence)
+
+
+def _collapse(run: Run) -> tuple[Breakage | None, str]:
+    """Whether the replicas could not be run, or did not live."""
+    fatal = [reason for reason in run.reasons if run.status is Status.INVALID or _DEATH.search(reason)]
+    if not fatal:
+        return None, ""
+    memory = next((reason for reason in fatal if _MEMORY.search(reason)), None)
+    return (Breakage.ERRORS, fatal[0]) if memory is None else (Breakage.MEMORY, memory)
+
+
+def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
+    grade, told = Grade.GOOD, ""
+    for limited, limit_ms in stress.latency_limit_ms.items():
+        limit_s = limit_ms / 1e3
+        found = run.figures.get(f"latency_{limited.value}")
+        if found is None or math.isnan(found.mean):
+            why = found.note if found is not None else "no request was served"
+            grade, told = Grade.DOUBTFUL, f"{limited.value} was not measured: {why}."
+            continue
+        shown = (
+            with_interval(found, "s") if found.half_width is not None else f"{quantity(found.mean, 's')} (no interval)"
+        )
+        low = found.mean if found.low is None else found.low
+        high = found.mean if found.high is None else found.high
+        if low > limit_s:
+            return Grade.BROKEN, f"{limited.value} is {shown}, above the limit of {number(limit_ms)} ms."
+        if high > limit_s:
+            grade, told = (
+                Grade.DOUBTFUL,
+                f"{limited.value} of {shown} cannot be told from the limit of {number(limit_ms)} ms.",
+            )
+    return grade, told
+
+
+def _confirm(stress: StressSpec, ladder: Ladder, runs: Mapping[str, Run], repeats: int) -> None:
+    """Measure the last good point until it has its repeats; one that does not hold gives way to the one below."""
+    ladder.remarks += [
+        f"At {in_words(point.load, ladder.unit)}, {point.sentence}"
+        for point in ladder.points
+        if point.grade is Grade.DOUBTFUL
+    ]
+    for point in reversed([point for point in ladder.points if point.grade is Grade.GOOD]):
+        measured = []
+        for repeat in range(1, repeats + 1):
+            run = runs.get(point.cell.experiment_id(repeat))
+            if run is None:
+                ladder.following = (point.cell, repeat)
+                return
+            measured.append(run)
+        why = _does_not_hold(stress, measured)
+        if not why:
+            ladder.last_good, ladder.repeats = point, measured
+            return
+        ladder.remarks.append(f"{in_words(point.load, ladder.unit)} did not hold when measured again: {why}")
+
+
+def _does_not_hold(stress: StressSpec, runs: Sequence[Run]) -> str:
+    """Why repeats do not bear out that a point is good; empty when they do."""
+    for run in runs:
+        breakage, sentence = _collapse(run)
+        grade, told = _latency(stress, run)
+        if breakage or grade is Grade.BROKEN:
+            return sentence or told
+    for limited, limit_ms in stress.latency_limit_ms.items():
+        mean_s = t_interval(_each(runs, f"latency_{limited.value}")).mean
+        if mean_s > limit_ms / 1e3:
+            return f"{limited.value} is {quantity(mean_s, 's')} in the mean."
+    return ""
+
+
+def _each(runs: Sequence[Run], name: str) -> list[float]:
+    return [run.figures[name].mean for run in runs if name in run.figures and not math.isnan(run.figures[name].mean)]
+
+
+def _figures(data: ExperimentData) -> dict[str, Estimate]:
+    """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
+    paths = sorted((data.folder / LATENCIES).glob("replica-*.parquet"))
+    if not paths or data.duration_s <= 0:
+        raise NotMeasuredError("the replicas wrote no latency log")
+    records = np.concatenate([latencies.read(path) for path in paths])
+    starts_s = records["start_ns"] / _NS - data.manifest.start_s
+    latencies_s = records["latency_ns"] / _NS
+    ends_s = starts_s + latencies_s
+    inside = (ends_s >= 0) & (starts_s < data.duration_s)
+    requests = Requests(data.duration_s / FIRST_SLICES)
+    requests.add(ends_s[inside], latencies_s[inside], until_s=data.duration_s)
+    begun = latencies_s[(starts_s >= 0) & (starts_s < data.duration_s)]
+    found = requests.estimates(["throughput", *QUANTILES], over=True)
+    return {
+        name: each if math.isfinite(each.mean) else _plain(name, begun, data, each.note) for name, each in found.items()
+    }
+
+
+def _plain(name: str, latencies_s: Floats, data: ExperimentData, note: str) -> Estimate:
+    """A figure of few requests: without an interval, and missing where they are too few even for that."""
+    if name == "throughput":
+        return Estimate(len(latencies_s) / data.duration_s, None, None, len(latencies_s), None, note)
+    try:
+        return Estimate(percentile(latencies_s, QUANTILES[name]), None, None, len(latencies_s), None, note)
+    except ValueError as error:
+        return Estimate(math.nan, None, None, len(latencies_s), None, str(error))

@@ -1,0 +1,84 @@
+"""The curve of a stress campaign: throughput and latency against the load, and where it breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from harness.analysis.picture import (
+    FAINT,
+    PALETTE,
+    Picture,
+    from_zero,
+    new_figure,
+    plain_ticks,
+    say_absent,
+    style,
+    to_png,
+    to_svg,
+)
+from harness.analysis.stress import Ladder, Point, in_words
+from harness.spec import StressLoad, StressSpec
+
+_MS = 1e3
+_BROKEN = PALETTE[1]
+
+
+def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
+    """Throughput and limited percentiles (p99 without a limit) of every point; None before any has figures."""
+    measured = [point for point in ladder.points if point.run.figures]
+    if not measured:
+        return None
+    limits: dict[str, float | None] = {each.value: limit for each, limit in stress.latency_limit_ms.items()}
+    with style():
+        figure = new_figure(10, 3.7)
+        left, right = figure.subplots(1, 2)
+        _draw(left, measured, "throughput", 1.0, PALETTE[0], "throughput")
+        left.set_title("Throughput (requests/s)")
+        for index, (percentile, limit_ms) in enumerate((limits or {"p99": None}).items()):
+            colour = PALETTE[2 + index]
+            _draw(right, measured, f"latency_{percentile}", _MS, colour, percentile)
+            if limit_ms is not None:
+                right.axhline(limit_ms, color=colour, linestyle=":", label=f"limit of {percentile}")
+        right.set_title("Latency (ms)")
+        for axes in (left, right):
+            _finish(axes, ladder)
+        figure.subplots_adjust(left=0.06, right=0.985, top=0.9, bottom=0.15, wspace=0.14)
+        told = ", ".join(
+            f"{in_words(point.load, ladder.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
+            for point in measured
+        )
+        name = f"stress-{ladder.name.replace(' under ', '-')}"
+        return Picture(
+            name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}", to_png(figure), to_svg(figure)
+        )
+
+
+def _draw(axes: Axes, points: Sequence[Point], name: str, scale: float, colour: str, label: str) -> None:
+    found = [(point, point.run.figures[name]) for point in points if point.run.figures[name].mean > 0]
+    if not found:
+        say_absent(axes, points[-1].run.figures[name].note)
+        return
+    loads = [point.load for point, _ in found]
+    means = [scale * estimate.mean for _, estimate in found]
+    below = [0.0 if each.low is None else scale * (each.mean - each.low) for _, each in found]
+    above = [0.0 if each.high is None else scale * (each.high - each.mean) for _, each in found]
+    axes.errorbar(loads, means, yerr=[below, above], color=colour, marker="o", capsize=3, label=label)
+
+
+def _finish(axes: Axes, ladder: Ladder) -> None:
+    """The axis of the load, the last good point, and the broken one even where it has no figures."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_ticks))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("replicas" if ladder.unit is StressLoad.REPLICAS else "requests/s per replica")
+    if ladder.last_good is not None:
+        axes.axvline(ladder.last_good.load, color=FAINT, linestyle="--", label="last good point")
+    if ladder.broken is not None:
+        axes.axvline(ladder.broken.load, color=_BROKEN, linestyle="--", label=f"breaks: {ladder.broken.breakage}")
+    if axes.has_data():
+        from_zero(axes)
+    axes.legend(loc="best")

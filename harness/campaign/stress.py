@@ -1,0 +1,79 @@
+"""The plan of a stress campaign, which grows as results come in; every new point is in the journal before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.analysis.read import read_experiment
+from harness.analysis.stress import Ladder, Run, climb, ladders_of, run_of
+from harness.campaign.folder import CampaignFolder
+from harness.campaign.journal import Journal, read_events
+from harness.campaign.plan import expand, one_experiment
+from harness.errors import HarnessError
+from harness.results import layout
+from harness.spec import CampaignSpec, CellSpec, ExperimentSpec
+
+POINT, ENDS = "stress-point", "stress-ends"
+
+
+def stages(folder: CampaignFolder, journal: Journal) -> Iterator[list[ExperimentSpec]]:
+    """What to run next, one list after another: all at once, or point by point where the campaign raises a load.
+
+    The points of an earlier run come first, in its order; ask for the next list when this one is done.
+    """
+    spec = folder.spec
+    if spec.stress is None:
+        yield expand(spec)
+        return
+    known = [str(event["experiment"]) for event in read_events(folder.state) if event["event"] == POINT]
+    planned = {each.experiment_id: each for cell in spec.cells() for each in _repeats(spec, cell)}
+    yield [planned[name] for name in known]
+    asked: set[str] = set()
+    for cells in spec.ladders():
+        while (ladder := climb(spec.stress, cells, _runs(folder, cells, spec.repeats), spec.repeats)).following:
+            cell, repeat = ladder.following
+            experiment = one_experiment(spec, cell, repeat)
+            if experiment.experiment_id in asked:
+                raise HarnessError(
+                    f"the point {experiment.experiment_id} was run and left no result.",
+                    advice=f"Look into {folder.path / layout.ATTEMPTS}, then resume.",
+                )
+            asked.add(experiment.experiment_id)
+            journal.append(POINT, experiment=experiment.experiment_id, ladder=ladder.name)
+            yield [experiment]
+        journal.append(ENDS, ladder=ladder.name, answer=ladder.sentences())
+
+
+def ladders(folder: CampaignFolder) -> list[Ladder]:
+    """How far every ladder of a stress campaign has come; none of any other."""
+    return ladders_of(
+        folder.spec, _runs(folder, folder.spec.cells(), folder.spec.repeats) if folder.spec.stress else {}
+    )
+
+
+def known_experiments(folder: CampaignFolder) -> list[ExperimentSpec]:
+    """What a campaign has run or runs next; of a stress campaign only the points that are known by now."""
+    spec = folder.spec
+    if spec.stress is None:
+        return expand(spec)
+    found = [each for cell in spec.cells() for each in _repeats(spec, cell)]
+    following = {
+        cell.experiment_id(repeat)
+        for ladder in ladders(folder)
+        if ladder.following
+        for cell, repeat in [ladder.following]
+    }
+    return [
+        each for each in found if folder.final_folder(each.experiment_id).exists() or each.experiment_id in following
+    ]
+
+
+def _repeats(spec: CampaignSpec, cell: CellSpec) -> list[ExperimentSpec]:
+    return [one_experiment(spec, cell, repeat) for repeat in range(1, spec.repeats + 1)]
+
+
+def _runs(folder: CampaignFolder, cells: list[CellSpec], repeats: int) -> dict[str, Run]:
+    names = [cell.experiment_id(repeat) for cell in cells for repeat in range(1, repeats + 1)]
+    return {
+        name: run_of(read_experiment(folder.final_folder(name))) for name in names if folder.final_folder(name).exists()
+    }

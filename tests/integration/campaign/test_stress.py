@@ -1,0 +1,127 @@
+"""The load raised on real processes until something breaks, through kill -9 and resume."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from harness.campaign.journal import read_events
+from harness.results.experiment import verify_campaign
+from tests.support.processes import eventually, marked
+
+pytestmark = pytest.mark.integration
+
+CAMPAIGN = """
+name: stress
+workloads:
+  - {{name: tiny, factory: "tests.support.tiny_workload:{factory}", warmup_requests: 1, options: {options}}}
+stress: {stress}
+repeats: {repeats}
+limits: {{retries: 0}}
+timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: 1.5, cooldown_s: 0, ready_timeout_s: 60}}
+metrics: [latency_p50, throughput, total_count]
+"""
+SHARED = {"factory": "shared_device", "options": "{service_s: 0.01}", "repeats": 1}
+
+
+def write(folder, **values):
+    file = folder / "campaign.yaml"
+    file.write_text(CAMPAIGN.format(**values))
+    return [sys.executable, "-m", "harness", "stress", str(file), "--results", str(folder), "--force", "--json"]
+
+
+def stress(folder, *, code=0, report=False, **values):
+    command = [*write(folder, **values), *([] if report else ["--no-report"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == code, done.stderr
+    return next(folder.glob("stress-*")), json.loads(done.stdout)
+
+
+def test_the_load_at_which_latency_breaks_is_found_reported_and_its_neighbour_measured_again(tmp_path):
+    campaign, answer = stress(
+        tmp_path,
+        report=True,
+        **SHARED | {"repeats": 2},
+        stress="{most: 16, step: 3, latency_limit_ms: {p50: 60}, least_gain_percent: 0.001}",
+    )
+
+    (told,) = answer["stress"]
+    assert "tiny under time-slicing breaks at 7 replicas (latency limit): p50 is 7" in told
+    assert "The last good point is 4 replicas" in told
+    assert "mean of 2 runs" in told
+    assert list(answer["experiments"]) == [
+        f"tiny_r{name}" for name in ("1_time-slicing_rep1", "4_time-slicing_rep1", "7_time-slicing_rep1", "4_time-slicing_rep2")
+    ]  # fmt: skip
+    assert verify_campaign(campaign).ok
+    points = [
+        event["experiment"] for event in read_events(campaign / "state.jsonl") if event["event"] == "stress-point"
+    ]
+    assert points == list(answer["experiments"])
+    page = (campaign / "report.md").read_text()
+    assert told in page
+    assert "plots/stress-tiny-time-slicing.png" in page
+    assert (campaign / "plots" / "stress-tiny-time-slicing.png").stat().st_size > 5000
+
+
+def test_the_memory_wall_is_an_answer_and_no_failure(tmp_path):
+    _, answer = stress(
+        tmp_path, factory="fills_memory", options="{room: 2}", repeats=1, stress="{most: 8, least_gain_percent: 0.001}"
+    )
+
+    assert "breaks at 4 replicas (memory wall)" in answer["stress"][0]
+    assert "exited with 4" in answer["stress"][0]
+    assert answer["experiments"]["tiny_r4_time-slicing_rep1"] == "INVALID"
+
+
+def test_a_workload_that_never_lives_is_a_failure(tmp_path):
+    _, answer = stress(tmp_path, code=4, factory="fills_memory", options="{room: 0}", repeats=1, stress="{most: 8}")
+
+    assert "breaks at the first point, 1 replica" in answer["stress"][0]
+    assert "There is no good point." in answer["stress"][0]
+
+
+def test_killed_in_the_middle_it_goes_on_with_the_same_points(tmp_path):
+    command = write(tmp_path, **SHARED, stress="{most: 8, latency_limit_ms: {p50: 35}, least_gain_percent: 0.001}")
+    process = subprocess.Popen([*command, "--no-report"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def folder():
+        return next(tmp_path.glob("stress-*"), None)
+
+    def recording_the_second():
+        wanted = {"event": "step-begins", "experiment": "tiny_r2_time-slicing_rep1", "step": "record"}
+        return folder() and any(wanted.items() <= event.items() for event in read_events(folder() / "state.jsonl"))
+
+    assert eventually(recording_the_second, timeout_s=60)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
+    assert eventually(lambda: not marked(identity))
+    first = (folder() / "tiny_r1_time-slicing_rep1" / "manifest.json").stat().st_mtime_ns
+
+    resume = [sys.executable, "-m", "harness", "resume", str(folder()), "--no-report", "--json"]
+    done = subprocess.run(resume, capture_output=True, text=True, timeout=180, check=False)
+
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert list(answer["experiments"]) == [f"tiny_r{replicas}_time-slicing_rep1" for replicas in (1, 2, 4)]
+    assert "breaks at 4 replicas (latency limit)" in answer["stress"][0]
+    assert (folder() / "tiny_r1_time-slicing_rep1" / "manifest.json").stat().st_mtime_ns == first
+    events = list(read_events(folder() / "state.jsonl"))
+    assert [event["experiment"] for event in events if event["event"] == "stress-point"] == list(answer["experiments"])
+    status = [sys.executable, "-m", "harness", "status", str(folder()), "--json"]
+    found = json.loads(subprocess.run(status, capture_output=True, text=True, check=True).stdout)
+    assert (found["done"], len(found["experiments"])) == (3, 3)
+
+
+def test_a_file_without_the_section_is_refused(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "stress", "smoke", "--results", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert "smoke has no section `stress`" in done.stderr
