@@ -1,4 +1,7 @@
-"""The other Debian: the same story in short, so that no role leans on what one release happens to bring."""
+"""The other Debian: the same story in short, so that no role leans on what one release happens to bring.
+
+It begins without a GPU and gets one later.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +16,7 @@ from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
 from tests.node.story import SITE, Step, playbooks_for, step
 
+FOR_GPUS = {"nvidia_toolkit", "device_plugin"}
 OTHER = "trixie" if SUITE == "bookworm" else "bookworm"
 
 
@@ -38,12 +42,18 @@ def others_check(others_playbooks: Playbooks) -> Step:
 
 
 @pytest.fixture(scope="module")
-def others_runs(others_playbooks: Playbooks, others_check: Step) -> list[Run]:  # noqa: ARG001 - it comes after
-    return [others_playbooks.run(SITE) for _ in range(2)]
+def without_a_gpu(others_playbooks: Playbooks, others_check: Step) -> Run:  # noqa: ARG001 - it comes after
+    return others_playbooks.run(SITE, nvidia_toolkit_gpu="auto")
 
 
 @pytest.fixture(scope="module")
-def others_reboot(others_playbooks: Playbooks, others_runs: list[Run]) -> Reboot:  # noqa: ARG001 - it comes after
+def with_a_gpu(others_playbooks: Playbooks, without_a_gpu: Run) -> Run:
+    assert without_a_gpu.status == 0, without_a_gpu.explain()
+    return others_playbooks.run(SITE)
+
+
+@pytest.fixture(scope="module")
+def others_reboot(others_playbooks: Playbooks, with_a_gpu: Run) -> Reboot:  # noqa: ARG001 - it comes after
     machine = others_playbooks.machine
     before = machine.boot_id()
     done = judge.harness(others_playbooks, "reboot-test", "--json", "--wait", "60")
@@ -59,10 +69,15 @@ def test_check_mode_touches_nothing(others_check: Step) -> None:
     assert fingerprint.difference(others_check.before, others_check.after) == ""
 
 
-def test_it_converges_and_then_changes_nothing(others_runs: list[Run]) -> None:
-    first, second = others_runs
-    assert first.status == 0, first.explain()
-    assert (second.status, second.counts["changed"]) == (0, 0), second.explain()
+def test_without_a_gpu_it_converges_and_leaves_the_gpus_roles_out(without_a_gpu: Run) -> None:
+    assert without_a_gpu.status == 0, without_a_gpu.explain()
+    assert {"crio", "prometheus", "inference_namespace"} <= {task.role for task in without_a_gpu.changed}
+    assert not FOR_GPUS & {task.role for task in without_a_gpu.changed}
+
+
+def test_a_gpu_that_comes_later_changes_the_gpus_roles_alone(with_a_gpu: Run) -> None:
+    assert with_a_gpu.status == 0, with_a_gpu.explain()
+    assert {task.role for task in with_a_gpu.changed} == FOR_GPUS, with_a_gpu.explain()
 
 
 def test_it_is_well_before_and_after_a_reboot_and_has_nothing_left_to_do(others_reboot: Reboot) -> None:
