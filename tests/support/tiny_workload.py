@@ -110,3 +110,27 @@ class _OneAtATime(Tiny):
 def one_at_a_time(settings):
     """Option `device`: a file that stands for it."""
     return _OneAtATime(Path(settings.options["device"]))
+
+
+class _Shared(Tiny):
+    """A device that serves one request at a time: latency grows with the replicas, throughput does not."""
+
+    def __init__(self, service_s: float, replicas: Path) -> None:
+        self.service_s = service_s
+        self.replicas = replicas
+
+    def infer(self) -> int:
+        time.sleep(self.service_s * len(list(self.replicas.glob("replica-*"))))
+        return 1
+
+
+def shared_device(settings):
+    """Option `service_s`: of one replica alone."""
+    return _Shared(float(settings.options["service_s"]), Path(settings.replica_dir).parent)
+
+
+def fills_memory(settings):
+    """Option `room`: so many replicas fit, the others find no memory."""
+    if settings.replica >= int(settings.options["room"]):
+        raise MemoryError
+    return Tiny()
