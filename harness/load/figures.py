@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 NS_PER_S = 1e9
 NS_PER_MS = 1e6
 HTTP_OK = 200
+_ROUNDING = 1e-6
 REQUEST = np.dtype([(name, "<i8") for name in FIELDS])
 
 Nanoseconds = npt.NDArray[np.int64]
@@ -103,9 +105,11 @@ def percentiles_ms(values_ns: Nanoseconds) -> dict[str, float]:
     if not len(values_ns):
         return {}
     found = {"mean": float(values_ns.mean()) / NS_PER_MS}
+    ascending_ns = np.sort(values_ns)
     for percent in PERCENTS:
-        if len(values_ns) * (100 - percent) >= 100 - 1e-9:
-            found[f"p{percent:g}"] = float(np.percentile(values_ns, percent, method="inverted_cdf")) / NS_PER_MS
+        if len(values_ns) * (100 - percent) >= 100 - _ROUNDING:
+            rank = math.ceil(len(values_ns) * percent / 100 - _ROUNDING)
+            found[f"p{percent:g}"] = float(ascending_ns[rank - 1]) / NS_PER_MS
     return {name: round(value, 6) for name, value in found.items()}
 
 

@@ -53,14 +53,14 @@ class Batcher:
         self._on_depth = on_depth
         self._queue: deque[Pending] = deque()
         self._inputs = 0
-        self._serving = 0
+        self._serving: list[Pending] = []
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
 
     @property
     def depth(self) -> int:
         """Requests that wait or are being served."""
-        return len(self._queue) + self._serving
+        return len(self._queue) + len(self._serving)
 
     def offer(self, request: Pending) -> bool:
         """Queue a request, from any thread; False when the queue is full or closed."""
@@ -94,13 +94,13 @@ class Batcher:
             batch.append(self._queue.popleft())
             inputs += batch[-1].inputs
         self._inputs -= inputs
-        self._serving = len(batch)
+        self._serving = batch
         return batch
 
     def done(self) -> None:
         """The batch last taken is served."""
         with self._changed:
-            self._serving = 0
+            self._serving = []
             self._on_depth(self.depth)
 
     def nudge(self) -> None:
@@ -115,11 +115,11 @@ class Batcher:
             self._changed.notify_all()
 
     def drop(self) -> Sequence[Pending]:
-        """Close, and return what still waits."""
+        """Close, and return what was not served: the batch taken and not done, and what still waits."""
         with self._changed:
             self._closed = True
-            dropped, self._queue = list(self._queue), deque()
-            self._inputs = 0
+            dropped = [*self._serving, *self._queue]
+            self._serving, self._queue, self._inputs = [], deque(), 0
             return dropped
 
 

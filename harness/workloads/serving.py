@@ -31,7 +31,9 @@ INTENDED_HEADER = "x-intended-ns"
 MOST_EARLY_NS = 60 * NS_PER_S
 """An intended time further back than this is another clock's, and not believed."""
 SWITCH_INTERVAL_S = 0.001
-GRACE_S = 0.3
+DRAIN_S = 0.6
+"""How long requests that wait are still served after the signal: the answers have to be out before the deadline."""
+GRACE_S = 0.25
 KEEP_ALIVE_S = 3600
 _RECENT = 1000
 _PERCENT = (50, 90, 95, 99)
@@ -105,13 +107,14 @@ class HttpFace:
         }
 
     def run(self, stopping: threading.Event) -> None:
-        """Serve until ``stopping``, then what still waits."""
+        """Serve until ``stopping``, then what waits and can be served in time."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
         while not stopping.is_set():
             serve_next(self._batcher, self._serve, self._ledger, self._answer)
         self._batcher.close()
-        while self._batcher.depth:
+        end_s = time.monotonic() + DRAIN_S
+        while self._batcher.depth and time.monotonic() < end_s:
             serve_next(self._batcher, self._serve, self._ledger, self._answer)
 
     def close(self) -> None:
