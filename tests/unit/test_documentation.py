@@ -55,9 +55,10 @@ def test_the_campaign_on_the_page_is_valid():
     from harness.campaign.plan import expand
     from harness.spec.load import parse_campaign
 
-    [text] = blocks(ROOT / "docs" / "campaigns.md", "yaml")
+    text, conditions = blocks(ROOT / "docs" / "campaigns.md", "yaml")
 
     assert len(expand(parse_campaign(text, origin="docs/campaigns.md"))) == 2 * 3 * 3
+    assert len(expand(parse_campaign(text + conditions, origin="docs/campaigns.md"))) == 3 * 2 * 3 * 3
 
 
 def error_classes(base=errors.HarnessError):
