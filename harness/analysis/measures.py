@@ -137,7 +137,7 @@ _LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
 
 _WORST = Measure(
     "latency_p99_worst",
-    "Latency, p99 of the worst replica",
+    "p99, worst replica",
     "s",
     "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
 )

@@ -227,7 +227,7 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     if len(a) < 2 or len(b) < 2:
         return Difference(first, second, change, None, None, None, None, delta)
     floor = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return Difference(first, second, change, _welch(a, b), _mann_whitney(a, b), floor, _hedges_g(a, b), delta)
+    return Difference(first, second, change, welch(a, b), _mann_whitney(a, b), floor, _hedges_g(a, b), delta)
 
 
 def _student(freedom: float) -> float:
@@ -235,7 +235,8 @@ def _student(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def _welch(a: Sequence[float], b: Sequence[float]) -> float:
+def welch(a: Sequence[float], b: Sequence[float]) -> float:
+    """P of Welch's t-test, of at least two values on each side."""
     first, second = np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)
     gap = float(np.mean(b) - np.mean(a))
     if first + second == 0:

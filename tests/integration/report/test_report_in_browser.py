@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from harness.analysis.report import write_report
 from harness.results import Status
 from harness.results.layout import metric_files
+from harness.spec import Sharing
 from tests.integration.report.browser import Page, browser, chromium
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
@@ -91,6 +94,60 @@ def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, tmp_pat
     assert page.evaluate(TABLES_SIDEWAYS) <= 0
     assert page.errors == []
     assert page.requests == [report.as_uri()]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of ``harness compare``, by the command itself."""
+    place = tmp_path_factory.mktemp("comparison")
+    modes = [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS]
+    folder = write_campaign(
+        place / "modes",
+        workloads=["resnet50", "whisper"],
+        replicas=[1, 3],
+        repeats=2,
+        shape=Shape(record_s=15),
+        sharing=modes,
+    )
+    path = place / "comparison.html"
+    words = ["compare", str(folder), "--html", str(path), "--latency-limit-ms", "12", "--price-per-gpu-hour", "3"]
+    subprocess.run([sys.executable, "-m", "harness", *words], check=True, capture_output=True)
+    return path
+
+
+def test_the_six_questions_are_seen_and_nothing_complains(comparison: Path, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
+    page.open(comparison.as_uri())
+    found = page.evaluate(PLOTS)
+    assert len(found) == 5
+    for plot in found:
+        assert min(plot["shown"]) > 150, plot
+        assert plot["alt"]
+    text = page.evaluate(TEXT)
+    for number, question in enumerate(
+        (
+            "What does each mode cost?",
+            "How many workloads does it carry?",
+            "How well does it isolate?",
+            "What does context switching cost?",
+            "Which mode for which workload?",
+            "At what price?",
+        ),
+        start=1,
+    ):
+        assert f"{number}. {question}" in text
+    assert page.evaluate("document.querySelectorAll('section .answers p').length") >= 12
+    assert page.evaluate(SIDEWAYS) <= 0
+    assert page.evaluate(TABLES_SIDEWAYS) <= 0
+    assert page.errors == []
+    assert page.requests == [comparison.as_uri()]
+
+
+def test_the_comparison_fits_a_telephone(comparison: Path, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
+    page.open(comparison.as_uri())
+    page.evaluate(PLOTS)
+    assert page.evaluate(SIDEWAYS) <= 0
 
 
 def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, tmp_path: Path) -> None:

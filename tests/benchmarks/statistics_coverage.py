@@ -1,0 +1,198 @@
+"""Do the intervals hold the truth as often as they claim, and is "significant" rarely said in vain?
+
+    python -m tests.benchmarks.statistics_coverage [--trials 4000]
+
+Draws data of known truth and puts it through the statistics of the reports. Of 95 % intervals 93 to 97 % must hold the
+truth; where nothing differs, at most 6 % of comparisons (and of whole families, corrected together) may be called
+significant; and a law that is true may be rejected in at most 6 %. Prints every figure; exit code 1 when one is beyond.
+The margin for chance of so many trials (three standard errors) is printed beside each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+
+from harness.analysis.laws import LATENCY_LAWS, THROUGHPUT_LAWS, Law, scaling_law
+from harness.analysis.statistics import (
+    SIGNIFICANCE,
+    Estimate,
+    batch_means,
+    holm,
+    mean_difference,
+    ratio,
+    t_interval,
+    welch,
+)
+
+COVERAGE = (0.93, 0.97)
+FALSE_ALARMS = (0.0, 0.06)
+REPEATS = (3, 5)
+SPREADS = ((0.02, 0.02), (0.05, 0.005), (0.005, 0.05))
+"""Coefficients of variation of the two sides: alike, and as far apart as runs of one and of eight replicas are."""
+ROWS = (61, 121, 721)
+CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
+FAMILY = 12
+ALARM_FACTOR = 10
+"""Welch's test with three runs whose spreads differ fivefold errs in 5.9 %: it takes many trials to tell that from 6."""
+
+Draw = Callable[[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One share of trials, and where it must lie."""
+
+    name: str
+    share: float
+    trials: int
+    bounds: tuple[float, float]
+
+    @property
+    def margin(self) -> float:
+        """Three standard errors of the share."""
+        return 3 * math.sqrt(max(self.share * (1 - self.share), 1e-4) / self.trials)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the share lies within the bounds."""
+        return self.bounds[0] <= self.share <= self.bounds[1]
+
+
+def holds(estimate: Estimate, truth: float) -> bool:
+    """Whether the interval is there and holds the truth."""
+    return estimate.low is not None and estimate.high is not None and estimate.low <= truth <= estimate.high
+
+
+def share_of(trials: int, trial: Callable[[], bool]) -> float:
+    """Share of trials that are true."""
+    return sum(trial() for _ in range(trials)) / trials
+
+
+def intervals(random: np.random.Generator, trials: int) -> Iterator[Result]:
+    """Means, ratios and differences of repeats."""
+    for repeats in REPEATS:
+
+        def mean(repeats: int = repeats) -> bool:
+            return holds(t_interval(random.normal(100, 2, repeats).tolist()), 100)
+
+        yield Result(f"mean of {repeats} runs", share_of(trials, mean), trials, COVERAGE)
+
+        def skewed(repeats: int = repeats) -> bool:
+            return holds(t_interval(random.lognormal(0, 0.1, repeats).tolist()), math.exp(0.1**2 / 2))
+
+        yield Result(f"mean of {repeats} skewed runs", share_of(trials, skewed), trials, COVERAGE)
+        for first, second in SPREADS:
+
+            def sides(repeats: int = repeats, first: float = first, second: float = second) -> list[list[float]]:
+                return [
+                    random.normal(300, 300 * first, repeats).tolist(),
+                    random.normal(100, 100 * second, repeats).tolist(),
+                ]
+
+            name = f"{repeats} runs a side, CV {100 * first:g} and {100 * second:g} %"
+            held = share_of(trials, lambda sides=sides: holds(ratio(*sides()), 3))  # type: ignore[misc]
+            yield Result(f"ratio, {name}", held, trials, COVERAGE)
+            held = share_of(trials, lambda sides=sides: holds(mean_difference(*sides()), 200))  # type: ignore[misc]
+            yield Result(f"difference, {name}", held, trials, COVERAGE)
+
+
+def rows_of_one_run(random: np.random.Generator, trials: int) -> Iterator[Result]:
+    """Means of rows that resemble their neighbours."""
+    for rows in ROWS:
+        for correlation in CORRELATIONS:
+
+            def trial(rows: int = rows, correlation: float = correlation) -> bool:
+                shocks = random.normal(size=rows)
+                shocks[0] /= math.sqrt(1 - correlation**2)
+                return holds(batch_means((100 + lfilter([1], [1, -correlation], shocks)).tolist()), 100)
+
+            name = f"mean within a run of {rows} rows, correlation {correlation:g}"
+            yield Result(name, share_of(trials, trial), trials, COVERAGE)
+
+
+def false_alarms(random: np.random.Generator, trials: int) -> Iterator[Result]:
+    """Comparisons of what does not differ, alone and in families that are corrected together."""
+    for repeats in REPEATS:
+        for first, second in SPREADS:
+
+            def p(repeats: int = repeats, first: float = first, second: float = second) -> float:
+                return welch(random.normal(1, first, repeats).tolist(), random.normal(1, second, repeats).tolist())
+
+            name = f"{repeats} runs a side, CV {100 * first:g} and {100 * second:g} %"
+            many = ALARM_FACTOR * trials
+            alarms = share_of(many, lambda p=p: p() < SIGNIFICANCE)  # type: ignore[misc]
+            yield Result(f"false alarm, {name}", alarms, many, FALSE_ALARMS)
+
+        def family(repeats: int = repeats) -> bool:
+            return (
+                min(holm([welch(*random.normal(1, 0.02, (2, repeats)).tolist()) for _ in range(FAMILY)])) < SIGNIFICANCE
+            )
+
+        name = f"any false alarm among {FAMILY} corrected together, {repeats} runs a side"
+        yield Result(name, share_of(trials, family), trials, FALSE_ALARMS)
+
+
+def laws(random: np.random.Generator, trials: int) -> Iterator[Result]:
+    """Parameters of true laws, and how often a true law is rejected."""
+    truths: Sequence[tuple[str, Sequence[Law], tuple[float, ...]]] = (
+        ("linear", THROUGHPUT_LAWS, (100.0,)),
+        ("bottleneck", THROUGHPUT_LAWS, (100.0, 270.0)),
+        ("Amdahl", THROUGHPUT_LAWS, (100.0, 0.3)),
+        ("affine", LATENCY_LAWS, (0.005, 0.002)),
+    )
+    counts = (1, 3, 8)
+    for name, family, values in truths:
+        (law,) = [law for law in family if law.name == name]
+        curve = law.curve(np.array(counts, dtype=float), np.array(values))
+        rejected, held = 0, dict.fromkeys(law.parameters, 0)
+        for _ in range(trials):
+            runs = {
+                count: random.normal(value, 0.02 * value, 3).tolist()
+                for count, value in zip(counts, curve, strict=True)
+            }
+            (fit,) = scaling_law(runs, [law]).tried
+            rejected += fit.fits is False
+            for parameter, truth in zip(law.parameters, values, strict=True):
+                held[parameter] += holds(fit.parameters[parameter], truth)
+        yield Result(f"law rejected though true: {name}", rejected / trials, trials, FALSE_ALARMS)
+        for parameter in law.parameters:
+            yield Result(f"parameter {parameter} of the law: {name}", held[parameter] / trials, trials, COVERAGE)
+
+
+def results(trials: int, law_trials: int, seed: int = 0) -> Iterator[Result]:
+    """Everything, one by one."""
+    random = np.random.default_rng(seed)
+    yield from intervals(random, trials)
+    yield from rows_of_one_run(random, trials)
+    yield from false_alarms(random, trials)
+    yield from laws(random, law_trials)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=4000)
+    parser.add_argument("--law-trials", type=int, default=1000)
+    options = parser.parse_args()
+    beyond = 0
+    for result in results(options.trials, options.law_trials):
+        verdict = "kept" if result.kept else "BEYOND"
+        beyond += not result.kept
+        low, high = result.bounds
+        print(
+            f"{100 * result.share:6.2f} % ± {100 * result.margin:.2f}  {verdict:6s} "
+            f"{100 * low:g}-{100 * high:g} %  {result.name}",
+            flush=True,
+        )
+    print(f"{beyond} beyond their bounds")
+    return 1 if beyond else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
