@@ -1,0 +1,79 @@
+"""A campaign over the kinds of workloads: each one's own metrics are in its results, beside the fifteen of all."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+from harness.metrics.catalogue import STANDARD, select
+
+pytestmark = pytest.mark.integration
+
+CAMPAIGN = """
+name: kinds
+workloads:
+  - {name: chat, device: cpu, threads: 1, options: {model_size: tiny, prompt_tokens: 8, new_tokens: 4}}
+  - {name: notebook, device: cpu, threads: 1, options: {model_size: tiny, burst_requests: 5, think_s: 0.1}}
+  - {name: fine-tuning, model: bert-training, device: cpu, threads: 1, batch_size: 2, options: {model_size: tiny, tokens: 8}}
+replicas: [1]
+timing: {step_s: 0.5, stabilise_s: 0, record_s: 3, cooldown_s: 0}
+"""
+MODELS = {"chat": "chat", "notebook": "notebook", "fine-tuning": "bert-training"}
+OUTCOMES = {
+    "chat": {"tokens"},
+    "notebook": {"active_seconds", "idle_seconds"},
+    "fine-tuning": {"training_steps", "loss_first", "loss_last"},
+}
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """The folder of a campaign that ran to its end."""
+    folder = tmp_path_factory.mktemp("kinds")
+    (folder / "campaign.yaml").write_text(CAMPAIGN)
+    command = ["run", folder / "campaign.yaml", "--results", folder / "results", "--no-report"]
+    run = subprocess.run(
+        [sys.executable, "-m", "harness", *map(str, command)], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert run.returncode in {0, 10}, run.stdout + run.stderr
+    return next((folder / "results").glob("kinds-*"))
+
+
+def values(experiment, metric, series):
+    (path,) = experiment.glob(f"*_{metric}_*.csv")
+    with path.open(newline="") as stream:
+        return [float(row["value"]) for row in csv.DictReader(stream) if row["series"] == series and row["value"]]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_experiment_has_the_fifteen_and_its_own(campaign, name):
+    experiment = campaign / f"{name}_r1_time-slicing_rep1"
+    own = [metric.name for metric in select("all", workload=MODELS[name])][len(STANDARD) :]
+    manifest = json.loads((experiment / "manifest.json").read_text())
+    assert manifest["experiment"]["metrics"] == [*STANDARD, *own]
+    assert manifest["verdict"]["status"] != "INVALID", manifest["verdict"]
+    assert len(list(experiment.glob(f"{name}_r1_*.csv"))) == len(STANDARD) + len(own)
+    for metric in own:
+        assert len(values(experiment, metric, "all")) >= 6, "one missed row at most"
+        assert values(experiment, metric, "all") == values(experiment, metric, "replica-0")
+    replica = json.loads((experiment / "replicas" / "replica-0" / "replica.json").read_text())
+    assert replica["phase"] == "stopped"
+    assert all(replica[fact] > 0 for fact in OUTCOMES[name])
+
+
+def test_the_figures_agree_with_each_other(campaign):
+    chat, session, tuning = (campaign / f"{name}_r1_time-slicing_rep1" for name in MODELS)
+    rates = zip(values(chat, "tokens_per_second", "all"), values(chat, "throughput", "all"), strict=True)
+    assert all(tokens == pytest.approx(4 * requests) for tokens, requests in rates)
+    first, whole = values(chat, "ttft_p50", "all"), values(chat, "latency_p50", "all")
+    assert all(0 < ttft < latency for ttft, latency in zip(first, whole, strict=True))
+    assert all(0 < share < 100 for share in values(session, "active_share", "all"))
+    rates = zip(values(tuning, "inputs_per_second", "all"), values(tuning, "throughput", "all"), strict=True)
+    assert all(inputs == pytest.approx(2 * steps) for inputs, steps in rates)
+
+
+def test_a_pause_is_no_fault(campaign):
+    manifest = json.loads((campaign / "notebook_r1_time-slicing_rep1" / "manifest.json").read_text())
+    assert not any("steady" in reason or " is 0 in " in reason for reason in manifest["verdict"]["reasons"])
