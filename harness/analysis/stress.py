@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -27,6 +27,8 @@ from harness.results.manifest import Status
 from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
 
 FEW_RUNS = 3
+HELD = 0.95
+"""Share of the requests sent that must be answered for a rate to be held."""
 _NS = 1e9
 _DEATH = re.compile(r"replica \d+ (exited with|was killed|is gone)")
 _MEMORY = re.compile(r"exited with 4\b|out of memory|OOMKilled|GB of (GPU )?memory", re.IGNORECASE)
@@ -213,6 +215,9 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: P
     if grade is Grade.BROKEN:
         return Point(cell, load, run, grade, Breakage.LATENCY, sentence)
     point = Point(cell, load, run, grade, None, sentence)
+    unheld = _unheld(stress, point)
+    if unheld:
+        return Point(cell, load, run, Grade.BROKEN, Breakage.THROUGHPUT, unheld)
     growth = growth_per_doubling(before, point) if before else None
     if before is None or growth is None or 100 * growth[2] >= stress.least_gain_percent:
         return point
@@ -222,6 +227,18 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: P
         f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
     )
     return Point(cell, load, run, Grade.BROKEN, Breakage.THROUGHPUT, sentence)
+
+
+def _unheld(stress: StressSpec, point: Point) -> str:
+    """Whether fewer requests are answered than are sent; empty where they are not, or where no rate is raised."""
+    answered = point.run.figures.get("throughput")
+    if stress.load is not StressLoad.RATE or answered is None:
+        return ""
+    sent = point.load * point.cell.replicas
+    most = answered.mean if answered.high is None else answered.high
+    if most >= HELD * sent:
+        return ""
+    return f"{with_interval(answered, 'requests/s')} are answered of {number(sent)} that are sent."
 
 
 def _collapse(run: Run) -> tuple[Breakage | None, str]:
@@ -272,17 +289,20 @@ def _confirm(stress: StressSpec, ladder: Ladder, runs: Mapping[str, Run], repeat
                 ladder.following = (point.cell, repeat)
                 return
             measured.append(run)
-        why = _does_not_hold(stress, measured)
+        why = _does_not_hold(stress, point, measured)
         if not why:
             ladder.last_good, ladder.repeats = point, measured
             return
         ladder.remarks.append(f"{in_words(point.load, ladder.unit)} did not hold when measured again: {why}")
 
 
-def _does_not_hold(stress: StressSpec, runs: Sequence[Run]) -> str:
+def _does_not_hold(stress: StressSpec, point: Point, runs: Sequence[Run]) -> str:
     """Why repeats do not bear out that a point is good; empty when they do."""
     for run in runs:
         breakage, sentence = _collapse(run)
+        unheld = _unheld(stress, replace(point, run=run))
+        if unheld:
+            return unheld
         grade, told = _latency(stress, run)
         if breakage or grade is Grade.BROKEN:
             return sentence or told

@@ -8,7 +8,7 @@ import pytest
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import Breakage, Grade, Run, climb
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, StressSpec, WorkloadSpec
+from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")
 
@@ -185,6 +185,21 @@ def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
 
     assert ladder.last_good is None
     assert "p99 was not measured: too few." in ladder.sentences()[0]
+
+
+def test_a_rate_that_is_not_answered_breaks():
+    http = TINY.model_copy(update={"scenario": ScenarioSpec(kind=ScenarioKind.HTTP, rate=1)})
+    stress = StressSpec(load=StressLoad.RATE, first=100, most=800)
+    spec = CampaignSpec(name="s", workloads=[http], replicas=[2], stress=stress)
+    (cells,) = spec.ladders()
+    runs = {cell.experiment_id(1): run(rate, 0.01) for cell, rate in zip(cells, (199, 401, 640), strict=False)}
+
+    ladder = climb(stress, cells, runs, 1)
+
+    assert (ladder.name, ladder.broken.breakage) == ("tiny under time-slicing", Breakage.THROUGHPUT)
+    (told,) = ladder.sentences()
+    assert "breaks at 400 requests/s per replica (no more throughput): 640 ± 6 requests/s are answered of 800" in told
+    assert "The last good point is 200 requests/s per replica" in told
 
 
 def simulated(random, capacity, *, noise=0.01):
