@@ -8,6 +8,7 @@ kept; an empty answer and an answer that is no answer are errors of ours.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import threading
@@ -39,6 +40,9 @@ _NO_RETRY = Retry(total=0, read=False)
 
 _UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
 """503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
+
+_REFUSAL = re.compile(r"^(HTTP Status Code \d+) \((b['\"].*['\"])\)$", re.DOTALL)
+"""How the client words an answer that is no success: its status, and its content as Python writes bytes."""
 
 _CLIP = 300
 Headers = Mapping[str, str]
@@ -240,7 +244,7 @@ class PrometheusServer:
             ) from error
         except PrometheusApiClientException as error:
             kind = PrometheusUnavailableError if _UNAVAILABLE.search(str(error)) else PrometheusError
-            raise kind(f"{self} refused {_clip(what)}: {_clip(str(error))}") from error
+            raise kind(f"{self} refused {_clip(what)}: {_clip(_said(str(error)))}") from error
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise PrometheusError(
                 f"{self} answered something that is no Prometheus answer ({type(error).__name__}).",
@@ -299,6 +303,18 @@ def _utc(time_ms: int) -> datetime:
 
 def _timestamp(time_ms: int) -> str:
     return f"{time_ms // 1000}.{time_ms % 1000:03d}"
+
+
+def _said(refusal: str) -> str:
+    """A refusal with the server's own sentence, of Prometheus or of an API server before it, where there is one."""
+    match = _REFUSAL.match(refusal)
+    if match is None:
+        return refusal
+    try:
+        answer = json.loads(ast.literal_eval(match[2]))
+        return f"{match[1]}: {answer.get('error') or answer['message']}"
+    except (ValueError, KeyError, AttributeError):
+        return refusal
 
 
 def _clip(text: str) -> str:

@@ -96,8 +96,14 @@ def test_a_server_that_does_not_answer_costs_one_timeout_and_no_retry():
         (
             json.dumps({"status": "error", "error": "parse error: bad"}),
             400,
-            r"refused up: HTTP Status Code 400.*parse error",
+            r"refused up: HTTP Status Code 400: parse error: bad$",
         ),
+        (
+            json.dumps({"kind": "Status", "message": 'no endpoints available for service "prometheus"', "code": 503}),
+            503,
+            r'refused up: HTTP Status Code 503: no endpoints available for service "prometheus"$',
+        ),
+        ("[]", 500, r"refused up: HTTP Status Code 500 \(b'\[\]'\)$"),
         ("x" * 5000, 503, r"503.*\.\.\.$"),
     ],
 )
