@@ -48,7 +48,7 @@ class Comparison:
         by: what the sides differ in.
         sides: in order; each cell is held against the first side that has it.
         lines: p-values are corrected for all of them together (Holm).
-        lonely: cells of one side only.
+        lonely: cells of one side only, where there are several sides.
         unlike: what else is not the same everywhere, one sentence each.
     """
 
@@ -68,7 +68,7 @@ def compare(pool: Pool) -> Comparison:
         for place in dict.fromkeys(place for setup in rivals for place in setup.cells):
             first, *others = [setup for setup in rivals if place in setup.cells]
             pairs += [(place, first, other) for other in others]
-            lonely += [] if others else [Lonely(place, first.label)]
+            lonely += [Lonely(place, first.label)] if not others and len(pool.sides) > 1 else []
     lines = [
         _line(place, name, a, b)
         for place, a, b in pairs

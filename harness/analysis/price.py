@@ -98,7 +98,7 @@ def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
     if not known:
         return ""
     cheap, dear = min(known, key=lambda one: one[0].mean), max(known, key=lambda one: one[0].mean)
-    unit, verb = ("", "costs") if priced else ("kWh", "takes")
+    unit, verb = ("", "cost") if priced else ("kWh", "take")
     head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
     if cheap is dear:
         return f"{head}."

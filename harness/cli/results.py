@@ -156,6 +156,8 @@ def _print_comparison(found: Comparison, answered: list[Answer], page: Path | No
                 for line in found.lines
             ],
         )
+    if len(found.sides) == 1:
+        output.note(f"one side only ({found.sides[0]}): there is nothing to hold it against.")
     for item in found.lonely:
         output.result(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
     for answer in answered:
