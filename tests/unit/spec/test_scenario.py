@@ -1,10 +1,12 @@
 """The section `scenario` of a workload: what has an effect where, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
 from harness.backends.environment import scenario_environment
 from harness.errors import CampaignFileError
-from harness.spec import Timing, WorkloadSpec
+from harness.spec import ScenarioKind, Timing, WorkloadSpec
 from harness.spec.load import parse_campaign
 from harness.workloads.settings import from_environment
 
@@ -101,3 +103,13 @@ def test_the_rate_can_be_raised_by_whoever_looks_for_the_breaking_point():
     assert workload.scenario.rate == 10
     with pytest.raises(ValueError, match="no scenario with a rate"):
         WorkloadSpec(name="resnet50", scenario={"kind": "offline"}).at_rate(5.0)
+
+
+def test_the_campaign_on_the_page_is_valid():
+    page = (Path(__file__).parents[3] / "docs/scenarios.md").read_text()
+    text = page.partition("```yaml\n")[2].partition("```")[0]
+
+    kinds = {workload.scenario.kind for workload in parse_campaign(text, origin="docs/scenarios.md").workloads}
+
+    assert kinds == set(ScenarioKind)
+    assert all(f"| `{kind.value}` | " in page for kind in ScenarioKind)
