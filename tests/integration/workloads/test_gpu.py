@@ -11,13 +11,15 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
 ]
 
-BUILTIN = tuple(registry.BUILTIN)
+BUILTIN = tuple(name for name in registry.BUILTIN if not name.endswith("-training"))
+TRAINING = tuple(name for name in registry.BUILTIN if name.endswith("-training"))
 TINY = {"model_size": "tiny"}
 
 
 def answers(workload) -> list[list]:
     """What the workload says to each batch of its pool, twice over: replays must not remember."""
-    serve = workload.transcribe if workload.name == "whisper" else workload.classify
+    serve = {"whisper": "transcribe", "chat": "generate"}.get(workload.name, "classify")
+    serve = getattr(workload, serve)
     with workload.serving():
         return [serve(batch).tolist() for batch in (*workload.pool, *workload.pool)]
 
@@ -98,3 +100,43 @@ def test_a_request_stuck_on_the_gpu_does_not_outlive_the_drain(start):
     assert code == 5
     assert took_s < 2.0
     assert len(replica.latencies) == 5
+
+
+def losses(name, steps, **changes):
+    """The losses of the first steps; a graph takes its trial steps before them."""
+    workload = registry.load(Settings(workload=name, device="cuda", batch_size=8, options=TINY, **changes))
+    return [workload.last_loss for _ in range(steps) if workload.infer()]
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_training_is_the_same_as_on_the_cpu(name):
+    on_cpu = registry.load(Settings(workload=name, device="cpu", batch_size=8, options=TINY))
+    expected = [on_cpu.last_loss for _ in range(5) if on_cpu.infer()]
+    assert losses(name, 5) == pytest.approx(expected, rel=2e-2)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_graph_trains_on_what_it_is_given(name, precision):
+    found = losses(name, 60, execution="cuda-graph", precision=precision)
+    assert len(set(found)) > 50, "every replay is a step"
+    assert sum(found[-5:]) < 0.7 * sum(found[:5])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_mixed_precision_trains(name):
+    found = losses(name, 60, precision="fp16")
+    assert sum(found[-5:]) < 0.7 * sum(found[:5])
+
+
+@pytest.mark.parametrize("name", TRAINING)
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
+def test_a_replica_trains_and_drains(start, name, execution):
+    replica = start(WORKLOAD=name, DEVICE="cuda", EXECUTION=execution, PRECISION="bf16", BATCH_SIZE="32")
+    replica.wait_until_ready()
+    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
+    code, took_s = replica.stop()
+    assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
+    assert took_s < 2.0
+    assert replica.status["training_steps"] >= 20
+    assert replica.status["device_uuid"].startswith("GPU-")

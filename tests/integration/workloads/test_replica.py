@@ -294,6 +294,31 @@ def test_built_in_workloads_serve(start, workload):
     assert "Warning" not in replica.log.read_text()
 
 
+@pytest.mark.parametrize(
+    ("workload", "options"),
+    [
+        ("bert-training", {"BATCH_SIZE": "2"}),
+        ("chat", {"WORKLOAD_OPTIONS": '{"new_tokens": 800}'}),
+    ],
+)
+def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, workload, options):
+    """At full size a step takes seconds on a CPU: it is finished within a second, or abandoned between two layers."""
+    replica = start(WORKLOAD=workload, WARMUP_REQUESTS="0", **options)
+    replica.wait_for_phase("serving", timeout_s=120)
+    time.sleep(0.5)
+    code, took_s = replica.stop()
+    assert (code, replica.status["phase"], replica.status["error"]) == (0, "stopped", "")
+    assert took_s < 2.0
+    assert len(replica.latencies) + replica.status["abandoned_requests"] >= 1
+
+
+def test_a_training_that_fails_says_at_which_step(start):
+    options = '{"model_size": "tiny", "tokens": 8, "learning_rate": 1.0e30}'
+    replica = start(WORKLOAD="bert-training", WORKLOAD_OPTIONS=options, BATCH_SIZE="2")
+    assert replica.process.wait(60) == 1
+    assert replica.last_line.startswith("replica: the loss of training step ")
+
+
 def test_a_compiled_workload_serves(start):
     replica = start(WORKLOAD="resnet50", WORKLOAD_OPTIONS=TINY, EXECUTION="compiled")
     replica.wait_until_ready(timeout_s=240)
