@@ -129,11 +129,11 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
 
 
 def in_words(overhead: Overhead | str) -> str:
-    """The outcome and what it rests on: ``12.0 % worse (95 % interval 9.1 to 14.8 %): fail``."""
+    """The outcome and what it rests on: ``12.0 % overhead (95 % interval 9.1 to 14.8 %): fail``."""
     if isinstance(overhead, str):
         return f"{Outcome.NOT_DECIDABLE.value}, {overhead}"
     percent = overhead.percent
-    size = f"{number(abs(percent.mean))} % {'worse' if percent.mean >= 0 else 'better'}"
+    size = f"{number(percent.mean)} % overhead"
     interval = ""
     if percent.low is not None and percent.high is not None:
         interval = f" (95 % interval {number(percent.low)} to {number(percent.high)} %)"
