@@ -220,7 +220,8 @@ class Attempt:
             self.experiment, self.folder, abort=self.abort, on_death=self._on_death
         )
         if needs_load(self.experiment):
-            self._load = LoadProcess(self.experiment, self.folder, self._deployment.statuses())
+            statuses, campaign_id = self._deployment.statuses(), self.shared.folder.path.name
+            self._load = LoadProcess(self.experiment, self.folder, statuses, campaign_id=campaign_id)
 
     def _on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""

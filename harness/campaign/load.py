@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.guarded import Lifeline
+from harness.backends.stray import CAMPAIGN_VARIABLE
 from harness.errors import BackendError
 from harness.load.generator import LoadPlan
 from harness.load.scenario_result import LOAD_LOG
@@ -29,13 +30,16 @@ class LoadProcess:
         experiment: its scenario is http.
         folder: the attempt's.
         statuses: what each replica says of itself: it has the port of its server.
+        campaign_id: marks the process, so that a later harness can find it.
 
     Raises:
         BackendError: a replica does not say where it serves, or the process cannot be started.
         StorageError: the plan cannot be written.
     """
 
-    def __init__(self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]], *, campaign_id: str
+    ) -> None:
         scenario = experiment.workload.scenario
         assert scenario is not None  # noqa: S101 - needs_load
         assert scenario.rate is not None  # noqa: S101 - the campaign file's own check
@@ -58,7 +62,7 @@ class LoadProcess:
             self._guard = self._lifeline.start(
                 [sys.executable, "-m", "harness.load", str(path)],
                 log=self._said,
-                environment={"PYTHONPATH": str(_ROOT)},
+                environment={"PYTHONPATH": str(_ROOT), CAMPAIGN_VARIABLE: campaign_id},
             )
         except OSError as error:
             self._lifeline.cut()
