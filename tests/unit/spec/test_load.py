@@ -264,3 +264,48 @@ def test_stopping_when_known_takes_its_defaults():
         "latency_p50",
         "latency_p99",
     ]
+
+
+STRESS = GOOD.replace("replicas: [1, 3]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "stress: {}\n", "leave `replicas` out"),
+        (STRESS + "stress: {first: 8, most: 4}\n", "`most` 4 is below `first` 8"),
+        (STRESS + "stress: {first: 1.5}\n", "replicas are whole numbers, and 1.5 is none"),
+        (STRESS + "stress: {most: 1000}\n", "above the 256 replicas"),
+        (STRESS + "stress: {factor: 2, step: 1}\n", "keep one of them"),
+        (STRESS + "stress: {latency_limit_ms: {p99: 0}}\n", "above 0 ms"),
+        (STRESS + "stress: {latency_limit_ms: {p90: 1}}\n", "'p50', 'p95' or 'p99'"),
+        (STRESS + "stress: {}\nconditions: [{name: a}]\n", "compares no `conditions`"),
+        (STRESS + "stress: {load: rate}\n", "`replicas` is missing"),
+        (GOOD + "stress: {load: rate}\n", "give one in `replicas`"),
+        (STRESS + "replicas: [2]\nstress: {load: rate}\n", "resnet50 has no rate to raise"),
+        (STRESS, "`replicas` is missing"),
+    ],
+)
+def test_a_load_that_cannot_be_raised_is_a_fault(text, expected):
+    assert expected in faults(text)
+
+
+def test_a_stress_campaign_begins_with_its_first_point():
+    spec = parse_campaign(STRESS + "stress: {first: 2, most: 20, factor: 1.5}\n", origin="c.yaml")
+
+    assert spec.replicas == [2]
+    assert [cell.replicas for cell in spec.cells()] == [2, 3, 4, 6, 9, 13, 19, 20]
+    again = CampaignSpec.model_validate_json(json.dumps(spec.model_dump(mode="json")), strict=True)
+    assert again == spec
+
+
+def test_a_raised_rate_names_its_points():
+    workload = "    scenario: {kind: http, rate: 1}\nreplicas: [2]\n"
+    text = STRESS.replace("  - name: resnet50\n", "  - name: resnet50\n" + workload)
+    spec = parse_campaign(text + "stress: {load: rate, first: 12.5, most: 50}\n", origin="c.yaml")
+
+    assert [cell.experiment_id(1) for cell in spec.cells()] == [
+        f"resnet50-rate-{rate}_r2_time-slicing_rep1" for rate in ("12-5", "25", "50")
+    ]
+    assert [cell.workload.scenario.rate for cell in spec.cells()] == [12.5, 25, 50]
+    assert {cell.workload.target for cell in spec.cells()} == {"resnet50"}
