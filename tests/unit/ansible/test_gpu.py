@@ -127,3 +127,36 @@ def test_one_kernel_proves_each_resource_of_each_node():
         "cuda-smoke-controlplane-1-0123abcd": ("controlplane", {"memory": "2Gi", "nvidia.com/gpu": 1}),
         "cuda-smoke-second-example-1-0123abcd": ("second.example", {"memory": "2Gi", "nvidia.com/mig-1g.5gb": 1}),
     }
+
+
+def said(node, **advertised):
+    count = {f"nvidia.com/{name}": number for name, number in advertised.items()}
+    return {"ansible_facts": {"gpu": {"node": node, "advertised": count}}}
+
+
+def about_nodes(**hosts):
+    values = {
+        name: value
+        for name, value in tree.load(tree.ROOT / "roles/device_plugin/vars/main.yml").items()
+        if name in {f"__device_plugin_{part}" for part in ("found", "nodes", "gpu_nodes", "resources", "smoke_id")}
+    }
+    options = {name: value for name, value in tree.variables().items() if name.startswith("device_plugin_")}
+    found = tree.template(values, {**options, "hostvars": hosts, "groups": {"nodes": list(hosts)}})
+    return {name.removeprefix("__device_plugin_"): value for name, value in found.items()}
+
+
+def test_a_machine_without_a_gpu_asks_for_nothing_and_for_no_new_proof():
+    alone, both = about_nodes(a=said("a", gpu=10)), about_nodes(a=said("a", gpu=10), b=said("b"))
+    assert both["nodes"] == {"a": {"nvidia.com/gpu": 10}, "b": {}}
+    assert both["gpu_nodes"] == alone["gpu_nodes"] == {"a": {"nvidia.com/gpu": 10}}
+    assert both["resources"] == ["nvidia.com/gpu"]
+    assert both["smoke_id"] == alone["smoke_id"] != about_nodes(a=said("a", gpu=20))["smoke_id"]
+
+
+def test_a_machine_that_was_not_looked_at_is_left_out():
+    found = about_nodes(a=said("a", gpu=10), b={"ansible_facts": {}}, c={})
+    assert found["nodes"] == {"a": {"nvidia.com/gpu": 10}}
+
+
+def test_without_any_gpu_there_is_nothing_to_advertise():
+    assert about_nodes(a=said("a"), b=said("b"))["resources"] == []
