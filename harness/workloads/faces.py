@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from harness.workloads.settings import Settings
 
 SERVICE_LOG_NAME = "services.bin"
 PROBES = 3
+EVERY_SIZE_UP_TO = 64
 REPORT_INTERVAL_S = 1.0
 
 
@@ -65,6 +67,7 @@ class OpenFace:
     ) -> None:
         assert settings.scenario is not None  # noqa: S101 - the caller's promise
         serve = in_passes(workload, settings.batch_size)
+        warm_up(workload, serve, settings.batch_size)
         pass_s = _fastest_pass_s(serve, settings.batch_size)
         _refuse_hopeless(settings.scenario, _fastest_pass_s(serve, 1) if settings.batch_size > 1 else pass_s)
         services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
@@ -94,11 +97,20 @@ class OpenFace:
             self._report({"scenario": self.face.facts()})
 
 
+def batch_sizes(largest: int) -> list[int]:
+    """Sizes of batches that are formed: every one, and powers of two where there would be too many to warm up."""
+    if largest <= EVERY_SIZE_UP_TO:
+        return list(range(1, largest + 1))
+    return sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+
+
 def in_passes(workload: Workload, batch_size: int) -> Serve:
     """Return what serves any number of inputs in passes of at most ``batch_size``.
 
-    A workload that cannot serve part of a batch serves a whole one: it is padded.
+    A workload that cannot serve part of a batch serves a whole one: it is padded. So is a batch of a size that is not
+    among ``batch_sizes``, to the next one.
     """
+    sizes = batch_sizes(batch_size)
     sized: Callable[[], Callable[[int], int]] | None = getattr(workload, "serve_up_to", None)
     if batch_size > 1 and sized is not None:
         one_pass = sized()
@@ -110,10 +122,17 @@ def in_passes(workload: Workload, batch_size: int) -> Serve:
     def serve(inputs: int) -> None:
         while inputs > 0:
             part = min(inputs, batch_size)
-            one_pass(part)
+            one_pass(sizes[bisect_left(sizes, part)])
             inputs -= part
 
     return serve
+
+
+def warm_up(workload: Workload, serve: Serve, batch_size: int) -> None:
+    """Serve one batch of every size that will be computed, the largest first: on a GPU the first of each costs tens of ms."""
+    if hasattr(workload, "serve_up_to"):
+        for inputs in reversed(batch_sizes(batch_size)):
+            serve(inputs)
 
 
 def _fastest_pass_s(serve: Serve, inputs: int) -> float:

@@ -31,6 +31,31 @@ def serve(start, own_source):
     return start_server
 
 
+SIZED = """
+import time
+class Own:
+    name = "own"
+    def infer(self):
+        return 4
+    def serve_up_to(self):
+        def serve(inputs):
+            with open("sizes", "a") as file:
+                file.write(f"{inputs} ")
+            return inputs
+        return serve
+def make(settings):
+    return Own()
+"""
+
+
+def test_every_batch_size_is_warm_before_the_replica_is_ready_and_not_counted(start):
+    replica = start(SIZED, BATCH_SIZE="4", SCENARIO=json.dumps({"kind": "http"}))
+    replica.wait_until_ready()
+
+    assert {int(size) for size in (replica.folder / "sizes").read_text().split()} == {1, 2, 3, 4}
+    assert replica.metrics()["inference_requests_total"] == 0
+
+
 def ask(replica, method, path, body=None, headers=None):
     connection = http.client.HTTPConnection("127.0.0.1", replica.status["scenario"]["port"], timeout=10)
     try:

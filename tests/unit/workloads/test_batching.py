@@ -8,7 +8,7 @@ import pytest
 
 from harness.workloads.batching import Batcher, Ledger, Pending, serve_next
 from harness.workloads.errors import SettingError
-from harness.workloads.faces import in_passes
+from harness.workloads.faces import batch_sizes, in_passes, warm_up
 from harness.workloads.families import Histogram
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import RequestMetrics
@@ -165,6 +165,21 @@ def test_inputs_are_served_in_as_few_passes_as_they_need(workload, batch_size, i
     in_passes(workload, batch_size)(inputs)
 
     assert workload.passes == passes
+
+
+def test_every_size_that_will_be_computed_was_computed_before_the_replica_is_ready():
+    for batch_size in (1, 5, 64, 100):
+        workload = Sized()
+        serve = in_passes(workload, batch_size)
+        warm_up(workload, serve, batch_size)
+        warmed = set(workload.passes)
+
+        workload.passes.clear()
+        for inputs in range(1, batch_size + 1):
+            serve(inputs)
+
+        assert set(workload.passes) <= warmed
+    assert batch_sizes(100) == [1, 2, 4, 8, 16, 32, 64, 100]
 
 
 @pytest.mark.parametrize(
