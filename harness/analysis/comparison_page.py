@@ -8,6 +8,8 @@ from pathlib import Path
 import harness
 from harness.analysis import carrying, choosing, cost_of_sharing, isolation, price, switching
 from harness.analysis.compare import Comparison
+from harness.analysis.interference import Interference, interference
+from harness.analysis.interference_tables import tables
 from harness.analysis.pool import Pool
 from harness.analysis.question import Answer, Asked
 from harness.analysis.report import environment
@@ -28,6 +30,11 @@ QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
 def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:
     """The six questions, answered as far as the measurements go."""
     return [question(pool, comparison, asked) for question in QUESTIONS]
+
+
+def overheads(pool: Pool) -> Interference | None:
+    """Every condition against the first, paired by repeat; None without conditions, or over several campaigns."""
+    return interference(pool.analyses[0]) if len(pool.analyses) == 1 else None
 
 
 def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[Answer], command: str) -> Path:
@@ -59,6 +66,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "fewest": min(len(cell.used) for setup in pool.setups for cell in setup.cells.values()),
         "command": command,
         "version": harness.__version__,
+        **tables(overheads(pool)),
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path

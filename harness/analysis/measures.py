@@ -153,7 +153,7 @@ _RATES = (
 )
 
 _OTHERS = (
-    Measure("requests", "Requests", "requests", "Requests in the raw logs that began within the recording."),
+    Measure("requests", "Requests", "requests", "Requests in the raw logs that ended within the recording."),
     Measure(
         "fairness",
         "Slowest / fastest replica",
@@ -213,7 +213,7 @@ def _measure_latencies(found: Measured, data: ExperimentData) -> None:
     pooled = np.concatenate(each)
     found.figures["requests"] = float(len(pooled))
     if not len(pooled):
-        found.absent |= dict.fromkeys(names[1:], "no request began within the recording")
+        found.absent |= dict.fromkeys(names[1:], "no request ended within the recording")
         return
     for item, compute in _LATENCY:
         _put(found, item.name, partial(compute, pooled))

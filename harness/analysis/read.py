@@ -71,8 +71,9 @@ class ExperimentData:
         return table[name].dropna()
 
     def replica_latencies_s(self) -> list[Floats]:
-        """Latencies, in seconds, of the requests that began within the recording; one array per replica.
+        """Latencies, in seconds, of the requests that ended within the recording; one array per replica.
 
+        By their end, as the recorder counts them: where requests queue, many begin long before they are answered.
         Raises NotMeasuredError when no latency log was kept.
         """
         paths = sorted((self.folder / LATENCIES).glob("replica-*.parquet"), key=_replica_of)
@@ -83,7 +84,8 @@ class ExperimentData:
         found = []
         for path in paths:
             records = latencies.read(path)
-            inside = (records["start_ns"] >= begin_ns) & (records["start_ns"] < end_ns)
+            ends_ns = records["start_ns"] + records["latency_ns"]
+            inside = (ends_ns >= begin_ns) & (ends_ns < end_ns)
             found.append(records["latency_ns"][inside] / _NS)
         return found
 

@@ -117,7 +117,7 @@ def compare(
 ) -> None:
     """Hold campaigns, sharing modes or conditions against each other: what differs, by how much, and what does not."""
     from harness.analysis.compare import compare as compare_sides
-    from harness.analysis.comparison_page import answers, write_page
+    from harness.analysis.comparison_page import answers, overheads, write_page
     from harness.analysis.pool import gather
     from harness.analysis.question import asked
 
@@ -128,10 +128,12 @@ def compare(
     found = compare_sides(pool)
     answered = answers(pool, found, wanted)
     page = write_page(html, pool, found, answered, command=_again()) if html else None
+    against_first = overheads(pool)
+    sentences = against_first.sentences() if against_first else []
     if json:
-        output.document(_comparison_document(found, answered, page))
+        output.document(_comparison_document(found, answered, page) | {"overheads": sentences})
     else:
-        _print_comparison(found, answered, page)
+        _print_comparison(found, answered, sentences, page)
 
 
 def _comparison_document(found: Comparison, answered: list[Answer], page: Path | None) -> dict[str, Any]:
@@ -143,7 +145,7 @@ def _comparison_document(found: Comparison, answered: list[Answer], page: Path |
     return {**asdict(found), "questions": questions, "page": None if page is None else str(page)}
 
 
-def _print_comparison(found: Comparison, answered: list[Answer], page: Path | None) -> None:
+def _print_comparison(found: Comparison, answered: list[Answer], overheads: list[str], page: Path | None) -> None:
     from harness.analysis.display import ratio_entry
 
     for sentence in found.unlike:
@@ -160,12 +162,11 @@ def _print_comparison(found: Comparison, answered: list[Answer], page: Path | No
         output.note(f"one side only ({found.sides[0]}): there is nothing to hold it against.")
     for item in found.lonely:
         output.result(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
-    for answer in answered:
-        output.result(f"\n{answer.question}")
-        for sentence in answer.sentences:
-            output.result(f"  {sentence}")
-        for sentence in answer.missing:
-            output.result(f"  ({sentence})")
+    sections = [(answer.question, [*answer.sentences, *(f"({gap})" for gap in answer.missing)]) for answer in answered]
+    if overheads:
+        sections.append(("What does each condition cost?", overheads))
+    for question, sentences in sections:
+        output.result("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
     if page is not None:
         output.result(f"\npage: {page}")
 

@@ -11,13 +11,13 @@ import pytest
 from harness.analysis.carrying import carried
 from harness.analysis.choosing import choices
 from harness.analysis.compare import compare
-from harness.analysis.comparison_page import answers, write_page
+from harness.analysis.comparison_page import answers, overheads, write_page
 from harness.analysis.pool import Place, Pool, Setup, gather
 from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_per_million
 from harness.analysis.question import Answer, Asked, asked
 from harness.analysis.switching import switching
 from harness.errors import UsageError
-from harness.spec import Sharing
+from harness.spec import ConditionSpec, Sharing
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
 
 SHAPE = Shape(record_s=4, noise=0.005)
@@ -166,6 +166,17 @@ def test_what_is_missing_names_the_run_that_would_tell(half_idle: Pool) -> None:
 def test_impossible_limits_and_prices_are_refused(given: tuple[float | None, float | None, float | None]) -> None:
     with pytest.raises(UsageError, match="positive number"):
         asked(*given)
+
+
+def test_conditions_show_their_overhead_on_the_page(tmp_path: Path) -> None:
+    conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
+    folder = write_campaign(tmp_path / "c", replicas=[1], repeats=2, shape=SHAPE, conditions=conditions)
+    pool = gather([folder])
+    found = overheads(pool)
+    assert found is not None
+    assert "beside against alone" in found.sentences()[0]
+    page = write_page(tmp_path / "page.html", pool, compare(pool), [], "").read_text()
+    assert "Overhead against alone" in page
 
 
 def test_energy_may_be_free() -> None:
