@@ -80,7 +80,9 @@ class WorkloadSpec(StrictModel):
     )
     scenario: ScenarioSpec | None = Field(
         default=None,
-        description="How requests come; null means a closed loop: the next one when the last is answered.",
+        description="How requests come; null means a closed loop: the next one when the last is answered. E.g. {kind: http, "
+        "rate: 100, arrivals: poisson, latency_limit_ms: 50, max_wait_ms: 2, max_queue: 256, max_clients: 512}, {kind: offline, "
+        "duration_s: 600} or {samples_per_query: 8, kind: multi-stream}.",
     )
 
     @field_validator("factory")
