@@ -19,6 +19,7 @@ from tests.node.mirror.site import Mirror
 from tests.node.story import (  # noqa: F401 - fixtures
     again,
     checked,
+    clustered,
     converged,
     converged_disks,
     first_node_stage,

@@ -19,6 +19,8 @@ from tests.node.play import Playbooks, Run
 
 SITE = "site.yml"
 NODE_STAGE = "playbooks/node.yml"
+# The site's first half: what stories run that are not about what stands on the cluster.
+CLUSTER_STAGES = (NODE_STAGE, "playbooks/cluster.yml")
 
 # What this machine cannot show, told to the roles and to nobody else.
 MACHINE_VARIABLES: dict[str, Any] = {
@@ -89,7 +91,13 @@ def second_node_stage(playbooks: Playbooks, first_node_stage: Run) -> Run:
 
 
 @pytest.fixture(scope="session")
-def converged(playbooks: Playbooks, second_node_stage: Run) -> Step:  # noqa: ARG001 - it comes after
+def clustered(playbooks: Playbooks, second_node_stage: Run) -> Step:  # noqa: ARG001 - it comes after
+    return step(playbooks, *CLUSTER_STAGES)
+
+
+@pytest.fixture(scope="session")
+def converged(playbooks: Playbooks, clustered: Step) -> Step:
+    assert clustered.run.status == 0, clustered.run.explain()
     return step(playbooks, SITE)
 
 

@@ -1,6 +1,6 @@
 """What a node must not be made of: each ends with the reason and the next step, and the machine converges afterwards.
 
-All cases meet one dirty machine in this order; the last test mends nothing and runs the site.
+All cases meet one dirty machine in this order; the last test mends nothing and runs the playbooks.
 """
 
 import re
@@ -18,7 +18,7 @@ from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
-from tests.node.story import SITE, Step, playbooks_for
+from tests.node.story import CLUSTER_STAGES, SITE, Step, playbooks_for
 
 OLD_DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.256.02  Thu May  2 14:37:44 UTC 2024"
 OLD_SYSTEM = 'ID=debian\nVERSION_ID="11"\nVERSION_CODENAME=bullseye\nPRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\n'
@@ -184,7 +184,7 @@ def test_it_is_explained_on_the_way(name: str, run_case: Callable[[Case], Run]) 
     explained(run_case(BROKEN_OFF[name]), BROKEN_OFF[name])
 
 
-def test_the_next_run_converges(victim: Machine, mirror: Mirror, again: Step) -> None:
-    run = playbooks_for(victim, mirror).run(SITE)
+def test_the_next_run_converges(victim: Machine, mirror: Mirror, clustered: Step) -> None:
+    run = playbooks_for(victim, mirror).run(*CLUSTER_STAGES)
     assert run.status == 0, run.explain()
-    assert fingerprint.difference(again.after, fingerprint.take(victim)) == ""
+    assert fingerprint.difference(clustered.after, fingerprint.take(victim)) == ""

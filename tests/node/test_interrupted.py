@@ -10,7 +10,7 @@ from tests.node.conftest import Boot
 from tests.node.machine.image import Disks
 from tests.node.mirror.site import Mirror
 from tests.node.play import ROOT, Playbooks, Run
-from tests.node.story import SITE, Step, playbooks_for
+from tests.node.story import CLUSTER_STAGES, Step, playbooks_for
 
 KILLS = 20
 # A task takes about half a second here: some are killed as they begin, some in the middle, some as they end.
@@ -18,13 +18,12 @@ LONGEST_DELAY_S = 0.5
 
 
 def stages() -> dict[str, list[str]]:
-    """The playbooks of the site, in order, each with the names of its plays."""
-    imported = [entry["ansible.builtin.import_playbook"] for entry in yaml.safe_load((ROOT / SITE).read_text())]
-    return {path: [play["name"] for play in yaml.safe_load((ROOT / path).read_text())] for path in imported}
+    """The playbooks, in order, each with the names of its plays."""
+    return {path: [play["name"] for play in yaml.safe_load((ROOT / path).read_text())] for path in CLUSTER_STAGES}
 
 
 class Site:
-    """The site on one machine, killed over and over; a run begins with the playbook in which the last one was killed.
+    """The playbooks on one machine, killed over and over; a run begins with the playbook in which the last one was killed.
 
     What the playbooks before that one have done is finished, and the run at the end goes through all of them again.
     """
@@ -49,9 +48,9 @@ def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
 
 
 @pytest.fixture(scope="module")
-def killed(disturbed: Playbooks, first_node_stage: Run, converged: Step) -> list[Run]:
+def killed(disturbed: Playbooks, first_node_stage: Run, clustered: Step) -> list[Run]:
     """One run after another on the same machine, each killed in a later one of the tasks that change something."""
-    changing = list(dict.fromkeys(task.name for task in [*first_node_stage.changed, *converged.run.changed]))
+    changing = list(dict.fromkeys(task.name for task in [*first_node_stage.changed, *clustered.run.changed]))
     names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
     site = Site(disturbed)
@@ -59,7 +58,7 @@ def killed(disturbed: Playbooks, first_node_stage: Run, converged: Step) -> list
         site.kill_in(name, delays.uniform(0, LONGEST_DELAY_S))
     # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
     # run every time.
-    further_down = [task.name for task in converged.run.tasks[-15:-5] if task.name not in names]
+    further_down = [task.name for task in clustered.run.tasks[-15:-5] if task.name not in names]
     while len(victims(site.runs)) < KILLS and further_down:
         site.kill_in(further_down.pop(0), 0.0)
     return site.runs
@@ -73,7 +72,7 @@ def victims(runs: list[Run]) -> set[str]:
 @pytest.fixture(scope="module")
 def recovered(disturbed: Playbooks, killed: list[Run]) -> Step:  # noqa: ARG001 - it comes after
     before = fingerprint.take(disturbed.machine)
-    run = disturbed.run(SITE)
+    run = disturbed.run(*CLUSTER_STAGES)
     return Step(run, before, fingerprint.take(disturbed.machine))
 
 
@@ -87,8 +86,8 @@ def test_the_next_run_converges(recovered: Step) -> None:
     assert recovered.run.status == 0, recovered.run.explain()
 
 
-def test_the_machine_is_the_same_as_undisturbed(recovered: Step, again: Step) -> None:
-    assert fingerprint.difference(again.after, recovered.after) == ""
+def test_the_machine_is_the_same_as_undisturbed(recovered: Step, clustered: Step) -> None:
+    assert fingerprint.difference(clustered.after, recovered.after) == ""
 
 
 def test_the_verdict_is_well(disturbed: Playbooks, recovered: Step) -> None:  # noqa: ARG001 - it comes after
