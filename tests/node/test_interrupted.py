@@ -13,6 +13,9 @@ from tests.node.play import ROOT, Playbooks, Run
 from tests.node.story import CLUSTER_STAGES, Step, playbooks_for
 
 KILLS = 20
+# Checks of what stands on the cluster, and of every role of the site: these runs end below them.
+ABOVE = ("gpu/", "monitoring/", "workloads/", "roles/verify")
+MANY_CHECKS = 30
 # A task takes about half a second here: some are killed as they begin, some in the middle, some as they end.
 LONGEST_DELAY_S = 0.5
 
@@ -90,6 +93,8 @@ def test_the_machine_is_the_same_as_undisturbed(recovered: Step, clustered: Step
     assert fingerprint.difference(clustered.after, recovered.after) == ""
 
 
-def test_the_verdict_is_well(disturbed: Playbooks, recovered: Step) -> None:  # noqa: ARG001 - it comes after
+def test_the_verdict_on_machine_and_cluster_is_well(disturbed: Playbooks, recovered: Step) -> None:
+    assert recovered.run.status == 0, recovered.run.explain()
     found = judge.verdict(disturbed)
-    assert (found.status, set(found.failed)) == (0, set()), found.output
+    assert [name for name in found.failed if not name.startswith(ABOVE)] == [], found.output
+    assert len(found.passed) > MANY_CHECKS

@@ -17,7 +17,7 @@ from tests.node.machine.image import Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import HOST, WORKER, Playbooks, Run
-from tests.node.story import CLUSTER_STAGES, SITE, Step, playbooks_for
+from tests.node.story import SITE, Step, playbooks_for
 from tests.node.test_lifecycle import REMAINS
 
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
@@ -60,13 +60,13 @@ def before(pair: Playbooks) -> list[str]:
 def foreseen(pair: Playbooks, worker: Machine, before: list[str]) -> Step:  # noqa: ARG001 - it comes after
     """Check mode on the virgin worker."""
     state = fingerprint.take(worker)
-    run = pair.run(*CLUSTER_STAGES, "--check")
+    run = pair.run(SITE, "--check")
     return Step(run, state, fingerprint.take(worker))
 
 
 @pytest.fixture(scope="module")
 def killed(pair: Playbooks, foreseen: Step) -> Run:  # noqa: ARG001 - it comes after
-    return pair.run_killed(CLUSTER_STAGES[0], "worker : Join", 0.5, *CLUSTER_STAGES[1:])
+    return pair.run_killed(SITE, "worker : Join", 0.5)
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,9 @@ def write(item: Object) -> None:
         if not folder.exists():
             folder.mkdir(parents=True)
             folder.chmod(0o777)
-    path.write_text(json.dumps(item, sort_keys=True, indent=1))
+    # A node's status is made when it is read; kept, it would be that of whoever wrote a label last.
+    kept = {key: value for key, value in item.items() if key != "status" or kind.name != "Node"}
+    path.write_text(json.dumps(kept, sort_keys=True, indent=1))
     path.chmod(0o666)
     _control(item)
 
