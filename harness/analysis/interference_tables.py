@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.campaign import Key
-from harness.analysis.display import number, with_interval
+from harness.analysis.display import DASH, number, with_interval
 from harness.analysis.interference import (
     COMPARED,
     OF_NEIGHBOURS,
@@ -18,8 +18,6 @@ from harness.analysis.interference import (
 )
 from harness.analysis.measures import MEASURES
 from harness.analysis.statistics import Estimate
-
-DASH = "–"  # noqa: RUF001 - typography for people, not a letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from tests.node.machine.image import Disks
 from tests.node.mirror.site import Mirror
 from tests.node.play import ROOT, Playbooks, Run
 from tests.node.story import CLUSTER_STAGES, Step, playbooks_for
+from tests.node.test_lifecycle import MANY_CHECKS
 
 KILLS = 20
 # Checks of what stands on the cluster, and of every role of the site: these runs end below them.
 ABOVE = ("gpu/", "monitoring/", "workloads/", "roles/verify")
-MANY_CHECKS = 30
 # A task takes about half a second here: some are killed as they begin, some in the middle, some as they end.
 LONGEST_DELAY_S = 0.5
 
