@@ -6,8 +6,7 @@ library's ``DistilBertForSequenceClassification``, whose checkpoints load as the
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
 from harness.workloads import checkpoint, execution
+from harness.workloads.classifier import Classifier
 from harness.workloads.errors import SettingError
 from harness.workloads.layers import Embedding, Linear
 from harness.workloads.settings import Settings
@@ -131,7 +131,7 @@ class DistilBert(nn.Module):
         return logits
 
 
-class DistilBertWorkload:
+class DistilBertWorkload(Classifier):
     """Classifies synthetic texts, one batch a request."""
 
     name = "distilbert"
@@ -141,43 +141,11 @@ class DistilBertWorkload:
         shape = shape_of(settings, SIZES)
         tokens = text_tokens(settings, shape)
         device = execution.prepare_device(settings)
-        self.model = checkpoint.build(lambda: DistilBert(shape), settings, device)
+        model = checkpoint.build(lambda: DistilBert(shape), settings, device)
         size = (settings.batch_size, tokens)
         generator = execution.input_generator(settings)
-        self.pool = execution.input_pool(lambda: torch.randint(shape.vocabulary, size, generator=generator), device)
-        self._facts = execution.describe(settings, device, self.model)
-        self._forward = execution.accelerate(self.model, (self.pool[0],), settings, device)
-        self._next_batch = itertools.cycle(self.pool).__next__
-        self._batch_size = settings.batch_size
-        self._settings = settings
-        self._device = device
-
-    def describe(self) -> dict[str, object]:
-        """Return what runs where."""
-        return self._facts
-
-    def serving(self) -> torch.inference_mode:
-        """Entered once around all requests: entering it for each costs an eager request 1 %."""
-        return torch.inference_mode()
-
-    def classify(self, tokens: Tensor) -> Tensor:
-        """[B, T] on the host -> classes [B] on the host."""
-        return self._forward(tokens).argmax(-1).cpu()
-
-    def infer(self) -> int:
-        """Serve one batch; returns its size."""
-        self.classify(self._next_batch())
-        return self._batch_size
-
-    def serve_up_to(self) -> Callable[[int], int]:
-        """Return what serves any number of inputs up to the batch size in one pass; for dynamic batching."""
-        step = execution.accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
-
-        def serve(inputs: int) -> int:
-            step(self._next_batch(), inputs).argmax(-1).cpu()
-            return inputs
-
-        return serve
+        pool = execution.input_pool(lambda: torch.randint(shape.vocabulary, size, generator=generator), device)
+        super().__init__(model, pool, settings, device)
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:

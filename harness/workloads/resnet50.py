@@ -6,15 +6,15 @@ the `transformers` library's ``ResNetForImageClassification``, whose checkpoints
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from harness.workloads import checkpoint, execution
+from harness.workloads.classifier import Classifier
 from harness.workloads.layers import Conv2d, Linear
 from harness.workloads.settings import Settings
 
@@ -101,7 +101,7 @@ def _named(**modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(modules))
 
 
-class ResNet50:
+class ResNet50(Classifier):
     """Classifies synthetic images, one batch a request."""
 
     name = "resnet50"
@@ -110,48 +110,16 @@ class ResNet50:
         settings.known_options("model_size", "channels_last")
         shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
-        self.model = checkpoint.build(lambda: ResNet(shape), settings, device)
+        model = checkpoint.build(lambda: ResNet(shape), settings, device)
         layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
-        self.model.to(memory_format=layout)  # type: ignore[call-overload]
+        model.to(memory_format=layout)  # type: ignore[call-overload]
         size = (settings.batch_size, 3, shape.image_pixels, shape.image_pixels)
         dtype = execution.DTYPES[settings.precision]
         generator = execution.input_generator(settings)
-        self.pool = execution.input_pool(
+        pool = execution.input_pool(
             lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
         )
-        self._facts = execution.describe(settings, device, self.model)
-        self._forward = execution.accelerate(self.model, (self.pool[0],), settings, device)
-        self._next_batch = itertools.cycle(self.pool).__next__
-        self._batch_size = settings.batch_size
-        self._settings = settings
-        self._device = device
-
-    def describe(self) -> dict[str, object]:
-        """Return what runs where."""
-        return self._facts
-
-    def serving(self) -> torch.inference_mode:
-        """Entered once around all requests: entering it for each costs an eager request 1 %."""
-        return torch.inference_mode()
-
-    def classify(self, images: Tensor) -> Tensor:
-        """[B, 3, H, W] on the host -> classes [B] on the host."""
-        return self._forward(images).argmax(-1).cpu()
-
-    def infer(self) -> int:
-        """Serve one batch; returns its size."""
-        self.classify(self._next_batch())
-        return self._batch_size
-
-    def serve_up_to(self) -> Callable[[int], int]:
-        """Return what serves any number of inputs up to the batch size in one pass; for dynamic batching."""
-        step = execution.accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
-
-        def serve(inputs: int) -> int:
-            step(self._next_batch(), inputs).argmax(-1).cpu()
-            return inputs
-
-        return serve
+        super().__init__(model, pool, settings, device)
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:
