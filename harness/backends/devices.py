@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import BackendError
+from harness.metrics.nvml import VISIBLE, visible
 from harness.spec import ExperimentSpec, Sharing
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -19,6 +19,7 @@ class GpuFacts:
     """One GPU, as preflight needs it.
 
     Attributes:
+        uuid: what CUDA_VISIBLE_DEVICES may call it; means the same to every process, unlike its number.
         compute_mode: default, exclusive-process, prohibited; empty when the device does not tell.
         mig: it is divided into instances.
         mig_uuids: the instances there are.
@@ -28,6 +29,7 @@ class GpuFacts:
     name: str
     total_bytes: int
     free_bytes: int
+    uuid: str = ""
     compute_mode: str = ""
     mig: bool = False
     mig_uuids: tuple[str, ...] = ()
@@ -35,7 +37,7 @@ class GpuFacts:
 
 
 def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
-    """The GPUs that NVML shows, or none and the reason.
+    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; or none and the reason.
 
     Args:
         library: stands in for the ``pynvml`` module in tests.
@@ -49,12 +51,12 @@ def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
         return [], str(error)
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        found = [_facts(nvml, handle) for handle in handles]
+        found = [_facts(nvml, handle) for handle in visible(nvml, handles)]
     except nvml.NVMLError as error:
         return [], str(error)
     finally:
         nvml.nvmlShutdown()
-    return found, "" if found else "the driver shows no device"
+    return found, "" if found else f"the driver shows no device that {VISIBLE} lets through"
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:
@@ -69,6 +71,7 @@ def _facts(nvml: Any, handle: Any) -> GpuFacts:
         name=str(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
+        uuid=str(ask("nvmlDeviceGetUUID", "")),
         compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", None), ""),
         mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
         mig_uuids=tuple(_mig_uuids(nvml, handle)),
@@ -103,17 +106,23 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
                 advice="Create more instances (nvidia-smi mig -cgi), or take fewer replicas.",
             )
         return {VISIBLE: instances[index]}
-    if experiment.gpus == 1:
-        return {}
-    return {VISIBLE: _visible(experiment.gpus)[index % experiment.gpus]}
+    uuids = used_gpus(experiment)
+    return {VISIBLE: uuids[index % len(uuids)]} if uuids else {}
 
 
-def _visible(count: int) -> Sequence[str]:
-    """Names of the first ``count`` devices that this environment lets through."""
+def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
+    """UUIDs of the GPUs that the replicas take in turn; none where CUDA's own choice, or none at all, is the right one.
+
+    Raises:
+        BackendError: there are fewer GPUs than the campaign uses.
+    """
     given = os.environ.get(VISIBLE)
-    names = [str(index) for index in range(count)] if given is None else [name.strip() for name in given.split(",")]
-    if len(names) < count:
+    if (given is None and experiment.gpus == 1) or (given or "").startswith("MIG-"):
+        return []
+    gpus, _ = gpu_facts()
+    if gpus and len(gpus) < experiment.gpus:
         raise BackendError(
-            f"the campaign uses {count} GPUs, and {VISIBLE} lets {len(names)} through.", advice="Lower `gpus`."
+            f"the campaign uses {experiment.gpus} GPUs, and {len(gpus)} are here and let through by {VISIBLE}.",
+            advice="Lower `gpus`.",
         )
-    return names[:count]
+    return [gpu.uuid for gpu in gpus[: experiment.gpus]]

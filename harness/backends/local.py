@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
-from harness.backends.devices import device_environment, gpu_facts
+from harness.backends.devices import device_environment, gpu_facts, used_gpus
 from harness.backends.environment import scenario_environment, workload_environment
 from harness.backends.guarded import Lifeline
 from harness.backends.local_check import check_machine
@@ -119,9 +119,13 @@ class LocalDeployment:
     def _start_mps(self, experiment: ExperimentSpec, folder: Path, campaign_id: str) -> MpsDaemon | None:
         if experiment.sharing is not Sharing.MPS:
             return None
-        logs = layout.mps_logs(folder)
         return MpsDaemon(
-            campaign_id, lifeline=self._lifeline, logs=logs, limits=experiment.mps, replicas=experiment.cell.processes
+            campaign_id,
+            lifeline=self._lifeline,
+            logs=layout.mps_logs(folder),
+            limits=experiment.mps,
+            replicas=experiment.cell.processes,
+            gpus=used_gpus(experiment),
         )
 
     @property

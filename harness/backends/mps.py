@@ -19,6 +19,7 @@ import psutil
 from harness.backends.guarded import Lifeline
 from harness.backends.stray import CAMPAIGN_VARIABLE
 from harness.errors import BackendError
+from harness.metrics.nvml import VISIBLE
 from harness.spec import MpsSpec
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -38,13 +39,22 @@ class MpsDaemon:
         logs: folder for what daemon and server log; must not exist.
         limits: what each replica may use; None: everything.
         replicas: how many will share.
+        gpus: UUIDs of those that it serves; none: every one that it sees. A number would mean another GPU to the
+            clients of a daemon that serves only some.
 
     Raises:
         BackendError: it does not start; nothing is left running.
     """
 
     def __init__(
-        self, campaign_id: str, *, lifeline: Lifeline, logs: Path, limits: MpsSpec | None, replicas: int
+        self,
+        campaign_id: str,
+        *,
+        lifeline: Lifeline,
+        logs: Path,
+        limits: MpsSpec | None,
+        replicas: int,
+        gpus: Sequence[str],
     ) -> None:
         self._limits = limits or MpsSpec()
         self._replicas = replicas
@@ -57,8 +67,9 @@ class MpsDaemon:
             "CUDA_MPS_LOG_DIRECTORY": str(logs),
             CAMPAIGN_VARIABLE: campaign_id,
         }
+        own = {**self._environment, VISIBLE: ",".join(gpus)} if gpus else self._environment
         try:
-            self._guard = lifeline.start([CONTROL, "-f"], log=logs / "daemon.log", environment=self._environment)
+            self._guard = lifeline.start([CONTROL, "-f"], log=logs / "daemon.log", environment=own)
             self._wait_until_it_answers()
         except BaseException:
             self.stop()
@@ -149,13 +160,29 @@ class MpsDaemon:
             ) from error
 
 
-def foreign_daemons() -> list[int]:
-    """Process ids of every MPS daemon and server of this machine."""
+def foreign_daemons(gpus: Sequence[str]) -> list[int]:
+    """Process ids of the MPS daemons and servers of this machine that may serve one of these GPUs.
+
+    Args:
+        gpus: UUIDs.
+    """
     return [
         process.pid
         for process in psutil.process_iter(["name"])
         if str(process.info["name"]).startswith("nvidia-cuda-mps")  # as much of the name as the kernel keeps
+        and _may_serve(process, gpus)
     ]
+
+
+def _may_serve(process: psutil.Process, gpus: Sequence[str]) -> bool:
+    try:
+        served = process.environ().get(VISIBLE, "")
+    except psutil.Error:
+        return True
+    names = [name.strip() for name in served.split(",")]
+    return not all(name.startswith("GPU-") for name in names) or any(
+        uuid.startswith(name) for uuid in gpus for name in names
+    )
 
 
 def sweep_pipes(campaign_id: str) -> None:

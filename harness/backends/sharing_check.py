@@ -63,7 +63,7 @@ def _mps(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
     if shutil.which(CONTROL) is None:
         yield _error(f"there is no {CONTROL} on this machine.", "Install the driver's compute utilities.")
         return
-    running = foreign_daemons()
+    running = foreign_daemons([gpu.uuid for gpu in gpus])
     if running:
         message = (
             f"an MPS daemon runs already (process {running[0]}); its clients would share the GPU with ours unseen."

@@ -11,6 +11,7 @@ from typing import Any
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuUsage
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _MW_PER_W = 1000.0
 _MJ_PER_J = 1000.0
 
@@ -96,7 +97,7 @@ class NvmlGpus:
             return _no_driver(str(error))
         try:
             handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-            self._handles = self._visible(handles)
+            self._handles = visible(self._nvml, handles)
         except self._nvml.NVMLError as error:
             self._nvml.nvmlShutdown()
             return f"no GPU: NVML says {_clip(str(error))}"
@@ -104,24 +105,6 @@ class NvmlGpus:
             self._nvml.nvmlShutdown()
             return "no GPU: the driver is loaded and lists no device that CUDA_VISIBLE_DEVICES lets through"
         return ""
-
-    def _visible(self, handles: list[Any]) -> list[Any]:
-        """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; all of them when it is not set."""
-        wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-        if wanted is None:
-            return handles
-        by_name: dict[str, Any] = {str(index): handle for index, handle in enumerate(handles)}
-        uuids = [(str(self._nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
-        chosen: list[Any] = []
-        for name in filter(None, (part.strip() for part in wanted.split(","))):
-            found = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
-            if not found:
-                # CUDA itself stops at the first name it does not know, but a MIG name stands for a slice of a device.
-                if name.startswith("MIG-"):
-                    return handles
-                break
-            chosen.append(found[0])
-        return chosen
 
     def _utilization(self, handle: Any) -> float:
         return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
@@ -159,6 +142,25 @@ class NvmlGpus:
             return float(call(*arguments))
         except self._nvml.NVMLError as error:
             return Missing(f"NVML: {_clip(str(error))}")
+
+
+def visible(nvml: Any, handles: list[Any]) -> list[Any]:
+    """The devices that CUDA_VISIBLE_DEVICES leaves of all there are, in its order; all of them when it is not set."""
+    wanted = os.environ.get(VISIBLE)
+    if wanted is None:
+        return handles
+    by_name: dict[str, Any] = {str(index): handle for index, handle in enumerate(handles)}
+    uuids = [(str(nvml.nvmlDeviceGetUUID(handle)), handle) for handle in handles]
+    chosen: list[Any] = []
+    for name in filter(None, (part.strip() for part in wanted.split(","))):
+        found = [by_name[name]] if name in by_name else [handle for uuid, handle in uuids if uuid.startswith(name)]
+        if not found:
+            # CUDA itself stops at the first name it does not know, but a MIG name stands for a slice of a device.
+            if name.startswith("MIG-"):
+                return handles
+            break
+        chosen.append(found[0])
+    return chosen
 
 
 def _no_driver(message: str) -> str:

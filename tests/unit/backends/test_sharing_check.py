@@ -1,10 +1,14 @@
 """Which ways of sharing a machine's GPUs allow, machine by machine."""
 
+import shutil
+import subprocess
+
 import pytest
 
 from harness.backends import sharing_check
 from harness.backends.base import Severity
 from harness.backends.devices import GpuFacts, device_environment, gpu_facts
+from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
 from harness.errors import BackendError
 from harness.spec import MpsSpec, Sharing
@@ -21,7 +25,7 @@ def gpu(**changes):
 @pytest.fixture(autouse=True)
 def with_control(monkeypatch):
     monkeypatch.setattr(sharing_check.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(sharing_check, "foreign_daemons", list)
+    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda _gpus: [])
 
 
 def found(sharing, machine=(GPU,), **wishes):
@@ -75,7 +79,7 @@ def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
 
 
 def test_a_daemon_that_runs_already_is_an_error(monkeypatch):
-    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda: [431])
+    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda _gpus: [431])
     assert "an MPS daemon runs already (process 431)" in found(Sharing.MPS)[Severity.ERROR]
 
 
@@ -84,13 +88,50 @@ def test_a_machine_without_the_control_program_is_an_error(monkeypatch):
     assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[Severity.ERROR]
 
 
-def test_replicas_take_several_gpus_in_turn(monkeypatch):
+@pytest.mark.parametrize(
+    ("served", "found"),
+    [("GPU-a", True), ("GPU-b,GPU-a", True), ("GPU-b", False), ("0", True), (None, True)],
+    ids=["this one", "this one too", "another one", "a number", "all"],
+)
+def test_a_daemon_matters_where_it_may_serve_the_gpu_that_is_used(tmp_path, served, found):
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep"), program)
+    with subprocess.Popen([program, "60"], env={} if served is None else {"CUDA_VISIBLE_DEVICES": served}) as daemon:
+        try:
+            assert (daemon.pid in foreign_daemons(["GPU-a"])) == found
+        finally:
+            daemon.kill()
+
+
+@pytest.fixture
+def two_visible_gpus(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 5")
+    machine = [gpu(uuid="GPU-two"), gpu(uuid="GPU-five")]
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: (machine, ""))
+
+
+@pytest.mark.usefixtures("two_visible_gpus")
+def test_replicas_take_several_gpus_in_turn():
     spec = experiment(gpus=2, replicas=3)
-    assert [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(3)] == ["2", "5", "2"]
-    assert device_environment(experiment(gpus=1), 1) == {}
-    with pytest.raises(BackendError, match="uses 3 GPUs, and CUDA_VISIBLE_DEVICES lets 2 through"):
+    given = [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(3)]
+    assert given == ["GPU-two", "GPU-five", "GPU-two"]
+    with pytest.raises(BackendError, match="uses 3 GPUs, and 2 are here and let through by CUDA_VISIBLE_DEVICES"):
         device_environment(experiment(gpus=3), 0)
+
+
+@pytest.mark.usefixtures("two_visible_gpus")
+def test_a_chosen_gpu_is_named_by_its_uuid_and_no_choice_stays_none(monkeypatch):
+    assert device_environment(experiment(gpus=1), 1) == {"CUDA_VISIBLE_DEVICES": "GPU-two"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")
+    assert device_environment(experiment(gpus=1), 1) == {}
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert device_environment(experiment(gpus=1), 1) == {}
+
+
+def test_without_a_gpu_nothing_is_chosen(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: ([], "no driver"))
+    assert device_environment(experiment(gpus=2), 1) == {}
 
 
 def test_each_replica_has_a_mig_instance_of_its_own(monkeypatch):
@@ -154,6 +195,15 @@ class _Nvml:
 
 def test_what_nvml_says_of_a_divided_gpu():
     assert gpu_facts(_Nvml()) == (
-        [GpuFacts("A100", 80, 70, compute_mode="", mig=True, mig_uuids=("MIG-instance",), processes=(12,))],
+        [
+            GpuFacts(
+                "A100", 80, 70, uuid="MIG-0", compute_mode="", mig=True, mig_uuids=("MIG-instance",), processes=(12,)
+            )
+        ],
         "",
     )
+
+
+def test_a_gpu_that_is_hidden_is_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert gpu_facts(_Nvml()) == ([], "the driver shows no device that CUDA_VISIBLE_DEVICES lets through")
