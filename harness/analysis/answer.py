@@ -6,18 +6,24 @@ from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.display import clipped, number, quantity, with_interval
+from harness.analysis.likeness import gpu_names
 from harness.analysis.measures import MEASURES
 from harness.analysis.statistics import Estimate, difference
 from harness.results.manifest import Status
-from harness.spec.workload import BUILTIN_WORKLOADS
+from harness.spec.scenario import OPEN_LOOP, ScenarioKind
+from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05
 MANY_DEGRADED = 5
 _OF_SEVERAL = {"fairness", "jain"}
-CLOSED_LOOP = (
-    "Every replica sends its next request when the last is answered (closed loop): latency is service time beside "
+_CLOSED_LOOP = (
+    "sends its next request when the last is answered (closed loop): latency is service time beside "
     "the other replicas, with no queue in front."
+)
+_OPEN_LOOP = (
+    "come at times of their own: latency counts from the intended time, waiting included, and throughput is the rate "
+    "that was sent unless replicas fell behind."
 )
 
 
@@ -137,17 +143,17 @@ def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
     found = []
     if single:
         found.append(
-            f"One run only: {_cells(single)}. No interval can be given there, and no difference be called significant; "
+            f"One run only: {_cells(analysis, single)}. No interval can be given there, and no difference be called significant; "
             f"repeat at least {FEW_REPEATS} times."
         )
     if few:
-        found.append(f"Two runs only, so that intervals are very wide: {_cells(few)}.")
+        found.append(f"Two runs only, so that intervals are very wide: {_cells(analysis, few)}.")
     return found
 
 
 def _restless(analysis: CampaignAnalysis) -> list[str]:
     restless = [
-        f"{_cells([cell])} ({100 * estimate.cv:.0f} %)"
+        f"{_cells(analysis, [cell])} ({100 * estimate.cv:.0f} %)"
         for cell in analysis.cells
         if (estimate := cell.estimates.get("throughput")) and estimate.cv and estimate.cv > UNSTEADY_CV
     ]
@@ -188,8 +194,8 @@ def remarks(experiment: Experiment) -> list[str]:
 def _mixed(analysis: CampaignAnalysis) -> list[str]:
     manifests = [experiment.data.manifest for experiment in analysis.experiments]
     facts = {
-        "GPUs": {", ".join(gpu.name for gpu in manifest.provenance.gpus) for manifest in manifests},
-        "GPU drivers": {", ".join(str(gpu.driver) for gpu in manifest.provenance.gpus) for manifest in manifests},
+        "GPUs": {gpu_names(manifest) for manifest in manifests},
+        "GPU drivers": {", ".join(str(gpu.driver) for gpu in manifest.gpus) for manifest in manifests},
         "CPUs": {manifest.provenance.host.cpu_model for manifest in manifests},
         "kernels": {manifest.provenance.host.kernel for manifest in manifests},
         "versions of the harness": {
@@ -202,8 +208,8 @@ def _mixed(analysis: CampaignAnalysis) -> list[str]:
         for name, values in facts.items()
         if len(values) > 1
     ]
-    devices = {gpu.uuid for manifest in manifests for gpu in manifest.provenance.gpus}
-    most = max((len(manifest.provenance.gpus) for manifest in manifests), default=0)
+    devices = {gpu.uuid for manifest in manifests for gpu in manifest.gpus}
+    most = max((len(manifest.gpus) for manifest in manifests), default=0)
     if len(devices) > most and len(facts["GPUs"]) == 1:
         found.append(f"The experiments ran on {len(devices)} different devices of the same model.")
     if any(manifest.provenance.software.git_dirty for manifest in manifests):
@@ -216,7 +222,7 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
         e.data.manifest.experiment.workload.name: e.data.manifest.experiment.workload for e in analysis.experiments
     }
     random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
-    found = [CLOSED_LOOP]
+    found = _loops(list(workloads.values()))
     devices = {str(replica.get("device")) for e in analysis.experiments for replica in e.data.manifest.replicas}
     if "cpu" in devices and any(e.data.manifest.provenance.gpus for e in analysis.experiments):
         found.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
@@ -227,5 +233,30 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
     return found
 
 
-def _cells(cells: Sequence[Cell]) -> str:
-    return ", ".join(f"{cell.workload} r{cell.replicas} {cell.condition}".rstrip() for cell in cells)
+def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
+    """Who makes the requests, and what latency means then."""
+    closed = [workload.name for workload in workloads if workload.scenario is None]
+    by_scenario: dict[str, list[str]] = {}
+    for workload in workloads:
+        if workload.scenario is not None:
+            by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
+    found = []
+    if closed:
+        who = "Every replica" if len(closed) == len(workloads) else f"Every replica of {', '.join(closed)}"
+        found.append(f"{who} {_CLOSED_LOOP}")
+    for kind, names in by_scenario.items():
+        how = _OPEN_LOOP if ScenarioKind(kind) in OPEN_LOOP else "come from LoadGen, one query after another."
+        found.append(f"Requests of {', '.join(names)} (scenario {kind}) {how}")
+    return found
+
+
+def _cells(analysis: CampaignAnalysis, cells: Sequence[Cell]) -> str:
+    several = len({cell.sharing for cell in analysis.cells}) > 1
+    return ", ".join(
+        " ".join(
+            part
+            for part in (cell.workload, f"r{cell.replicas}", cell.sharing if several else "", cell.condition)
+            if part
+        )
+        for cell in cells
+    )

@@ -197,7 +197,7 @@ def _memory(cell: Cell) -> Entry:
         return figure_entry(None, "bytes", cell.absent.get("gpu_memory", "not measured"))
     each = Estimate(used.mean / cell.replicas, None, None, used.n, None)
     entry = figure_entry(each, "bytes")
-    gpus = cell.used[0].data.manifest.provenance.gpus
+    gpus = cell.used[0].data.manifest.gpus
     total = gpus[0].memory_bytes if gpus else None
     fit = () if not total or not each.mean else (f"{math.floor(total / each.mean)} would fit",)
     return Entry(entry.mean, fit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from harness.errors import UnlikeResultsError
@@ -32,11 +33,17 @@ def _memory(size_bytes: int | None) -> str:
     return "unknown" if size_bytes is None else f"{round(size_bytes / _GIB)} GiB"
 
 
+def gpu_names(manifest: Manifest) -> str:
+    """Models of the GPUs, each with its number where there are several: ``2 x NVIDIA H200``."""
+    numbers = Counter(gpu.name for gpu in manifest.gpus)
+    return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in numbers.items()) or "none"
+
+
 MACHINE: dict[str, Callable[[Manifest], str]] = {
-    "GPU": lambda manifest: ", ".join(gpu.name for gpu in manifest.provenance.gpus) or "none",
-    "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.provenance.gpus}),
-    "GPU power limit": lambda manifest: _each({_watts(gpu.power_limit_w) for gpu in manifest.provenance.gpus}),
-    "GPU clock": lambda manifest: _each({_mhz(gpu.clock_sm_max_mhz) for gpu in manifest.provenance.gpus}),
+    "GPU": gpu_names,
+    "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.gpus}),
+    "GPU power limit": lambda manifest: _each({_watts(gpu.power_limit_w) for gpu in manifest.gpus}),
+    "GPU clock": lambda manifest: _each({_mhz(gpu.clock_sm_max_mhz) for gpu in manifest.gpus}),
     "CPU": lambda manifest: manifest.provenance.host.cpu_model,
     "CPUs": lambda manifest: str(manifest.provenance.host.cpus),
     "memory": lambda manifest: _memory(manifest.provenance.host.memory_bytes),
@@ -48,7 +55,7 @@ SURROUNDINGS: dict[str, Callable[[Manifest], str]] = {
     "kernel": lambda manifest: manifest.provenance.host.kernel,
     "Python": lambda manifest: manifest.provenance.software.python,
     "harness": lambda manifest: manifest.provenance.software.git_commit or manifest.provenance.software.harness,
-    "GPU device": lambda manifest: ", ".join(gpu.uuid for gpu in manifest.provenance.gpus) or "none",
+    "GPU device": lambda manifest: ", ".join(gpu.uuid for gpu in manifest.gpus) or "none",
     "recording": lambda manifest: f"{manifest.experiment.timing.record_s:g} s recorded",
 }
 """What is said, and is no reason to refuse."""

@@ -227,7 +227,7 @@ def _measure_rates(found: Measured, data: ExperimentData) -> None:
         found.absent |= {"throughput": str(error), "inputs": str(error)}
         return
     found.figures["throughput"] = rate
-    found.figures["inputs"] = rate * data.manifest.experiment.workload.batch_size
+    found.figures["inputs"] = rate * data.manifest.experiment.workload.inputs_per_request
     found.notes += [note] if note else []
     try:
         found.within = within_run(data)

@@ -112,7 +112,11 @@ def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
 
 def _kwh(run: Experiment) -> float | None:
     energy_j = run.measured.figures.get("energy")
-    return None if energy_j is None else energy_j / _batch(run) * MILLION / _J_PER_KWH
+    return (
+        None
+        if energy_j is None
+        else energy_j / run.data.manifest.experiment.workload.inputs_per_request * MILLION / _J_PER_KWH
+    )
 
 
 def _gpu_hours(run: Experiment) -> float | None:
@@ -125,7 +129,3 @@ def _cost(run: Experiment, asked: Asked) -> float | None:
     if (asked.price_per_gpu_hour is not None and hours is None) or (asked.price_per_kwh is not None and kwh is None):
         return None
     return (asked.price_per_gpu_hour or 0.0) * (hours or 0.0) + (asked.price_per_kwh or 0.0) * (kwh or 0.0)
-
-
-def _batch(run: Experiment) -> int:
-    return run.data.manifest.experiment.workload.batch_size

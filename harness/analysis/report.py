@@ -27,6 +27,7 @@ from harness.analysis.display import (
 )
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
+from harness.analysis.likeness import gpu_names
 from harness.analysis.load import load_state
 from harness.analysis.measures import MEASURES
 from harness.analysis.picture import Picture
@@ -111,7 +112,7 @@ def _content(
     columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
     if not on_gpu:
         columns.remove("energy")
-    if all(experiment.data.manifest.experiment.workload.batch_size == 1 for experiment in analysis.experiments):
+    if all(experiment.data.manifest.experiment.workload.inputs_per_request == 1 for experiment in analysis.experiments):
         columns.remove("inputs")  # The same number twice.
     return {
         "analysis": analysis,
@@ -211,6 +212,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "gpu_names": gpu_names,
         "number": number,
         "duration": duration,
         "quantity": quantity,

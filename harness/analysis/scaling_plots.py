@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.display import with_interval
 from harness.analysis.picture import (
     FAINT,
+    INK,
     MARKERS,
     PALETTE,
     Picture,
@@ -26,21 +29,28 @@ from harness.analysis.picture import (
 from harness.analysis.statistics import Estimate
 
 Pick = Callable[[Cell], Estimate | None]
+Dashes = Literal["-", "--", ":"]
 _GIB = 2.0**30
 _IDEAL_REACH = 1.8  # The ideal line stops at this multiple of the best throughput, or it would flatten everything.
 _FEW_DOUBLINGS = 4
+_LEGEND_COLUMNS = 6
 _DENSE_TICKS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
-_LATENCIES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
+_LATENCIES: tuple[tuple[str, str, Dashes], ...] = (
+    ("latency_p50", "p50", ":"),
+    ("latency_p95", "p95", "--"),
+    ("latency_p99", "p99", "-"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line: where its points come from, how they are scaled, what it is called."""
+    """One line: where its points come from, how they are scaled, what it is called, how it is dashed among others."""
 
     measure: str
     label: str
     scale: float = 1.0
     pick: Pick | None = None
+    dashes: Dashes = "-"
 
     def estimate(self, cell: Cell) -> Estimate | None:
         """What it shows of a cell."""
@@ -86,7 +96,7 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     on_gpu = any("gpu_memory" in cell.estimates for cell in cells)
     panels: list[tuple[str, list[Curve], Callable[[Axes, Sequence[Cell]], None] | None]] = [
         ("Throughput (requests/s)", [Curve("throughput", "")], _ideal),
-        ("Latency (ms)", [Curve(name, label, 1e3) for name, label in _LATENCIES], None),
+        ("Latency (ms)", [Curve(name, label, 1e3, dashes=dashes) for name, label, dashes in _LATENCIES], None),
         ("Efficiency (% of ideal)", [Curve("efficiency", "", 100, lambda cell: cell.efficiency)], _full),
         ("Fairness (slowest / fastest replica)", [Curve("fairness", "")], _one),
     ]
@@ -106,7 +116,13 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
         for axes, (title, curves, extra) in zip(grid, panels, strict=True):
             axes.set_title(title)
             _panel(axes, groups, curves, extra)
-        figure.subplots_adjust(left=0.055, right=0.985, top=0.94, bottom=0.09, hspace=0.34, wspace=0.2)
+        bottom = 0.09
+        if len(groups) > 1:
+            handles, labels = grid[0].get_legend_handles_labels()
+            own = [label.removeprefix(f"{workload}, ") for label in labels]
+            figure.legend(handles, own, loc="lower center", ncols=min(len(own), _LEGEND_COLUMNS))
+            bottom += 0.02 + 0.035 * -(-len(own) // _LEGEND_COLUMNS)
+        figure.subplots_adjust(left=0.055, right=0.985, top=0.94, bottom=bottom, hspace=0.36, wspace=0.2)
         spoken = ", ".join(
             _spoken(cell, cell.estimates["throughput"], "requests/s")
             for cell in cells
@@ -143,20 +159,26 @@ def _panel(
         reasons = [cell.absent[curves[0].measure] for cell in cells if curves[0].measure in cell.absent]
         say_absent(axes, reasons[-1] if reasons else "no run can be used")
         return
-    index = 0
-    for label, group in groups.items():
-        if extra:
-            extra(axes, group)
-        for curve in curves:
-            name = ", ".join(part for part in (label if len(groups) > 1 else "", curve.label) if part)
-            draw(axes, group, Curve(curve.measure, name, curve.scale, curve.pick), index)
-            index += 1
+    if extra:
+        extra(axes, cells)
+    several = len(groups) > 1
+    for position, (label, group) in enumerate(groups.items()):
+        for number, curve in enumerate(curves):
+            # Several groups are told apart by colour and their curves by dashes; the curves of one by colour.
+            drawn = replace(curve, label=label) if several else replace(curve, dashes="-")
+            draw(axes, group, drawn, position if several else number)
     replica_axis(axes, _counts(cells))
     if len(curves) > 1:
         logarithmic(axes)
     else:
         from_zero(axes)
-    if axes.get_legend_handles_labels()[1]:
+    if several:
+        kinds = [
+            Line2D([], [], color=INK, linestyle=curve.dashes, label=curve.label) for curve in curves if curve.label
+        ]
+        if kinds:
+            axes.legend(handles=kinds, loc="best")
+    elif axes.get_legend_handles_labels()[1]:
         axes.legend(loc="best")
 
 
@@ -171,7 +193,16 @@ def draw(axes: Axes, cells: Sequence[Cell], curve: Curve, index: int) -> None:
     high = [0.0 if found.high is None else (found.high - found.mean) * curve.scale for _, found in points]
     colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
     axes.errorbar(
-        x, y, yerr=[low, high], color=colour, marker=marker, markersize=5, capsize=3, elinewidth=1, label=curve.label
+        x,
+        y,
+        yerr=[low, high],
+        color=colour,
+        linestyle=curve.dashes,
+        marker=marker,
+        markersize=5,
+        capsize=3,
+        elinewidth=1,
+        label=curve.label,
     )
     if curve.pick is None:
         for cell in cells:
@@ -180,7 +211,11 @@ def draw(axes: Axes, cells: Sequence[Cell], curve: Curve, index: int) -> None:
 
 
 def _ideal(axes: Axes, cells: Sequence[Cell]) -> None:
-    single = next((cell.estimates.get("throughput") for cell in cells if cell.replicas == 1), None)
+    single = max(
+        (cell.estimates["throughput"] for cell in cells if cell.replicas == 1 and "throughput" in cell.estimates),
+        key=lambda estimate: estimate.mean,
+        default=None,
+    )
     if single is None:
         return
     counts = _counts(cells)

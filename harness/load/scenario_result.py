@@ -56,7 +56,7 @@ def evaluate(
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - the caller's promise
     served = _served(scenario.kind, folder, window)
-    results = to_dict(served, window, inputs_per_request=_inputs_per_request(experiment))
+    results = to_dict(served, window, inputs_per_request=experiment.workload.inputs_per_request)
     if scenario.rate is not None:
         results = {"intended_per_s": scenario.rate * experiment.replicas, **results}
     if scenario.latency_limit_ms is not None and len(served.latency_ns):
@@ -115,13 +115,6 @@ def _served(kind: ScenarioKind, folder: Path, window: Window) -> Served:
         return of_generator(folder / LOAD_LOG, services, window)
     logs = [path / layout.RAW_LATENCIES for path in replicas if (path / layout.RAW_LATENCIES).is_file()]
     return of_replicas(logs, services, window)
-
-
-def _inputs_per_request(experiment: ExperimentSpec) -> int:
-    scenario = experiment.workload.scenario
-    if scenario is None or scenario.kind is ScenarioKind.OFFLINE:
-        return experiment.workload.batch_size
-    return (scenario.samples_per_query or 8) if scenario.kind is ScenarioKind.MULTI_STREAM else 1
 
 
 def _machine(provenance: Provenance) -> dict[str, Any]:

@@ -134,6 +134,12 @@ class Manifest(StrictModel):
     files: dict[str, FileEntry] = Field(default_factory=dict, description="Every other file of the folder.")
     digest: str = Field(default="", description="sha256 of this manifest's content without this field.")
 
+    @property
+    def gpus(self) -> list[Gpu]:
+        """The GPUs that the replicas say they ran on; all of the machine's where they do not say, as MIG instances."""
+        said = {replica.get("device_uuid") for replica in self.replicas}
+        return [gpu for gpu in self.provenance.gpus if gpu.uuid in said] or self.provenance.gpus
+
     def sealed(self) -> Manifest:
         """A copy whose ``digest`` fits its content."""
         return self.model_copy(update={"digest": content_digest(self.to_json())})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
+from harness.metrics.nvml import visible
 from harness.results.manifest import Gpu, Host, Provenance, Software
 
 _PACKAGES = (
@@ -124,16 +125,15 @@ def _gpus() -> tuple[list[Gpu], str]:
     except pynvml.NVMLError as error:
         return [], f"no NVIDIA driver answers: {error}"
     try:
-        return [_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())], ""
+        every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(pynvml, handle) for handle in visible(pynvml, every)], ""
     except pynvml.NVMLError as error:
         return [], f"the NVIDIA driver failed: {error}"
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-
+def _gpu(nvml: Any, handle: Any) -> Gpu:
     def ask(question: Callable[[], Any]) -> Any:
         try:
             return question()
@@ -146,7 +146,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     mode = ask(lambda: nvml.nvmlDeviceGetComputeMode(handle))
     modes = {0: "default", 2: "prohibited", 3: "exclusive-process"}
     return Gpu(
-        index=index,
+        index=nvml.nvmlDeviceGetIndex(handle),
         name=_as_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_as_text(nvml.nvmlDeviceGetUUID(handle)),
         memory_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),

@@ -93,6 +93,11 @@ class ScenarioSpec(StrictModel):
         """Requests come at times of their own, however long answers take."""
         return self.kind in OPEN_LOOP
 
+    @property
+    def inputs_per_query(self) -> int:
+        """Inputs that are sent together."""
+        return (self.samples_per_query or 8) if self.kind is ScenarioKind.MULTI_STREAM else 1
+
     @model_validator(mode="after")
     def _fields_fit_the_kind(self) -> ScenarioSpec:
         for name, kinds in _HAS_EFFECT.items():

@@ -102,6 +102,13 @@ class WorkloadSpec(StrictModel):
         """Requests come at times of their own, however long answers take."""
         return self.scenario is not None and self.scenario.open_loop
 
+    @property
+    def inputs_per_request(self) -> int:
+        """What one request holds: a batch of the closed loop and of offline, a query of multi-stream, else one input."""
+        if self.scenario is None or self.scenario.kind is ScenarioKind.OFFLINE:
+            return self.batch_size
+        return self.scenario.inputs_per_query
+
     def at_rate(self, rate: float) -> WorkloadSpec:
         """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
         if self.scenario is None or not self.open_loop:

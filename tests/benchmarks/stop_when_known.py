@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.stop_when_known
 
-First the 27 recordings of ``examples/h200``, 30 s each, are played again, request by request, into the judge that a
-running campaign uses. For each precision: how much shorter the recordings become, and how many of the conclusions
-about pairs of cells (36 pairs, three figures: higher, lower, or no significant difference; Welch, Holm) change.
+First the 63 recordings of the sharing modes in ``examples/h200``, 40 s each, are played again, request by request,
+into the judge that a running campaign uses. For each precision: how much shorter the recordings become, and how many of
+the conclusions about pairs of cells (three figures: higher, lower, or no significant difference; Welch, Holm) change; beside it, how
+many change when the same time is spent evenly, each recording ended at the same second.
 Then synthetic series of known truth: how often the interval at the stop holds the true mean or percentile.
 """
 
@@ -33,11 +34,14 @@ WITHOUT_TAIL = ("throughput", "latency_p50")
 PRECISIONS = (0.005, 0.01, 0.02, 0.05)
 MIN_S = 3.0
 ROUNDS = 1000
+SHOWN = 3
+"""Changed conclusions that are printed."""
 CORRELATIONS = (0.0, 0.3, 0.6, 0.8, 0.9)
 NOISE = (0.3, 1.0, 3.0, 8.0)
 TARGET = 0.02
 
-Key = tuple[str, int]
+Key = tuple[str, str, int]
+"""Workload, sharing mode, replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,13 @@ class Replay:
 def main() -> None:
     """Replay, simulate, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("campaign", type=Path, nargs="?", default=next((ROOT / "examples" / "h200").glob("h200-*")))
+    shipped = sorted((ROOT / "examples" / "h200").glob("h200-sharing-*"))
+    parser.add_argument("campaigns", type=Path, nargs="*", default=shipped)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="simulated series of each kind")
     wishes = parser.parse_args()
-    replays = [_replay(read_experiment(folder)) for folder in experiment_folders(wishes.campaign)]
+    replays = [
+        _replay(read_experiment(folder)) for campaign in wishes.campaigns for folder in experiment_folders(campaign)
+    ]
     _print_savings(replays)
     _print_coverage(wishes.rounds)
 
@@ -99,7 +106,7 @@ def _replay(data: ExperimentData) -> Replay:
     order = np.argsort(ends_s)
     order = order[(ends_s[order] >= 0) & (ends_s[order] < data.duration_s)]
     spec = data.manifest.experiment
-    key = (spec.workload.name, spec.replicas)
+    key = (spec.workload.name, spec.sharing.value, spec.replicas)
     return Replay(key, ends_s[order], records["latency_ns"][order] / 1e9, data.duration_s, spec.timing.step_s)
 
 
@@ -110,16 +117,22 @@ def _print_savings(replays: Sequence[Replay]) -> None:
     for metrics, target in itertools.product((EVERY, WITHOUT_TAIL), PRECISIONS):
         stops = [replay.stop_s(metrics, target) for replay in replays]
         short = conclusions([(r.key, r.figures(stop)) for r, stop in zip(replays, stops, strict=True)])
-        changed = [what for what, conclusion in full.items() if short.get(what) != conclusion]
+        changed = _changed(full, short)
+        each_s = sum(stops) / len(stops)
+        evenly = _changed(full, conclusions([(r.key, r.figures(each_s)) for r in replays]))
         ended = [(stop, r.record_s) for stop, r in zip(stops, replays, strict=True) if stop < r.record_s]
         known_s, planned_s = (sum(column) for column in zip(*ended, strict=True)) if ended else (0.0, 0.0)
         print(
             f"{', '.join(metrics)} within {100 * target:g} %: {sum(stops):g} s, {whole_s / sum(stops):.2f} times less; "
-            f"{len(changed)} conclusions changed; {len(replays) - len(ended)} recordings were not known at their end, "
+            f"{len(changed)} conclusions changed ({len(evenly)} with {each_s:.1f} s each); {len(replays) - len(ended)} recordings were not known at their end, "
             f"the others took {known_s:g} instead of {planned_s:g} s ({planned_s / known_s if known_s else 1:.2f} times less)"
         )
-        for what in changed:
+        for what in changed[:SHOWN]:
             print(f"    {what}: {full[what]}, with less recording {short.get(what)}")
+
+
+def _changed(full: dict[str, str], short: dict[str, str]) -> list[str]:
+    return [what for what, conclusion in full.items() if short.get(what) != conclusion]
 
 
 def conclusions(runs: Sequence[tuple[Key, dict[str, float]]]) -> dict[str, str]:
@@ -129,7 +142,7 @@ def conclusions(runs: Sequence[tuple[Key, dict[str, float]]]) -> dict[str, str]:
         for name, figure in figures.items():
             cells[key][name].append(figure)
     tested = {
-        f"{name} of {a[0]} r{a[1]} against {b[0]} r{b[1]}": difference(cells[a][name], cells[b][name])
+        f"{name} of {_words(a)} against {_words(b)}": difference(cells[a][name], cells[b][name])
         for a, b in itertools.combinations(sorted(cells), 2)
         for name in EVERY
         if cells[a][name] and cells[b][name]
@@ -139,6 +152,11 @@ def conclusions(runs: Sequence[tuple[Key, dict[str, float]]]) -> dict[str, str]:
         what: "no significant difference" if p >= 0.05 else "higher" if found.b.mean > found.a.mean else "lower"
         for (what, found), p in zip(tested.items(), adjusted, strict=True)
     }
+
+
+def _words(key: Key) -> str:
+    workload, sharing, replicas = key
+    return f"{workload} {sharing} r{replicas}"
 
 
 def _print_coverage(rounds: int) -> None:

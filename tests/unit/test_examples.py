@@ -1,12 +1,26 @@
 """The result sets that are shipped hold what their manifests say, and what the README says of them."""
 
+import csv
 from pathlib import Path
 
 import pytest
 
+from harness.analysis.display import DASH
+from harness.campaign.folder import open_folder
+from harness.campaign.plan import expand
+from harness.campaign.source import read_source
 from harness.results.experiment import verify_campaign
 
 ROOT = Path(__file__).parents[2]
+README_COLUMNS = (
+    ("throughput", 1),
+    ("latency_p50", 1e3),
+    ("latency_p95", 1e3),
+    ("latency_p99", 1e3),
+    ("gpu_power", 1),
+    ("energy", 1),
+    ("fairness", 100),
+)
 CAMPAIGNS = sorted(path.parent for path in ROOT.glob("examples/*/*/campaign.json"))
 
 
@@ -19,4 +33,46 @@ def test_every_shipped_result_set_verifies(campaign):
     outcome = verify_campaign(campaign)
 
     assert outcome.ok, outcome.problems[0]
-    assert outcome.experiments == 27
+    planned = len(expand(open_folder(campaign).spec))
+    assert outcome.experiments == planned or "stress" in campaign.name
+
+
+def summary():
+    """Every figure of the shipped matrix: mean and half of its interval, by workload, replicas, mode and measure."""
+    found = {}
+    for path in ROOT.glob("examples/h200/h200-sharing-*/summary.csv"):
+        with path.open(newline="") as stream:
+            for row in csv.DictReader(stream):
+                if row["mean"] and row["ci95_low"]:
+                    half = (float(row["ci95_high"]) - float(row["ci95_low"])) / 2
+                    key = row["workload"], row["replicas"], row["sharing"], row["measure"]
+                    found[key] = float(row["mean"]), half
+    return found
+
+
+def test_the_readmes_table_is_the_summary():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("| | replicas | sharing |")) + 2
+    end = lines.index("", begin)
+    figures, workload, compared = summary(), "", 0
+    for line in lines[begin:end]:
+        name, replicas, sharing, *shown = (part.strip() for part in line.strip("|").split("|"))
+        workload = name.lower() or workload
+        for (measure, scale), text in zip(README_COLUMNS, shown, strict=True):
+            if text == DASH:
+                continue
+            value, half = text.replace(",", "").split(" ± ")
+            mean, true_half = figures[workload, replicas, sharing.lower(), measure]
+            digits = len(value.partition(".")[2])
+            assert f"{mean * scale:.{digits}f}" == value, (line, measure)
+            assert true_half * scale < float(half[1:]) if half[0] == "<" else f"{true_half * scale:.{digits}f}" == half
+            compared += 1
+    assert compared == 21 * len(README_COLUMNS) - 9
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "h200").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_campaign_file_beside_them_can_be_run(path):
+    source = read_source(str(path))
+
+    assert expand(source.spec)
+    assert path.name in path.read_text().partition("name:")[0], "its first lines say how it is run"

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
 from PIL import Image
 
 from harness.analysis.campaign import analyse
@@ -13,6 +15,7 @@ from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.timeline_plots import timeline
 from harness.results import Manifest, Status, finalise
 from harness.results.layout import metric_files
+from harness.spec import Sharing
 from tests.unit.results.synthetic import (
     METRICS,
     START_S,
@@ -73,6 +76,21 @@ def test_one_workload_has_no_overview_and_two_have(tmp_path: Path) -> None:
     assert picture is not None
     assert "resnet50: 1 replica 1.00" in picture.alt
     assert "distilbert" in picture.alt
+
+
+def test_several_modes_share_one_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for sharing in (Sharing.TIME_SLICING, Sharing.MPS):
+        for replicas in (1, 3):
+            write_experiment(tmp_path, "resnet50", replicas, shape=replace(SHAPE, sharing=sharing))
+    drawn: list[Figure] = []
+    monkeypatch.setattr("harness.analysis.scaling_plots.to_png", lambda figure: drawn.append(figure) or b"")
+    scaling(analyse(tmp_path), "resnet50")
+    (figure,) = drawn
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"ideal", "time-slicing", "mps"}
+    latency = figure.axes[1]
+    assert [text.get_text() for text in latency.get_legend().get_texts()] == ["p50", "p95", "p99"]
+    looks = {(line.get_color(), line.get_linestyle()) for line in latency.lines if line.get_linestyle() != "None"}
+    assert len(looks) == 2 * 3
 
 
 def test_no_usable_run_has_no_curve(tmp_path: Path) -> None:

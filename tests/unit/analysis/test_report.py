@@ -12,11 +12,12 @@ import harness
 from harness.analysis import report, summary
 from harness.analysis.answer import answers, caveats
 from harness.analysis.campaign import analyse
+from harness.analysis.likeness import gpu_names
 from harness.analysis.measures import MEASURES
 from harness.analysis.report import write_report
 from harness.errors import HarnessError, ResultsPathError
-from harness.results import Status
-from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
+from harness.results import Manifest, Status
+from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20, noise=0.005)
 MAX_BYTES_PER_EXPERIMENT = 5_000_000 // 27
@@ -117,6 +118,18 @@ def test_a_campaign_finished_on_another_machine_says_so(tmp_path: Path) -> None:
     sentences = " ".join(caveats(found))
     assert "2 different devices of the same model" in sentences
     assert "different kernels: 6.14.0-37-generic; 7.0." in sentences
+
+
+def test_the_gpus_are_those_that_replicas_ran_on() -> None:
+    manifest = manifest_for(experiment_spec("resnet50", 2, 1, SHAPE), SHAPE, 0.0)
+    other = manifest.provenance.gpus[0].model_copy(update={"uuid": "GPU-1"})
+    provenance = manifest.provenance.model_copy(update={"gpus": [*manifest.provenance.gpus, other, other]})
+
+    def ran_on(uuid: str) -> Manifest:
+        return manifest.model_copy(update={"provenance": provenance, "replicas": [{"device_uuid": uuid}]})
+
+    assert gpu_names(ran_on(manifest.provenance.gpus[0].uuid)) == "Synthetic GPU"
+    assert gpu_names(ran_on("MIG-of-one-of-them")) == "3 x Synthetic GPU"
 
 
 def test_many_degraded_runs_take_one_sentence(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_a_gpu_that_answers_only_some_questions_is_still_described() -> None:
         NVMLError=Refused,
         NVML_CLOCK_SM=1,
         NVML_CLOCK_MEM=2,
-        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetIndex=lambda _: 5,
         nvmlDeviceGetName=lambda _: b"Tesla",
         nvmlDeviceGetUUID=lambda _: "GPU-1",
         nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(total=123),
@@ -53,7 +53,13 @@ def test_a_gpu_that_answers_only_some_questions_is_still_described() -> None:
         nvmlDeviceGetMigMode=refuse,
         nvmlDeviceGetComputeMode=lambda _: 3,
     )
-    gpu = provenance._gpu(nvml, 0)
-    assert (gpu.name, gpu.cuda, gpu.power_limit_w, gpu.compute_mode) == ("Tesla", "13.1", 62.5, "exclusive-process")
+    gpu = provenance._gpu(nvml, "handle")
+    assert (gpu.index, gpu.name, gpu.cuda, gpu.power_limit_w, gpu.compute_mode) == (
+        5,
+        "Tesla",
+        "13.1",
+        62.5,
+        "exclusive-process",
+    )
     assert gpu.clock_sm_max_mhz is None
     assert gpu.mig is None
