@@ -20,6 +20,7 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import numpy as np
+import orjson
 import requests
 from numpy.typing import NDArray
 from prometheus_api_client import PrometheusConnect
@@ -259,7 +260,8 @@ class PrometheusServer:
             session.verify, session.cert = self._verify, self._cert
             if urlsplit(self.url).hostname in _LOOPBACK:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
-            session.hooks["response"].append(self._keep_notes)
+                session.trust_env = False  # no proxy lies before it, and looking for one costs each query a quarter ms
+            session.hooks["response"] += [_read_fast, self._keep_notes]
             client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
             self._local.client = client
             with self._lock:
@@ -272,10 +274,15 @@ class PrometheusServer:
         if not _NOTED.search(response.content[-_NOTES_BYTES:]):
             return
         try:
-            answer = json.loads(response.content)
+            answer = orjson.loads(response.content)
         except ValueError:
             return  # the client is about to stumble over the same garbage
         self._local.notes = tuple(str(note) for kind in _NOTES for note in answer.get(kind) or ())
+
+
+def _read_fast(response: requests.Response, *_: object, **__: object) -> None:
+    """Let the client read the answer in half the time: hours of samples are megabytes of JSON."""
+    response.json = lambda **_: orjson.loads(response.content)  # type: ignore[method-assign]
 
 
 def _series(result: Any, where: str) -> list[Series]:

@@ -169,23 +169,28 @@ class _Export:
         )
 
     def write(self, chunk: Grid, sink: RowSink) -> None:
-        """Fetch one chunk and write it, grid time by grid time."""
-        columns = list(self._columns(chunk))
-        for one in columns:
-            self._statistics.add_column(one)
-        columns += [
-            Column(m.name, m.level.absent_series, [np.nan] * chunk.rows, [self._absent[m.name]] * chunk.rows)
+        """Fetch one chunk and write it: metric by metric as answers come where the sink can, else grid time by grid time."""
+        times_s = (chunk.times_ms() / MS_PER_S).tolist()
+        by_metric = {
+            m.name: [Column(m.name, m.level.absent_series, [np.nan] * chunk.rows, [self._absent[m.name]] * chunk.rows)]
             for m in self._metrics
             if m.name in self._absent
-        ]
-        times_s = (chunk.times_ms() / MS_PER_S).tolist()
+        }
+        for metric, columns in self._columns(chunk):
+            by_metric[metric.name] = columns
+            for one in columns:
+                self._statistics.add_column(one)
+            if isinstance(sink, ColumnSink):
+                sink.write_columns(times_s, columns)
         if isinstance(sink, ColumnSink):
-            sink.write_columns(times_s, columns)
+            sink.write_columns(times_s, [one for name in self._absent for one in by_metric[name]])
             return
+        ordered = [one for metric in self._metrics for one in by_metric[metric.name]]
         for place, time_s in enumerate(times_s):
-            sink.write([one.row(place, time_s) for one in columns])
+            sink.write([one.row(place, time_s) for one in ordered])
 
-    def _columns(self, chunk: Grid) -> Iterator[Column]:
+    def _columns(self, chunk: Grid) -> Iterator[tuple[Metric, list[Column]]]:
+        """Every metric with its columns; quantiles, which the server works on longest, last."""
         light = [metric for metric in self._present if metric.quantile is None and metric.promql]
         heavy = [metric for metric in self._present if metric.quantile is not None]
         raw_pending = {raw: self._pool.submit(self._raw, raw, chunk) for raw in self._raw_selectors()}
@@ -198,13 +203,13 @@ class _Export:
             pending |= {
                 metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
             }
-        for metric in self._present:
+        for metric in sorted(self._present, key=heavy.__contains__):
             samples = raw[self._queries[metric.name].raw]
             if metric.kind is Kind.COUNTER:
-                yield from self._counter_columns(metric, chunk, samples)
+                yield metric, list(self._counter_columns(metric, chunk, samples))
             else:
                 each, pooled = pending[metric.name]
-                yield from self._range_columns(metric, chunk, samples, each, pooled)
+                yield metric, list(self._range_columns(metric, chunk, samples, each, pooled))
 
     def _range_columns(
         self,
