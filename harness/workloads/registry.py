@@ -13,13 +13,13 @@ from harness.workloads.errors import CannotBeMetError
 from harness.workloads.settings import Settings
 
 BUILTIN = {
-    "resnet50": "harness.workloads.resnet50:make",
-    "distilbert": "harness.workloads.distilbert:make",
-    "whisper": "harness.workloads.whisper:make",
-    "chat": "harness.workloads.chat:make",
-    "notebook": "harness.workloads.notebook:make",
-    "resnet50-training": "harness.workloads.resnet50_training:make",
-    "bert-training": "harness.workloads.bert_training:make",
+    "resnet50": "harness.workloads.models.resnet50:make",
+    "distilbert": "harness.workloads.models.distilbert:make",
+    "whisper": "harness.workloads.models.whisper:make",
+    "chat": "harness.workloads.models.chat:make",
+    "notebook": "harness.workloads.models.notebook:make",
+    "resnet50-training": "harness.workloads.models.resnet50_training:make",
+    "bert-training": "harness.workloads.models.bert_training:make",
 }
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from harness.workloads import errors, registry
 from harness.workloads.drain import DEADLINE_S, RequestAbandoned, SignalWatcher
 from harness.workloads.errors import CannotBeMetError, ExitCode, WorkloadError
-from harness.workloads.faces import SERVICE_LOG_NAME, OpenFace
+from harness.workloads.faces.face import SERVICE_LOG_NAME, OpenFace
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import CONTENT_TYPE, RequestMetrics
 from harness.workloads.registry import Workload

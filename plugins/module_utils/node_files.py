@@ -7,6 +7,7 @@ import glob
 import os
 import pwd
 import tempfile
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,10 @@ class Files:
             path.unlink(missing_ok=True)
             path.symlink_to(target)
 
-    def absent(self, pattern: str) -> None:
-        """Removes the files that fit a pattern."""
+    def absent(self, pattern: str, keep: Container[str] = ()) -> None:
+        """Removes the files that fit a pattern, but for those to keep."""
         for name in sorted(glob.glob(pattern, include_hidden=True)):  # noqa: PTH207 - the pattern may be absolute
-            if not Path(name).is_dir():
+            if not Path(name).is_dir() and name not in keep:
                 self.removed.append(name)
                 if not self.module.check_mode:
                     Path(name).unlink()
@@ -95,8 +96,9 @@ class Files:
                 self.file(Path(one["path"]), self.content(one), one["mode"], one["owner"])
             for path, target in params["links"].items():
                 self.link(Path(path), target)
+            keep = {one["path"] for one in params["files"]} | set(params["links"])
             for pattern in params["absent"]:
-                self.absent(pattern)
+                self.absent(pattern, keep)
         except (OSError, KeyError) as error:
             self.module.fail_json(
                 msg=f"a file could not be brought to its state: {error}. Free space, a read-only disk or a user that"

@@ -34,8 +34,8 @@ options:
       only_mend: {description: Bring it to its content where it is there already; do not make it., type: bool,
                   default: false}
   links: {description: Symbolic links as path and target; a real file in the way is an error., type: dict, default: {}}
-  absent: {description: Files that must not be there; patterns as a shell would read them., type: list, elements: str,
-           default: []}
+  absent: {description: Files that must not be there; patterns as a shell would read them. What O(files) and O(links) name stays.,
+           type: list, elements: str, default: []}
   units:
     description: The units, in their order.
     type: list

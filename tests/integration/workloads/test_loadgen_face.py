@@ -7,7 +7,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from harness.workloads.loadgen_schedule import offsets_ns
+from harness.workloads.faces.loadgen_schedule import offsets_ns
 
 pytestmark = pytest.mark.integration
 

@@ -70,6 +70,25 @@ def test_what_fits_a_pattern_goes_hidden_files_too_and_folders_stay(tmp_path):
     assert sorted(one.name for one in tmp_path.iterdir()) == ["folder.bak", "keep.conf"]
 
 
+def test_what_is_asked_for_stays_though_a_pattern_fits_it(tmp_path):
+    for name in ("now.py", "earlier.py", "linked.py"):
+        (tmp_path / name).write_text("x")
+    wanted = {
+        "path": str(tmp_path / "now.py"),
+        "content": "x",
+        "source": None,
+        "mode": "0644",
+        "owner": "",
+        "only_mend": False,
+    }
+    (tmp_path / "linked.py").unlink()
+    links = {str(tmp_path / "linked.py"): "/somewhere"}
+    found = files()
+    found.apply({"files": [wanted], "links": links, "absent": [str(tmp_path / "*.py")]})
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["linked.py", "now.py"]
+    assert found.removed == [str(tmp_path / "earlier.py")]
+
+
 def test_a_source_that_a_check_does_not_meet_yet_counts_as_empty(tmp_path):
     one = {"source": str(tmp_path / "admin.conf"), "content": None}
     assert files(check_mode=True).content(one) == ""

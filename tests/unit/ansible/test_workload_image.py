@@ -100,7 +100,7 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     assert {"Containerfile", "requirements.txt", "harness/__init__.py", "harness/workloads/__main__.py"} <= set(context)
     sources = {name for name in context if name.startswith("harness/")}
     assert sources == {"harness/__init__.py"} | {
-        f"harness/workloads/{path.name}" for path in (ROOT / "harness/workloads").glob("*.py")
+        str(path.relative_to(ROOT)) for path in (ROOT / "harness/workloads").rglob("*.py")
     }
     for name in sources:
         assert context[name] == (ROOT / name).read_text()

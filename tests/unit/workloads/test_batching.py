@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from harness.workloads.batching import Batcher, Ledger, Pending, serve_next
 from harness.workloads.errors import SettingError
-from harness.workloads.faces import batch_sizes, in_passes, warm_up
+from harness.workloads.faces.batching import Batcher, Ledger, Pending, serve_next
+from harness.workloads.faces.face import batch_sizes, in_passes, warm_up
 from harness.workloads.families import Histogram
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import RequestMetrics

@@ -7,9 +7,9 @@ import torch
 import transformers
 
 from harness.metrics.exposition import ReplicaParser
-from harness.workloads import chat
 from harness.workloads.errors import CannotBeMetError, SettingError
 from harness.workloads.metrics import RequestMetrics
+from harness.workloads.models import chat
 from harness.workloads.settings import Settings
 
 PROMPT_TOKENS, NEW_TOKENS, END_TOKEN = 12, 20, 9

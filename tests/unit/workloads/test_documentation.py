@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.workloads import registry, whisper
+from harness.workloads import registry
 from harness.workloads import settings as settings_module
 from harness.workloads.errors import ExitCode, SettingError
 from harness.workloads.metrics import RequestMetrics
+from harness.workloads.models import whisper
 from harness.workloads.registry import BUILTIN
 from harness.workloads.settings import Settings, from_environment
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers
 
-from harness.workloads import chat, checkpoint, distilbert, registry, resnet50, whisper
+from harness.workloads import registry
 from harness.workloads.errors import CannotBeMetError, SettingError
-from harness.workloads.log_mel import SAMPLE_RATE_HZ, LogMel
+from harness.workloads.models import chat, checkpoint, distilbert, resnet50, whisper
+from harness.workloads.models.log_mel import SAMPLE_RATE_HZ, LogMel
 from harness.workloads.settings import Settings
 
 INFERENCE = tuple(name for name in registry.BUILTIN if not name.endswith("-training"))

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from harness.workloads import notebook, resnet50
 from harness.workloads.errors import SettingError
+from harness.workloads.models import notebook, resnet50
 from harness.workloads.settings import Settings
 
 SESSION = Settings(workload="notebook", device="cpu", batch_size=2, options={"model_size": "tiny"})

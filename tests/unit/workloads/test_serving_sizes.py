@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from harness.workloads import distilbert, execution, resnet50
+from harness.workloads.models import distilbert, execution, resnet50
 from harness.workloads.settings import Settings
 
 SETTINGS = Settings(device="cpu", batch_size=5, options={"model_size": "tiny"}, torch_threads=1)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import transformers
 
-from harness.workloads import bert_training, distilbert, registry, resnet50, resnet50_training
+from harness.workloads import registry
 from harness.workloads.drain import RequestAbandoned
 from harness.workloads.errors import CannotBeMetError, ExitCode, SettingError, WorkloadError
+from harness.workloads.models import bert_training, distilbert, resnet50, resnet50_training
 from harness.workloads.settings import Settings
 
 TINY = {"model_size": "tiny"}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from harness.workloads import checkpoint, execution
-from harness.workloads.classifier import Classifier
-from harness.workloads.layers import Conv2d, Linear
+from harness.workloads.models import checkpoint, execution
+from harness.workloads.models.classifier import Classifier
+from harness.workloads.models.layers import Conv2d, Linear
 from harness.workloads.settings import Settings
 
 

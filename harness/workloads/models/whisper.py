@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from harness.workloads import checkpoint, execution
 from harness.workloads.errors import SettingError
-from harness.workloads.layers import Conv1d, Embedding, Linear
-from harness.workloads.log_mel import CLIP_FRAMES, SAMPLE_RATE_HZ, LogMel
+from harness.workloads.models import checkpoint, execution
+from harness.workloads.models.layers import Conv1d, Embedding, Linear
+from harness.workloads.models.log_mel import CLIP_FRAMES, SAMPLE_RATE_HZ, LogMel
 from harness.workloads.settings import Settings
 
 CLIPS_S = (3, 5, 7)

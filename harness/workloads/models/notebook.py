@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from harness.workloads import resnet50
 from harness.workloads.errors import SettingError
 from harness.workloads.families import Activity
+from harness.workloads.models import resnet50
 from harness.workloads.settings import Settings
 
 _OWN_OPTIONS = ("burst_requests", "think_s")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.workloads import execution
+from harness.workloads.models import execution
 from harness.workloads.settings import Settings
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from harness.workloads import checkpoint, execution, resnet50, training
 from harness.workloads.errors import SettingError
+from harness.workloads.models import checkpoint, execution, resnet50, training
+from harness.workloads.models.training import Training
 from harness.workloads.settings import Settings
-from harness.workloads.training import Training
 
 CLASSES = 10
 IMAGE_PIXELS = 32

@@ -19,8 +19,8 @@ from typing import Any
 
 import mlperf_loadgen as loadgen
 
-from harness.workloads.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
-from harness.workloads.loadgen_schedule import ScheduledTimes
+from harness.workloads.faces.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
+from harness.workloads.faces.loadgen_schedule import ScheduledTimes
 from harness.workloads.scenario import Scenario
 
 SWITCH_INTERVAL_S = 0.0005

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from harness.workloads import checkpoint, execution
-from harness.workloads.classifier import Classifier
 from harness.workloads.errors import SettingError
-from harness.workloads.layers import Embedding, Linear
+from harness.workloads.models import checkpoint, execution
+from harness.workloads.models.classifier import Classifier
+from harness.workloads.models.layers import Embedding, Linear
 from harness.workloads.settings import Settings
 
 _EPSILON = 1e-12

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from harness.workloads import execution
 from harness.workloads.errors import SettingError, WorkloadError
+from harness.workloads.models import execution
 from harness.workloads.settings import Settings
 
 

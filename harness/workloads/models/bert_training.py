@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.workloads import checkpoint, distilbert, execution, training
+from harness.workloads.models import checkpoint, distilbert, execution, training
+from harness.workloads.models.training import Training
 from harness.workloads.settings import Settings
-from harness.workloads.training import Training
 
 WEIGHT_DECAY = 0.01
 CLASS_WORDS = 20

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from harness.workloads.errors import CannotBeMetError
-from harness.workloads.execution import DTYPES
-from harness.workloads.layers import fill_randomly
+from harness.workloads.models.execution import DTYPES
+from harness.workloads.models.layers import fill_randomly
 from harness.workloads.settings import Settings
 
 _FOLDER_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -27,7 +27,7 @@ def build(make_model: Callable[[], M], settings: Settings, device: torch.device,
     """Return the model on ``device`` in the settings' precision, ready for inference.
 
     Args:
-        make_model: makes it of the layers of ``harness.workloads.layers``.
+        make_model: makes it of the layers of ``harness.workloads.models.layers``.
         settings: seed or checkpoint, and precision.
         device: where it goes.
         prefix: of the tensors' names, which a checkpoint of the bare network leaves out.

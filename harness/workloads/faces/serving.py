@@ -23,8 +23,8 @@ import uvicorn
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from harness.workloads.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
 from harness.workloads.errors import CannotBeMetError
+from harness.workloads.faces.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
 from harness.workloads.scenario import Scenario
 
 INTENDED_HEADER = "x-intended-ns"

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from harness.workloads import checkpoint, execution
 from harness.workloads.errors import SettingError
 from harness.workloads.families import Counter, Histogram
-from harness.workloads.layers import Embedding, TransposedLinear
+from harness.workloads.models import checkpoint, execution
+from harness.workloads.models.layers import Embedding, TransposedLinear
 from harness.workloads.settings import Settings
 
 BARE_NETWORK = "transformer."

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from harness.workloads.batching import Ledger, Serve
 from harness.workloads.errors import CannotBeMetError
+from harness.workloads.faces.batching import Ledger, Serve
 from harness.workloads.families import Histogram
 from harness.workloads.latency_log import LatencyLog
 from harness.workloads.metrics import RequestMetrics
@@ -167,7 +167,7 @@ def _make(
         metrics.in_flight = depth
 
     if scenario.kind == "http":
-        from harness.workloads.serving import HttpFace
+        from harness.workloads.faces.serving import HttpFace
 
         return HttpFace(
             scenario,
@@ -179,7 +179,7 @@ def _make(
             phase=phase,
         )
     try:
-        from harness.workloads.loadgen import LoadGenFace
+        from harness.workloads.faces.loadgen import LoadGenFace
     except ModuleNotFoundError as error:
         raise CannotBeMetError(
             f"SCENARIO: {scenario.kind} needs LoadGen, and there is no module {error.name}; install mlcommons-loadgen."

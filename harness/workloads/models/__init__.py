@@ -1,0 +1,1 @@
+"""The built-in workloads, and what their models are made of."""
