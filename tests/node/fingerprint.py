@@ -63,7 +63,7 @@ apt-mark showhold | sed 's/^/held /'
 echo '## units'
 systemctl list-unit-files --no-legend --plain | grep -v -w transient | LC_ALL=C sort
 systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain \\
-  | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
+  | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|run-credentials|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
 echo '## kernel'
 tail -n +2 /proc/swaps
 lsmod | awk '$1 ~ /^(overlay|br_netfilter)$/ {{print $1}}' | sort

@@ -50,7 +50,7 @@ class Step:
     after: list[str]
 
 
-MOST_TRIES = 3
+MOST_TRIES = 5
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +82,7 @@ def first_node_stage(playbooks: Playbooks, checked: Step) -> Run:  # noqa: ARG00
 
 @pytest.fixture(scope="session")
 def second_node_stage(playbooks: Playbooks, first_node_stage: Run) -> Run:
-    """The fastest of up to three: other work on this host makes a run slower, never faster."""
+    """The fastest of a few: other work on this host makes a run slower, never faster."""
     assert first_node_stage.status == 0, first_node_stage.explain()
     runs = [playbooks.run(NODE_STAGE)]
     while runs[-1].status == 0 and runs[-1].duration_s > first_node_stage.duration_s / 3 and len(runs) < MOST_TRIES:
