@@ -46,6 +46,7 @@ class ExperimentWriter:
         self.rows = dict.fromkeys(metrics, 0)
         self._files: dict[str, _LineFile] = {}
         self._times: tuple[float, str, str] | None = None
+        self._column_times: tuple[Sequence[float], list[str]] = ((), [])
         with storage_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -71,7 +72,10 @@ class ExperimentWriter:
 
         Raises StorageError when the disk refuses, KeyError on a metric that was not announced.
         """
-        times = [",".join(self._time_columns(time_s)) for time_s in times_s]
+        # The columns of one export come metric by metric, with the same times: format them once.
+        if times_s is not self._column_times[0]:
+            self._column_times = times_s, [",".join(self._time_columns(time_s)) for time_s in times_s]
+        times = self._column_times[1]
         together: dict[str, list[list[str]]] = {}
         for column in columns:
             together.setdefault(column.metric, []).append(_cells(column))
