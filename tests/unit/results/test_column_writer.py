@@ -3,11 +3,13 @@
 import csv
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.metrics.rows import Column
 from harness.metrics.summary import RowStatistics
 from harness.results.layout import MAX_REASON
-from harness.results.writers import ExperimentWriter
+from harness.results.writers import ExperimentWriter, float_texts
 
 START_S = 1_800_000_000.0
 TIMES_S = [START_S + 5 * place for place in range(4)]
@@ -39,6 +41,11 @@ def test_columns_and_rows_make_the_same_files(tmp_path):
     assert counted == also_counted == {"throughput": 8, "io_psi": 4}
     table = list(csv.DictReader(next(iter(columns.values())).decode().splitlines(keepends=True)))
     assert len(table) in {4, 8}
+
+
+@given(st.lists(st.floats() | st.floats(-1e-3, 1e-3) | st.integers(-(10**18), 10**18).map(float)))
+def test_every_float_is_written_as_python_writes_it(values):
+    assert float_texts(values) == [repr(value) for value in values]
 
 
 def test_pieces_join(tmp_path):
