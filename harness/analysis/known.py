@@ -38,6 +38,10 @@ ANTICORRELATED = -0.5
 CAUTION = 0.6
 """Standard errors by which the autocorrelation is raised: stopping favours those who underestimate it."""
 
+TAIL = 0.02
+TAIL_CAUTION = 1.3
+"""The same for percentiles with less than this share beyond them: the few requests there come in clusters."""
+
 MANY = 10
 """Times what a percentile takes at least: with so many requests in every slice, each has a percentile of its own."""
 
@@ -118,11 +122,12 @@ class Requests:
         self._slice_s *= 2
 
 
-def half_width(values: Floats) -> float:
+def half_width(values: Floats, caution: float = CAUTION) -> float:
     """Half of the 95 % interval of the mean of autocorrelated values, in their unit.
 
     Args:
         values: one per slice, at least 32.
+        caution: standard errors by which the autocorrelation is raised.
     """
     count = len(values)
     deviation = float(np.std(values))
@@ -132,7 +137,7 @@ def half_width(values: Floats) -> float:
     if correlation > CORRELATED:
         return student(COARSE_VALUES - 1) * deviation / math.sqrt(COARSE_VALUES - 1)
     error = math.sqrt((1 - correlation**2) / count)
-    correlation += CAUTION * error
+    correlation += caution * error
     inflation = (1 + correlation) / (1 - correlation)
     independent = count / inflation
     freedom = count / (1 + 0.6 / (1 - correlation**2))
@@ -208,7 +213,8 @@ def _percentile(histograms: npt.NDArray[np.int32], counts: _Counts, quantile: fl
         return Estimate(middle, middle - half, middle + half, len(counts), None)
     share = below[place] / requests
     # What each slice has too much or too little below the percentile, as a share of an average slice's requests.
-    half = half_width((histograms[:, : place + 1].sum(axis=1) - share * counts) / counts.mean())
+    caution = TAIL_CAUTION if min(quantile, 1 - quantile) < TAIL else CAUTION
+    half = half_width((histograms[:, : place + 1].sum(axis=1) - share * counts) / counts.mean(), caution)
     if half > TAIL_KNOWN * min(quantile, 1 - quantile):
         note = f"{requests} requests are too few for an interval of p{quantile * 100:g}"
         return Estimate(middle, None, None, len(counts), None, note)

@@ -170,8 +170,8 @@ def _print_coverage(rounds: int) -> None:
         print(f"  correlation of neighbours {correlation:g}: {shown}")
     print(f"  all: {100 * np.mean(every):.1f} %, from {100 * min(every):.1f} to {100 * max(every):.1f} %")
     print("percentiles of requests whose latency follows a lognormal AR(1)")
-    for name, quantile in (("latency_p50", 0.5), ("latency_p99", 0.99)):
-        for correlation in (0.0, 0.9):
+    for name, quantile in (("latency_p50", 0.5), ("latency_p95", 0.95), ("latency_p99", 0.99)):
+        for correlation in (0.0, 0.6, 0.9):
             covered, length = percentile_coverage(random, rounds // 2, name, quantile, correlation)
             print(f"  {name}, correlation {correlation:g}: {100 * covered:.1f} % (at {length:.1f} min_s)")
 
