@@ -42,14 +42,12 @@ class Boot(Protocol):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two groups for two workers: modules that build on the converged machine, and those that begin before it."""
     here = Path(__file__).parent
-    ours = [item for item in items if item.path.is_relative_to(here)]
-    late = {item.path for item in ours if "converged" in getattr(item, "fixturenames", ())}
-    for item in ours:
-        item.add_marker(pytest.mark.node)
-        item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
-        item.add_marker(pytest.mark.xdist_group("converged" if item.path in late else "before"))
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.node)
+            item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
+            item.add_marker(pytest.mark.xdist_group("node"))
 
 
 @pytest.fixture(scope="session")

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.node import dirty, fingerprint, judge
+from tests.node import dirty, judge
 from tests.node.conftest import SUITE, Boot
 from tests.node.machine import image
 from tests.node.machine.deps import Tools
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
-from tests.node.story import SITE, Step, playbooks_for, step
+from tests.node.story import SITE, playbooks_for
 
 FOR_GPUS = {"nvidia_toolkit", "device_plugin"}
 OTHER = "trixie" if SUITE == "bookworm" else "bookworm"
@@ -37,12 +37,7 @@ def others_playbooks(tools: Tools, boot: Boot, mirror: Mirror) -> Playbooks:
 
 
 @pytest.fixture(scope="module")
-def others_check(others_playbooks: Playbooks) -> Step:
-    return step(others_playbooks, SITE, "--check")
-
-
-@pytest.fixture(scope="module")
-def without_a_gpu(others_playbooks: Playbooks, others_check: Step) -> Run:  # noqa: ARG001 - it comes after
+def without_a_gpu(others_playbooks: Playbooks) -> Run:
     return others_playbooks.run(SITE, nvidia_toolkit_gpu="auto")
 
 
@@ -62,11 +57,6 @@ def others_reboot(others_playbooks: Playbooks, with_a_gpu: Run) -> Reboot:  # no
 
 def test_it_is_the_other_one(others_playbooks: Playbooks) -> None:
     assert OTHER in others_playbooks.machine.output("cat /etc/os-release")
-
-
-def test_check_mode_touches_nothing(others_check: Step) -> None:
-    assert others_check.run.status == 0, others_check.run.explain()
-    assert fingerprint.difference(others_check.before, others_check.after) == ""
 
 
 def test_without_a_gpu_it_converges_and_leaves_the_gpus_roles_out(without_a_gpu: Run) -> None:
