@@ -60,9 +60,8 @@ class Run:
 
     @property
     def recording(self) -> bool:
-        return self.results.is_dir() and any(
-            path.stat().st_size > 1000 for path in self.results.rglob("*throughput*.csv")
-        )
+        # Not in hidden folders: they are renamed while this looks.
+        return any(path.stat().st_size > 1000 for path in self.results.glob("[!.]*/**/*throughput*.csv"))
 
     def nothing_runs(self) -> bool:
         identity = json.loads((self.path / "campaign.json").read_text())["campaign_id"]

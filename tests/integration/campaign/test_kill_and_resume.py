@@ -135,7 +135,7 @@ def test_killed_at_fifty_random_times(tmp_path):
 
 
 def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
-    campaign = Campaign(tmp_path, repeats=1)
+    campaign = Campaign(tmp_path, repeats=3)
     process = campaign.start()
     assert eventually(lambda: campaign.path is not None and "record" in campaign.state.read_text(), timeout_s=60)
 
