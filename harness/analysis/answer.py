@@ -253,10 +253,6 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
 def _cells(analysis: CampaignAnalysis, cells: Sequence[Cell]) -> str:
     several = len({cell.sharing for cell in analysis.cells}) > 1
     return ", ".join(
-        " ".join(
-            part
-            for part in (cell.workload, f"r{cell.replicas}", cell.sharing if several else "", cell.condition)
-            if part
-        )
+        " ".join(filter(None, (cell.workload, f"r{cell.replicas}", cell.sharing if several else "", cell.condition)))
         for cell in cells
     )

@@ -112,11 +112,9 @@ def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
 
 def _kwh(run: Experiment) -> float | None:
     energy_j = run.measured.figures.get("energy")
-    return (
-        None
-        if energy_j is None
-        else energy_j / run.data.manifest.experiment.workload.inputs_per_request * MILLION / _J_PER_KWH
-    )
+    if energy_j is None:
+        return None
+    return energy_j / run.data.manifest.experiment.workload.inputs_per_request * MILLION / _J_PER_KWH
 
 
 def _gpu_hours(run: Experiment) -> float | None:

@@ -71,7 +71,7 @@ def _facts(nvml: Any, handle: Any) -> GpuFacts:
         name=str(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
-        uuid=str(ask("nvmlDeviceGetUUID", "")),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", None), ""),
         mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
         mig_uuids=tuple(_mig_uuids(nvml, handle)),

@@ -114,6 +114,8 @@ def _print_savings(replays: Sequence[Replay]) -> None:
     full = conclusions([(replay.key, replay.figures(replay.record_s)) for replay in replays])
     whole_s = sum(replay.record_s for replay in replays)
     print(f"{len(replays)} recordings, {whole_s:g} s in all, {len(full)} conclusions about pairs of cells")
+    early = _changed(full, conclusions([(r.key, r.figures(r.record_s - r.step_s)) for r in replays]))
+    print(f"every recording ended one row early: {len(early)} conclusions changed")
     for metrics, target in itertools.product((EVERY, WITHOUT_TAIL), PRECISIONS):
         stops = [replay.stop_s(metrics, target) for replay in replays]
         short = conclusions([(r.key, r.figures(stop)) for r, stop in zip(replays, stops, strict=True)])
