@@ -29,6 +29,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.03
@@ -40,11 +41,6 @@ def own_address() -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("198.51.100.1", 9))  # nothing is sent
         return probe.getsockname()[0]
-
-
-def free_port(address: str) -> int:
-    with socket.create_server((address, 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def now() -> str:

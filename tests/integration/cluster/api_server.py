@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 MODULE = ROOT / "plugins/modules/kube_objects.py"
@@ -77,11 +78,6 @@ class Cluster:
     def _run(self, command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
         clean = os.environ | {"KUBECACHEDIR": str(self.kubeconfig.with_name("cache"))}
         return subprocess.run(command, input=given, capture_output=True, text=True, timeout=120, check=False, env=clean)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @contextlib.contextmanager

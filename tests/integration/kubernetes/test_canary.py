@@ -14,7 +14,8 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.origin import Origin
 from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.integration.metrics.pages import Pages
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, free_port
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

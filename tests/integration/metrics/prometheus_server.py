@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
@@ -14,15 +13,11 @@ from pathlib import Path
 from typing import Self
 
 from tests.integration.metrics.replicas import FORWARD
+from tests.support.ports import free_port
 
 INSTALLED = shutil.which("prometheus") is not None and shutil.which("promtool") is not None
 START_TIMEOUT_S = 60
 EMPTY_CONFIG = "global: {scrape_interval: 1h}\n"
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 def backfill(folder: Path, lines: list[str]) -> Path:

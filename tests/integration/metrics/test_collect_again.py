@@ -12,7 +12,8 @@ from harness.results import finalise
 from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder
 from harness.results.origin import save_origin
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, backfill, free_port, prometheus
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, backfill, prometheus
+from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
 pytestmark = [

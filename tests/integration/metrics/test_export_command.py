@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tests.integration.metrics.prometheus_server import INSTALLED, backfill, free_port, prometheus
+from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

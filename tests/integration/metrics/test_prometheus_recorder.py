@@ -15,7 +15,8 @@ from harness.metrics.prometheus.grid import NO_SAMPLE
 from harness.metrics.prometheus.recorder import PrometheusRecorder
 from harness.metrics.promql import cluster
 from tests.integration.metrics.pages import PODS, Pages
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, free_port
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,

@@ -29,11 +29,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from tests.integration.metrics.prometheus_server import free_port, wait_until_ready
+from tests.integration.metrics.prometheus_server import wait_until_ready
 from tests.integration.metrics.replicas import running_replicas
 from tests.support import exporter_pages as pages
 from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
 from tests.support.monitoring import prometheus_files
+from tests.support.ports import free_port
 
 INTERVAL_S = 1
 TOKEN = "only-for-the-kubelet"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.node.machine.errors import MachineError
 from tests.node.machine.image import ADDRESSES
+from tests.support.ports import free_port
 
 BRIDGE = """\
 ip link add br0 type bridge
@@ -51,7 +52,7 @@ class Namespace:
         )
         self._slirp: subprocess.Popen[bytes] | None = None
         self._first_pid = self._wait_for_first_process()
-        self.ssh_port = _free_port()
+        self.ssh_port = free_port()
         if beside is None:
             self._connect()
         self._plug_in()
@@ -146,13 +147,6 @@ class Namespace:
                 return
             time.sleep(0.05)
         raise MachineError(f"slirp4netns is not up after {READY_WITHIN_S:.0f} s: see {self._folder}/slirp.log")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _ask(control: Path, request: dict[str, object]) -> dict[str, object]:
