@@ -50,7 +50,7 @@ def _answer(label: str, cells: Sequence[Cell]) -> str:
     first, last = cells[0], cells[-1]
     rate = with_interval(last.estimates["throughput"], "requests/s")
     parts = [f"{label}: {_replicas(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
-    if last is not first and last.speed_up and last.efficiency:
+    if last is not first and last.speed_up and last.efficiency and not last.paced:
         parts.append(
             f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
         )
@@ -60,7 +60,7 @@ def _answer(label: str, cells: Sequence[Cell]) -> str:
         parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
     elif p99:
         parts.append(f"p99 latency is {quantity(p99.mean, 's')}")
-    return "; ".join(parts) + "." + _saturation(cells)
+    return "; ".join(parts) + "." + ("" if last.paced else _saturation(cells))
 
 
 def _saturation(cells: Sequence[Cell]) -> str:

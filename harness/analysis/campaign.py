@@ -116,6 +116,12 @@ class Cell:
         return [experiment for experiment in self.experiments if experiment.used]
 
     @property
+    def paced(self) -> bool:
+        """Whether requests came at a rate that was set: then throughput is that rate, and no speed."""
+        scenarios = (experiment.data.manifest.experiment.workload.scenario for experiment in self.experiments)
+        return any(scenario is not None and scenario.open_loop for scenario in scenarios)
+
+    @property
     def badge(self) -> str:
         """One word: VALID, DEGRADED, INVALID (nothing can be used) or MISSING (nothing is there)."""
         if not self.experiments:

@@ -77,9 +77,8 @@ def _sentences(pool: Pool, comparison: Comparison) -> list[str]:
                 continue
             gain = relative(cell, alone[0], "throughput")
             if gain is not None:
-                parts.append(
-                    f"{times(gain)} under {setup.label}, so each works at {_share(gain, many)} of its speed alone"
-                )
+                each = "" if cell.paced else f", so each works at {_share(gain, many)} of its speed alone"
+                parts.append(f"{times(gain)} under {setup.label}{each}")
         if parts:
             found.append(
                 f"{workload}: {replicas_in_words(many)} together serve, against one alone, {'; '.join(parts)}."

@@ -14,7 +14,7 @@ from harness.metrics.prometheus.origin import Origin
 from harness.results import layout
 from harness.results.archive import EVERYTHING, Archive, archive
 from harness.results.files import storage_errors
-from harness.results.from_prometheus import collect, recorded_window
+from harness.results.from_prometheus import collect_each, recorded_window
 
 ARCHIVES = "archive"
 
@@ -43,13 +43,15 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
         url: of the server that has the samples; None: the one that recorded them.
         timeout_s: of one query.
     """
-    found = {}
-    for folder in experiments_in(source):
-        target = out if folder == source else out / folder.name
-        origin, window = recorded_window(folder)
-        with _server(folder, origin, url, timeout_s) as server:
-            found[str(target)] = collect(server, target, window)
-    return found
+    folders = experiments_in(source)
+    recorded = [recorded_window(folder) for folder in folders]
+    targets = [out if folder == source else out / folder.name for folder in folders]
+    with contextlib.ExitStack() as stack:
+        wanted = [
+            (stack.enter_context(_server(folder, origin, url, timeout_s)), target, window)
+            for folder, target, (origin, window) in zip(folders, targets, recorded, strict=True)
+        ]
+        return dict(zip(map(str, targets), collect_each(wanted), strict=True))
 
 
 def archive_all(

@@ -7,6 +7,7 @@ import json
 import math
 import shutil
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from harness.errors import ConflictError, NoDataError, UsageError
 from harness.metrics.catalogue import Metric, select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.exporter import export
+from harness.metrics.prometheus.exporter import export, query_pool
 from harness.metrics.prometheus.naming import natural
 from harness.metrics.prometheus.origin import Origin
 from harness.metrics.promql import Dialect, cluster, local
@@ -26,6 +27,8 @@ from harness.results.writers import ExperimentWriter
 
 EXPORT_JSON = "export.json"
 _PARTIAL = ".partial"
+AT_ONCE = 2
+"""Windows collected at a time: while the server works on the questions of one, the answers of the other are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +106,30 @@ def export_folder(request: ExportRequest) -> dict[str, Any]:
         return collect(server, request.out, window)
 
 
-def collect(server: PrometheusServer, out: Path, window: Window) -> dict[str, Any]:
+def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, Window]]) -> list[dict[str, Any]]:
+    """Collect windows into a folder each, as ``collect`` does, with no more queries at once than one alone asks.
+
+    Raises what ``collect`` raises, for the first of them that failed; those before it are whole by then.
+    """
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="collect") as windows, query_pool() as pool:
+        pending = [windows.submit(collect, *one, pool=pool) for one in wanted]
+        try:
+            return [one.result() for one in pending]
+        except BaseException:
+            windows.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def collect(
+    server: PrometheusServer, out: Path, window: Window, *, pool: ThreadPoolExecutor | None = None
+) -> dict[str, Any]:
     """Collect one window: one CSV per metric, and ``export.json``, whose content is returned. The folder appears whole.
+
+    Args:
+        server: where the samples are.
+        out: new folder.
+        window: what to collect.
+        pool: that asks; None: one of its own.
 
     Raises:
         ConflictError: the folder exists.
@@ -116,7 +141,7 @@ def collect(server: PrometheusServer, out: Path, window: Window) -> dict[str, An
     with storage_errors(out):
         shutil.rmtree(partial, ignore_errors=True)  # of a collector that was killed
     try:
-        found = _collect_into(server, partial, window)
+        found = _collect_into(server, partial, window, pool)
         with storage_errors(out):
             partial.rename(out)
     except BaseException:
@@ -125,7 +150,9 @@ def collect(server: PrometheusServer, out: Path, window: Window) -> dict[str, An
     return found
 
 
-def _collect_into(server: PrometheusServer, folder: Path, window: Window) -> dict[str, Any]:
+def _collect_into(
+    server: PrometheusServer, folder: Path, window: Window, pool: ThreadPoolExecutor | None
+) -> dict[str, Any]:
     with ExperimentWriter(
         folder,
         workload=window.workload,
@@ -144,6 +171,7 @@ def _collect_into(server: PrometheusServer, folder: Path, window: Window) -> dic
             window_s=window.window_s,
             sink=writer,
             replicas=window.replicas,
+            pool=pool,
         )
     found = dataclasses.asdict(summary)
     atomic_write(folder / EXPORT_JSON, json.dumps(found, indent=2) + "\n")

@@ -3,8 +3,8 @@
     python -m tests.benchmarks.export_campaign [--rounds 3]
 
 A Prometheus (Debian's package) holds nine hours of one after another: three workloads with 1, 3 and 8 replicas, each pod with
-the replicas' real buckets, CPU and memory, besides GPU and node. Each experiment is exported into its CSVs with ``export``; then the very
-queries that it asked are asked again over plain HTTP, as many at once, and their answers thrown away. Interleaved rounds;
+the replicas' real buckets, CPU and memory, besides GPU and node. They are exported into their CSVs as ``harness export
+--from CAMPAIGN`` does it; then the very queries that it asked are asked again over plain HTTP, as many at once, and their answers thrown away. Interleaved rounds;
 the bars are 20 s for all, and 1.5 times the plain HTTP, in the median. ``--replicas 8`` makes every experiment the largest.
 """
 
@@ -28,9 +28,9 @@ import requests
 
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.exporter import WORKERS, export
+from harness.metrics.prometheus.exporter import WORKERS
 from harness.metrics.promql import cluster
-from harness.results.writers import ExperimentWriter
+from harness.results.from_prometheus import Window, collect_each
 from tests.benchmarks.export_speed import ROWS, STEP_S, WINDOW_S, lines
 from tests.integration.metrics.prometheus_server import prometheus
 
@@ -63,23 +63,21 @@ def backfill(folder: Path, plan: list[tuple[str, int, int]]) -> Path:
 
 def ours(url: str, plan: list[tuple[str, int, int]], out: Path) -> int:
     """Export everything; returns the number of CSVs."""
+    windows = [
+        Window(
+            workload=workload,
+            dialect=cluster("inference", f"{workload}-{replicas}-.*"),
+            replicas=[f"{workload}-{replicas}-{pod}" for pod in range(replicas)],
+            start_s=start_s,
+            rows=ROWS,
+            step_s=STEP_S,
+            window_s=WINDOW_S,
+            metrics=select("all"),
+        )
+        for workload, replicas, start_s in plan
+    ]
     with PrometheusServer(url) as server:
-        for place, (workload, replicas, start_s) in enumerate(plan):
-            metrics = select("all")
-            names = [metric.name for metric in metrics]
-            with ExperimentWriter(
-                out / str(place), workload=workload, replicas=replicas, metrics=names, start_s=start_s, step_s=STEP_S
-            ) as writer:
-                export(
-                    server,
-                    metrics=metrics,
-                    dialect=cluster("inference", f"{workload}-{replicas}-.*"),
-                    start_s=start_s,
-                    rows=ROWS,
-                    step_s=STEP_S,
-                    window_s=WINDOW_S,
-                    sink=writer,
-                )
+        collect_each([(server, out / str(place), window) for place, window in enumerate(windows)])
     return len(list(out.rglob("*.csv")))
 
 

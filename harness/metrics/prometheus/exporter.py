@@ -6,6 +6,7 @@ a value only where the metric's own raw samples say that something was measured.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ def export(
     replicas: Sequence[str] | None = None,
     clock: Clock | None = None,
     chunk_rows: int = MAX_POINTS,
+    pool: ThreadPoolExecutor | None = None,
 ) -> ExportSummary:
     """Export ``rows`` rows of every series.
 
@@ -95,6 +97,7 @@ def export(
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
         clock: to wait until the last row's scrapes are stored; None: they are.
         chunk_rows: rows asked for at once.
+        pool: of ``query_pool``, which several exports share; None: one of its own.
 
     Raises:
         UsageError: the start is not on the grid, or a selector matches more than one node.
@@ -109,17 +112,24 @@ def export(
         )
     if clock is not None:
         clock.wait_until(grid.end_ms / MS_PER_S + step_s)
+    with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
+        chunks = list(grid.chunks(chunk_rows))
+        run = _Export(server, queries, metrics, dialect, grid, replicas, in_one=len(chunks) == 1)
+        for chunk in chunks:
+            run.write(chunk, sink)
+    return run.summary()
+
+
+@contextlib.contextmanager
+def query_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that ask; whatever goes wrong inside the context, what still waits is not asked any more."""
     with ThreadPoolExecutor(WORKERS, thread_name_prefix="prometheus") as pool:
         try:
-            chunks = list(grid.chunks(chunk_rows))
-            run = _Export(server, pool, metrics, dialect, grid, replicas, in_one=len(chunks) == 1)
-            for chunk in chunks:
-                run.write(chunk, sink)
+            yield pool
         except BaseException:
-            # Whatever went wrong, the queries still waiting are of no use: on a server that hangs each costs a timeout.
+            # On a server that hangs each of them would cost a timeout.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return run.summary()
 
 
 _Asked = tuple[Future[list[Series]], Future[list[Series]] | None]

@@ -61,7 +61,7 @@ def test_a_job_that_is_not_up_ends_the_run_with_its_own_words(played):
     played.down = {"kubelet-cadvisor"}
     played.jobs.remove("dcgm-exporter")  # on a cluster with a GPU
     try:
-        run = monitoring(played, "--tags", "prometheus", prometheus_timeout_s="5")
+        run = monitoring(played, "--tags", "prometheus", prometheus_timeout_s="15")
     finally:
         played.jobs.append("dcgm-exporter")
         played.down = set()

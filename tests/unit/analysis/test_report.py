@@ -84,6 +84,15 @@ def test_answers_name_the_gain_its_interval_and_the_last_step(folder: Path) -> N
     assert re.search(r"From 3 to 8 replicas, throughput: \+2\d\.\d % \(too few runs", answer)  # one run of eight
 
 
+def test_a_rate_that_was_set_is_called_no_speed() -> None:
+    (served,) = (Path(harness.__file__).parents[1] / "examples" / "h200").glob("h200-server-*")
+    found = " ".join(answers(analyse(served)))
+    assert re.search(r"under mps: 3 replicas serve \d+ ± 1 requests/s; p99 latency goes", found)
+    assert "what one does" not in found
+    assert "alone" not in found
+    assert "From" not in found
+
+
 def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=4, shape=SHAPE, finished=1)
     write_experiment(tmp_path, "resnet50", 1, 2, replace(SHAPE, status=Status.INVALID))
