@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.display import clipped, number, quantity, with_interval
 from harness.analysis.likeness import gpu_names
-from harness.analysis.measures import MEASURES
+from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, difference
 from harness.results.manifest import Status
 from harness.spec.scenario import OPEN_LOOP, ScenarioKind
@@ -166,8 +166,8 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
     by_reason: dict[str, dict[str, None]] = {}
     for cell in analysis.cells:
         for name, reason in cell.absent.items():
-            if cell.used and name in MEASURES and not (name in _OF_SEVERAL and cell.replicas == 1):
-                by_reason.setdefault(reason, {})[MEASURES[name].title] = None
+            if cell.used and name in ALL and not (name in _OF_SEVERAL and cell.replicas == 1):
+                by_reason.setdefault(reason, {})[ALL[name].title] = None
     return [f"Not measured: {', '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
 
 
@@ -175,7 +175,7 @@ def absent_of(experiment: Experiment) -> dict[str, list[str]]:
     """Titles of the figures that one experiment does not give, by reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in experiment.measured.absent.items():
-        by_reason.setdefault(reason, []).append(MEASURES[name].title)
+        by_reason.setdefault(reason, []).append(ALL[name].title)
     return by_reason
 
 

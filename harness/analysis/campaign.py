@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.measures import MEASURES, Measured, measure
+from harness.analysis.measures import MEASURES, OWN, Measured, measure
 from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
@@ -114,6 +114,11 @@ class Cell:
     def used(self) -> list[Experiment]:
         """The repeats that enter the averages."""
         return [experiment for experiment in self.experiments if experiment.used]
+
+    @property
+    def own(self) -> list[str]:
+        """Measures that its workload alone has: those that it publishes itself."""
+        return [name for name in OWN if name in self.estimates or name in self.absent]
 
     @property
     def paced(self) -> bool:
@@ -278,7 +283,9 @@ def _key(cell: CellSpec) -> Key:
 
 
 def _average(cell: Cell) -> None:
-    for name in MEASURES:
+    measured = [experiment.measured for experiment in cell.experiments]
+    own = [name for name in OWN if any(name in one.figures or name in one.absent for one in measured)]
+    for name in (*MEASURES, *own):
         figures = cell.figures(name)
         if figures:
             cell.estimates[name] = t_interval(figures)

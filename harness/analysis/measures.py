@@ -14,6 +14,7 @@ from harness.analysis.load import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, Floats, percentile
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run
+from harness.metrics.catalogue import CATALOGUE, STANDARD
 from harness.metrics.steady import SteadyState, steady_state
 
 _POOLED = "all"
@@ -179,7 +180,22 @@ MEASURES: Mapping[str, Measure] = {
         *(measure for measure, _ in _SIMPLE),
     )
 }
-"""Every figure by name, in the order of tables."""
+"""Every figure of every experiment by name, in the order of tables."""
+
+_UNITS = {"seconds": "s", "percent of time": "%", "tokens per second": "tokens/s"}
+OWN: Mapping[str, Measure] = {
+    name: Measure(
+        name,
+        metric.title,
+        _UNITS[metric.unit],
+        "Mean over the rows of all replicas together; the workload says it itself.",
+    )
+    for name, metric in CATALOGUE.items()
+    if name not in STANDARD and name != "inputs_per_second"  # ``inputs`` says the same, from counts
+}
+"""Figures that only some workloads have, by name: those of the metrics that they publish themselves."""
+ALL: Mapping[str, Measure] = {**MEASURES, **OWN}
+"""Both, by name."""
 
 
 def measure(data: ExperimentData) -> Measured:
@@ -189,6 +205,9 @@ def measure(data: ExperimentData) -> Measured:
     for item, compute in _SIMPLE:
         _put(found, item.name, partial(compute, data))
     _measure_latencies(found, data)
+    for name in data.manifest.experiment.metrics:
+        if name in OWN:
+            _put(found, name, partial(_mean_of(name, _POOLED), data))
     _measure_fairness(found, data)
     _measure_energy(found, data)
     _measure_steadiness(found, data)

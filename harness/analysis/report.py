@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.likeness import gpu_names
 from harness.analysis.load import load_state
-from harness.analysis.measures import MEASURES
+from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.picture import Picture
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
@@ -114,16 +115,16 @@ def _content(
         columns.remove("energy")
     if all(experiment.data.manifest.experiment.workload.inputs_per_request == 1 for experiment in analysis.experiments):
         columns.remove("inputs")  # The same number twice.
+    own = {name for cell in analysis.cells for name in cell.own}
     return {
         "analysis": analysis,
         "answers": [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + answers(analysis),
         "caveats": caveats(analysis),
-        "columns": [(name, _column_title(name)) for name in columns],
-        "table": {name: _rows(analysis, name, columns) for name in analysis.workloads()},
+        "table": {name: _table(analysis, name, columns) for name in analysis.workloads()},
         "overall": overall,
         "pictures": pictures,
         "timelines": timelines,
-        "measures": MEASURES,
+        "measures": {name: one for name, one in ALL.items() if name in MEASURES or name in own},
         "counts": {status.value: analysis.count(status) for status in Status},
         "damaged": sum(bool(experiment.damage) for experiment in analysis.experiments),
         "run_command": _run_command(analysis),
@@ -148,12 +149,28 @@ def _column_title(name: str) -> str:
         "cpu_psi": "CPU pressure",
         "gpu_utilization": "GPU use",
     }
-    return titles.get(name) or MEASURES[name].title
+    return titles.get(name) or ALL[name].title
 
 
-def _rows(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> list[tuple[Cell, list[Entry]]]:
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One workload's cells.
+
+    Attributes:
+        titles: of the columns.
+        rows: each cell with its entries, one per column.
+    """
+
+    titles: list[str]
+    rows: list[tuple[Cell, list[Entry]]]
+
+
+def _table(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> _Table:
     cells = [cell for cell in analysis.cells if cell.workload == workload]
-    return [(cell, [_entry(cell, name) for name in columns]) for cell in cells]
+    own = {name: None for cell in cells for name in cell.own}
+    names = [*columns, *own]
+    titles = [_column_title(name) for name in names]
+    return _Table(titles, [(cell, [_entry(cell, name) for name in names]) for cell in cells])
 
 
 def _entry(cell: Cell, name: str) -> Entry:
@@ -178,7 +195,7 @@ def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
         throughput = cell.estimates.get("throughput")
         spread = throughput.cv if throughput else None
         return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
-    unit = MEASURES[name].unit
+    unit = ALL[name].unit
     return cell.estimates.get(name), "" if unit in _BARE else unit
 
 

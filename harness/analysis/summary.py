@@ -12,7 +12,7 @@ from typing import Any
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import documents
-from harness.analysis.measures import MEASURES
+from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.statistics import Estimate
 
 FORMAT = 1
@@ -66,8 +66,8 @@ def to_json(analysis: CampaignAnalysis) -> str:
 
 
 def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:
-    for name, measure in MEASURES.items():
-        yield name, measure.unit, cell.estimates.get(name)
+    for name in (*MEASURES, *cell.own):
+        yield name, ALL[name].unit, cell.estimates.get(name)
     yield "speed_up", "ratio", cell.speed_up
     yield "efficiency", "ratio", cell.efficiency
 

@@ -2,11 +2,14 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
+from harness.analysis.campaign import analyse
+from harness.analysis.report import write_report
 from harness.metrics.catalogue import STANDARD, select
 
 pytestmark = pytest.mark.integration
@@ -72,6 +75,18 @@ def test_the_figures_agree_with_each_other(campaign):
     assert all(0 < share < 100 for share in values(session, "active_share", "all"))
     rates = zip(values(tuning, "inputs_per_second", "all"), values(tuning, "throughput", "all"), strict=True)
     assert all(inputs == pytest.approx(2 * steps) for inputs, steps in rates)
+
+
+def test_the_report_shows_each_one_s_own_beside_those_of_all(campaign):
+    write_report(campaign)
+    parts = re.split(r"^### ", (campaign / "report.md").read_text(), flags=re.MULTILINE)
+    for name in MODELS:
+        (head,) = [part.split("\n")[2].split(" | ") for part in parts if part.startswith(f"{name}\n\n|")]
+        assert ("Time to first token, p50" in head) == (name == "chat")
+        assert any("Active time" in title for title in head) == (name == "notebook")
+    cell = next(cell for cell in analyse(campaign).cells if cell.workload == "chat")
+    rows = values(campaign / "chat_r1_time-slicing_rep1", "tokens_per_second", "all")
+    assert cell.estimates["tokens_per_second"].mean == pytest.approx(sum(rows) / len(rows))
 
 
 def test_a_pause_is_no_fault(campaign):
