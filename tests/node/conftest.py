@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.node import dirty
 from tests.node.machine import deps, image
@@ -31,7 +33,9 @@ from tests.node.story import (  # noqa: F401 - fixtures
 # Set where these tests must run (CI): then a host that cannot boot a machine is a failure and not a skip.
 REQUIRED_VARIABLE = "NODE_TEST_REQUIRED"
 SUITE = os.environ.get("NODE_TEST_SUITE", "bookworm")
-TEST_WITHIN_S = 1200
+TEST_WITHIN_S = 1800
+# What begins with the dirty machine; the rest begins with the converged one, which takes a while to make.
+FROM_DIRTY = {"test_bad_input.py", "test_interrupted.py", "test_other_suite.py"}
 
 
 class Boot(Protocol):
@@ -47,7 +51,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.node)
             item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
-            item.add_marker(pytest.mark.xdist_group("node"))
+
+
+class _TwoLanes(LoadScopeScheduling):
+    """Keeps tests on one worker that begin with the same machine."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "dirty" if Path(nodeid.partition("::")[0]).name in FROM_DIRTY else "converged"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return _TwoLanes(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,8 @@ _REFUSAL = re.compile(r"^(HTTP Status Code \d+) \((b['\"].*['\"])\)$", re.DOTALL
 
 _CLIP = 300
 Headers = Mapping[str, str]
+_SAMPLES = b'"values":[['
+"""Begins the samples of a series; inside a label's value its quotes would be escaped."""
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -280,8 +282,34 @@ class PrometheusServer:
 
 
 def _read_fast(response: requests.Response, *_: object, **__: object) -> None:
-    """Let the client read the answer in half the time: hours of samples are megabytes of JSON."""
-    response.json = lambda **_: orjson.loads(response.content)  # type: ignore[method-assign]
+    """Let the client read the answer in a fifth of the time: hours of samples are megabytes of JSON."""
+    response.json = lambda **_: _parse(response.content)  # type: ignore[method-assign]
+
+
+def _parse(content: bytes) -> Any:
+    """The JSON, where the samples of a matrix are arrays of shape (n, 2) already.
+
+    A sample is a number and a text, ``[1700000000.5,"0.25"]``: taken out of the document and freed of quotes and brackets,
+    all of them are one flat list of numbers.
+    """
+    head, *parts = content.split(_SAMPLES)
+    if not parts:
+        return orjson.loads(content)
+    document, numbers, counts = [head], [], []
+    for number, part in enumerate(parts):
+        samples, _, rest = part.partition(b"]]")
+        document.append(b'"values":%d%b' % (number, rest))
+        numbers.append(samples.replace(b'"NaN"', b"null").translate(None, b'[]"'))
+        counts.append(1 + samples.count(b"["))
+    try:
+        answer = orjson.loads(b"".join(document))
+        flat = np.array(orjson.loads(b"[%b]" % b",".join(numbers)), dtype=np.float64).reshape(-1, 2)
+        matrices = np.split(flat, np.cumsum(counts)[:-1])
+        for series in answer["data"]["result"]:
+            series["values"] = matrices[series["values"]]
+    except (ValueError, KeyError, TypeError, IndexError):
+        return orjson.loads(content)  # infinities are no JSON, and garbage is somebody else's to complain of
+    return answer
 
 
 def _series(result: Any, where: str) -> list[Series]:
@@ -294,22 +322,9 @@ def _series(result: Any, where: str) -> list[Series]:
         ) from error
 
 
-def _one_series(labels: Mapping[str, str], points: list[list[Any]]) -> Series:
-    times = np.array([point[0] for point in points], dtype=np.float64)
-    return Series(
-        labels=labels,
-        times_ms=np.rint(times * MS_PER_S).astype(np.int64),
-        values=np.array(_floats([point[1] for point in points]), dtype=np.float64),
-    )
-
-
-def _floats(texts: list[str]) -> list[float]:
-    """The values, which Prometheus sends as texts; as one JSON array they are read three times as fast."""
-    try:
-        numbers: list[float] = orjson.loads(f"[{','.join(texts)}]")
-    except orjson.JSONDecodeError:
-        return [float(text) for text in texts]  # NaN and Inf are no JSON
-    return numbers
+def _one_series(labels: Mapping[str, str], points: list[list[Any]] | NDArray[np.float64]) -> Series:
+    samples = np.array(points, dtype=np.float64)  # texts, too, such as "+Inf"
+    return Series(labels=labels, times_ms=np.rint(samples[:, 0] * MS_PER_S).astype(np.int64), values=samples[:, 1])
 
 
 def _utc(time_ms: int) -> datetime:

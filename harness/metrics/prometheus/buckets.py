@@ -8,53 +8,34 @@ its neighbour's edge: leaving the rest out gives the same quantiles at a fractio
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 
 from harness.metrics.prometheus.adapter import Series
-
-Bucket = tuple[float, str, float]
-"""Bound, the bound as the server spells it, growth of the cumulative count."""
 
 
 def used_bounds(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
     """The ``le`` values to read. Only right when no counter was reset in the range.
 
     Args:
-        before: every bucket at the first sample of the range; a series that is not there began at 0.
-        after: every bucket at the end of the range.
+        before: the buckets of all replicas, added up, at the first sample of the range; one that is not there began at 0.
+        after: the same at the end of the range.
 
     Returns:
-        As the server spells them, ascending. Of each histogram: every bound whose count grew, but by less than all,
-        the edge on either side of those, the highest finite bound (it answers for saturation) and +Inf.
-        None of them when a histogram has no +Inf bucket or a count fell: then every bucket has to be read.
+        As the server spells them, ascending: every bound up to which some request was counted, but not yet all, the edge
+        on either side of those, the highest finite bound (it answers for saturation) and +Inf. They serve each of the
+        replicas, too, whose requests are among those of all.
+        None of them when there is no +Inf bucket or a count fell: then every bucket has to be read.
     """
-    began = {_labels(series): float(series.values[-1]) for series in before}
-    histograms: dict[frozenset[tuple[str, str]], list[Bucket]] = defaultdict(list)
-    for series in after:
-        bound = series.labels.get("le", "")
-        labels = _labels(series)
-        growth = float(series.values[-1]) - began.get(labels, 0.0)
-        histograms[labels - {("le", bound)}].append((float(bound or "nan"), bound, growth))
-    wanted: dict[float, str] = {}
-    for buckets in histograms.values():
-        buckets.sort()
-        if buckets[-1][0] != math.inf or any(growth < 0 for _, _, growth in buckets):
-            return []
-        wanted |= {value: text for value, text, _ in _needed(buckets)}
-    return [wanted[value] for value in sorted(wanted)]
-
-
-def _needed(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """The buckets of one histogram, sorted, that bear on its quantiles."""
+    began = {series.labels.get("le", ""): float(series.values[-1]) for series in before}
+    buckets = sorted(
+        (float(bound or "nan"), bound, float(series.values[-1]) - began.get(bound, 0.0))
+        for series in after
+        for bound in (series.labels.get("le", ""),)
+    )
+    if not buckets or buckets[-1][0] != math.inf or any(growth < 0 for _, _, growth in buckets):
+        return []
     total = buckets[-1][2]
-    if total <= 0:
-        return list(buckets[-2:])
-    empty = [place for place, (_, _, growth) in enumerate(buckets) if growth <= 0]
+    first = next((place for place, (_, _, growth) in enumerate(buckets) if growth > 0), len(buckets))
     full = next(place for place, (_, _, growth) in enumerate(buckets) if growth >= total)
-    return [*buckets[empty[-1] if empty else 0 : full + 1], *buckets[-2:]]
-
-
-def _labels(series: Series) -> frozenset[tuple[str, str]]:
-    """Without the metric's name, which functions over a range take off."""
-    return frozenset(series.labels.items()) - {("__name__", series.labels.get("__name__", ""))}
+    needed = {*range(max(first - 1, 0), full + 1), *range(max(len(buckets) - 2, 0), len(buckets))}
+    return [buckets[place][1] for place in sorted(needed)]

@@ -320,12 +320,15 @@ class _Export:
             return []
         buckets = f"inference_latency_seconds_bucket{{{self._dialect.replicas}}}"
         # Only samples of the range itself may be the base: one from before it may belong to a process that has ended.
-        first = f"min_over_time({buckets}[{chunk.step_ms - 1}ms])"
+        first = f"sum by (le) (min_over_time({buckets}[{chunk.step_ms - 1}ms]))"
+        last = f"sum by (le) ({buckets}) or count(inference_latency_seconds_count{{{self._dialect.replicas}}})"
         # Not through the pool: these two must not wait behind everything that waits for nothing.
-        after = self._instant(buckets, chunk.end_ms)
-        if len({_histogram(series) for series in after}) < len(requests):
+        after = self._instant(last, chunk.end_ms)
+        counted = [series for series in after if "le" not in series.labels]
+        if not counted or counted[0].values[-1] < len(requests):
             return []  # a replica that ended more than the look-back ago: its buckets are not in the answer
-        return used_bounds(self._instant(first, chunk.start_ms - chunk.window_ms + chunk.step_ms), after)
+        before = self._instant(first, chunk.start_ms - chunk.window_ms + chunk.step_ms)
+        return used_bounds(before, [series for series in after if "le" in series.labels])
 
     def _instant(self, promql: str, time_ms: int) -> list[Series]:
         try:
@@ -395,7 +398,3 @@ class _Export:
 
     def _render(self, metric: Metric, bounds: Sequence[str] = (), *, merge: bool = True) -> Queries:
         return render(metric, self._dialect, self._grid.window_ms / MS_PER_S, bounds=bounds, merge=merge)
-
-
-def _histogram(series: Series) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, value) for name, value in series.labels.items() if name != "le"))
