@@ -61,8 +61,8 @@ def backfill(folder: Path, plan: list[tuple[str, int, int]]) -> Path:
     return database
 
 
-def ours(url: str, plan: list[tuple[str, int, int]], out: Path) -> int:
-    """Export everything; returns the number of CSVs."""
+def ours(url: str, plan: list[tuple[str, int, int]], out: Path) -> None:
+    """Export everything."""
     windows = [
         Window(
             workload=workload,
@@ -78,7 +78,6 @@ def ours(url: str, plan: list[tuple[str, int, int]], out: Path) -> int:
     ]
     with PrometheusServer(url) as server:
         collect_each([(server, out / str(place), window) for place, window in enumerate(windows)])
-    return len(list(out.rglob("*.csv")))
 
 
 class Listening:
@@ -130,8 +129,8 @@ def main() -> int:
         folder = Path(name)
         with prometheus(folder, database=backfill(folder, plan)) as url:
             with Listening() as listening:
-                files = ours(url, plan, folder / "warm")  # not timed: both find the server warm
-            asked = listening.asked
+                ours(url, plan, folder / "warm")  # not timed: both find the server warm
+            asked, files = listening.asked, len(list((folder / "warm").rglob("*.csv")))
             size = plain(asked)
             pairs = []
             for number in range(options.rounds):

@@ -262,6 +262,7 @@ class PrometheusServer:
             session.verify, session.cert = self._verify, self._cert
             if urlsplit(self.url).hostname in _LOOPBACK:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
+                session.trust_env = False  # no proxy leads there, and looking for one before every query takes time
             session.hooks["response"] += [_read_fast, self._keep_notes]
             client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
             self._local.client = client

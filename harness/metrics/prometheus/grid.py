@@ -97,7 +97,8 @@ def cells(
 ) -> Column:
     """Values with a reason wherever there is none: not measured, not answered, or not a number."""
     nan_reason = NO_REQUESTS if metric.of_histogram else NOT_A_NUMBER
-    reasons = np.where(np.isfinite(values), "", nan_reason).astype(object)
+    reasons = np.full(len(values), "", dtype=object)
+    reasons[~np.isfinite(values)] = nan_reason
     if answered is not None:
         reasons[~answered] = TOO_FEW
     reasons[~present] = unmeasured

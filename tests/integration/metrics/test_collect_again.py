@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -62,13 +63,17 @@ def campaign(url, tmp_path):
     """A campaign with two experiments, one of which no Prometheus recorded."""
     folder = tmp_path / "campaign"
     for replicas, origin in ((2, Origin(url, "inference", PODS, ("n1",))), (1, None)):
-        spec = experiment_spec("resnet50", replicas, 1, SHAPE)
-        attempt = attempt_folder(folder, spec.experiment_id, 1)
-        write_attempt(attempt, spec, SHAPE, START_S)
-        if origin:
-            save_origin(attempt, origin)
-        finalise(attempt, folder / spec.experiment_id, manifest_for(spec, SHAPE, START_S))
+        recorded(folder, experiment_spec("resnet50", replicas, 1, SHAPE), origin)
     return folder
+
+
+def recorded(campaign, spec, origin):
+    attempt = attempt_folder(campaign, spec.experiment_id, 1)
+    write_attempt(attempt, spec, SHAPE, START_S)
+    if origin:
+        save_origin(attempt, origin)
+    finalise(attempt, campaign / spec.experiment_id, manifest_for(spec, SHAPE, START_S))
+    return campaign / spec.experiment_id
 
 
 @pytest.fixture
@@ -98,6 +103,24 @@ def test_an_experiment_is_collected_again_as_it_was_recorded(experiment, tmp_pat
     summary = json.loads((tmp_path / "again" / "export.json").read_text())
     assert summary["replicas"] == list(PODS)  # in the order of the recording, not of the alphabet
     assert summary["identities"]["gpu-0"] == {"gpu": "0", "node": "n1"}
+
+
+def test_a_campaign_is_collected_whole_or_says_why_not(url, campaign, experiment, tmp_path):
+    shutil.rmtree(campaign / "resnet50_r1_time-slicing_rep1")
+    second = recorded(campaign, experiment_spec("resnet50", 2, 2, SHAPE), Origin(url, "inference", PODS[::-1], ("n1",)))
+    done = harness("export", tmp_path / "both", "--from", campaign)
+    assert done.returncode == 0, done.stderr
+    assert harness("export", tmp_path / "one", "--from", experiment).returncode == 0
+    assert tables(tmp_path / "both" / experiment.name) == tables(tmp_path / "one")
+    other = tables(tmp_path / "both" / second.name)
+    assert other.keys() == tables(tmp_path / "one").keys()
+    assert other != tables(tmp_path / "one"), "its replicas are the other way round"
+
+    down = f"http://127.0.0.1:{free_port()}"
+    done = harness("export", tmp_path / "none", "--from", campaign, "--prometheus", down)
+    assert done.returncode == 9, done.stderr
+    assert "cannot be reached" in done.stderr
+    assert list((tmp_path / "none").iterdir()) == []
 
 
 def test_what_is_archived_gives_the_same_rows_years_later(experiment, tmp_path):
@@ -152,6 +175,7 @@ def test_an_archive_of_some_series(experiment, tmp_path):
         (["export", "OUT", "--prometheus", "http://x"], 2, "the export needs --start"),
         (["export", "OUT", "--from", "EXPERIMENT", "--start", "2026-01-01T00:00:00Z"], 2, "--from says already"),
         (["export", "OUT", "--from", "LOCAL"], 2, "it was not recorded by a Prometheus server"),
+        (["export", "OUT", "--from", "CAMPAIGN"], 2, "it was not recorded by a Prometheus server"),
         (["export", "OUT", "--from", "NOWHERE"], 2, "is not a folder"),
         (["export", "OUT", "--from", "EMPTY"], 2, "holds no finished experiment"),
         (["export", "EMPTY", "--from", "EXPERIMENT"], 6, "never overwritten"),
@@ -168,6 +192,7 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(experiment, campaign
     places = {
         "OUT": tmp_path / "out",
         "EXPERIMENT": experiment,
+        "CAMPAIGN": campaign,
         "LOCAL": campaign / "resnet50_r1_time-slicing_rep1",
         "NOWHERE": tmp_path / "nowhere",
         "EMPTY": empty,

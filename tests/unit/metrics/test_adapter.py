@@ -7,6 +7,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
+import numpy as np
 import pytest
 
 from harness.errors import NoDataError, PrometheusError
@@ -66,6 +67,23 @@ def test_times_are_sent_in_utc_milliseconds_and_every_call_has_its_timeout():
     assert found.series[0].times_ms.tolist() == [1_800_000_000_100, 1_800_000_000_200]
     assert found.series[0].values[0] == 1.5
     assert found.notes == ()
+
+
+@pytest.mark.parametrize("values", [["0.1", "NaN", "3e+09"], ["-Inf", "7", "+Inf"]])
+@pytest.mark.parametrize("separators", [(",", ":"), None], ids=["as Prometheus writes", "as a proxy may"])
+def test_samples_are_the_same_however_they_are_written(values, separators):
+    awkward = {"a": 'x,"values":[[1,"2"]],', "b": '\\"]]', "le": "+Inf"}
+    result = [
+        {"metric": awkward, "values": [[1800000000.1 + place, value] for place, value in enumerate(values)]},
+        {"metric": {}, "values": [[1800000000, "8"]]},
+    ]
+    body = json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}, separators=separators)
+    with serving(body) as (url, _):
+        first, second = ask(url).series
+    assert first.labels == awkward
+    assert first.times_ms.tolist() == [1_800_000_000_100, 1_800_000_001_100, 1_800_000_002_100]
+    np.testing.assert_array_equal(first.values, [float(value) for value in values])
+    assert (second.labels, second.times_ms.tolist(), second.values.tolist()) == ({}, [1_800_000_000_000], [8.0])
 
 
 def test_what_the_server_remarks_is_kept_and_not_carried_over():
