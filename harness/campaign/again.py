@@ -47,9 +47,12 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
     recorded = [recorded_window(folder) for folder in folders]
     targets = [out if folder == source else out / folder.name for folder in folders]
     with contextlib.ExitStack() as stack:
+        servers: dict[str, PrometheusServer] = {}  # one for all that it recorded: each keeps connections open
+        for folder, (origin, _) in zip(folders, recorded, strict=True):
+            if origin.url not in servers:
+                servers[origin.url] = stack.enter_context(_server(folder, origin, url, timeout_s))
         wanted = [
-            (stack.enter_context(_server(folder, origin, url, timeout_s)), target, window)
-            for folder, target, (origin, window) in zip(folders, targets, recorded, strict=True)
+            (servers[origin.url], target, window) for target, (origin, window) in zip(targets, recorded, strict=True)
         ]
         return dict(zip(map(str, targets), collect_each(wanted), strict=True))
 
