@@ -1,6 +1,6 @@
 """Do the intervals hold the truth as often as they claim, and is "significant" rarely said in vain?
 
-    python -m tests.benchmarks.statistics_coverage [--trials 4000]
+    python -m tests.benchmarks.statistics_coverage [--trials 4000] [--law-trials 5000]
 
 Draws data of known truth and puts it through the statistics of the reports. Of 95 % intervals 93 to 97 % must hold the
 truth; where nothing differs, at most 6 % of comparisons (and of whole families, corrected together) may be called
@@ -180,7 +180,7 @@ def results(trials: int, law_trials: int, seed: int = 0) -> Iterator[Result]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=4000)
-    parser.add_argument("--law-trials", type=int, default=1000)
+    parser.add_argument("--law-trials", type=int, default=5000)
     options = parser.parse_args()
     beyond = 0
     for result in results(options.trials, options.law_trials):
