@@ -58,8 +58,9 @@ class Campaign:
             if self.path
             else ["run", str(self.file), "--results", str(self.results), "--force"]
         )
+        # A shell that starts these tests in the background makes them, and all below them, deaf to SIGINT.
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", *words, "--no-report"],
+            ["env", "--default-signal=INT", sys.executable, "-m", "harness", *words, "--no-report"],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
