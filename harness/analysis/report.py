@@ -120,7 +120,7 @@ def _content(
         "analysis": analysis,
         "answers": [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + answers(analysis),
         "caveats": caveats(analysis),
-        "table": {name: _table(analysis, name, columns) for name in analysis.workloads()},
+        "tables": {name: _tables(analysis, name, columns) for name in analysis.workloads()},
         "overall": overall,
         "pictures": pictures,
         "timelines": timelines,
@@ -165,12 +165,17 @@ class _Table:
     rows: list[tuple[Cell, list[Entry]]]
 
 
-def _table(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> _Table:
+def _tables(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> list[_Table]:
+    """What all workloads have, and what this one publishes besides."""
     cells = [cell for cell in analysis.cells if cell.workload == workload]
-    own = {name: None for cell in cells for name in cell.own}
-    names = [*columns, *own]
-    titles = [_column_title(name) for name in names]
-    return _Table(titles, [(cell, [_entry(cell, name) for name in names]) for cell in cells])
+    own = list(dict.fromkeys(name for cell in cells for name in cell.own))
+    return [
+        _Table(
+            [_column_title(name) for name in names], [(cell, [_entry(cell, name) for name in names]) for cell in cells]
+        )
+        for names in (columns, own)
+        if names
+    ]
 
 
 def _entry(cell: Cell, name: str) -> Entry:
