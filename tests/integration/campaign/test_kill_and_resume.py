@@ -143,7 +143,7 @@ def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=20)
 
-    assert process.returncode == 130
+    assert process.returncode == 130, said
     assert f"harness resume {campaign.path}" in said
     assert marked(campaign.identity) == []
     campaign.finish()
