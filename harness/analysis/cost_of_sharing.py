@@ -73,12 +73,13 @@ def _sentences(pool: Pool, comparison: Comparison) -> list[str]:
         parts = []
         for setup in pool.setups:
             cell, alone = setup.cells.get(Place(workload, many)), pool.gpu_alone(setup, workload)
-            if cell is None or alone is None or cell is alone[0]:
+            if cell is None or cell.paced or alone is None or cell is alone[0]:
                 continue
             gain = relative(cell, alone[0], "throughput")
             if gain is not None:
-                each = "" if cell.paced else f", so each works at {_share(gain, many)} of its speed alone"
-                parts.append(f"{times(gain)} under {setup.label}{each}")
+                parts.append(
+                    f"{times(gain)} under {setup.label}, so each works at {_share(gain, many)} of its speed alone"
+                )
         if parts:
             found.append(
                 f"{workload}: {replicas_in_words(many)} together serve, against one alone, {'; '.join(parts)}."

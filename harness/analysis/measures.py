@@ -182,12 +182,12 @@ MEASURES: Mapping[str, Measure] = {
 }
 """Every figure of every experiment by name, in the order of tables."""
 
-_UNITS = {"seconds": "s", "percent of time": "%", "tokens per second": "tokens/s"}
+_SHORT = {"seconds": "s", "percent of time": "%", "tokens per second": "tokens/s"}
 OWN: Mapping[str, Measure] = {
     name: Measure(
         name,
         metric.title,
-        _UNITS[metric.unit],
+        _SHORT.get(metric.unit, metric.unit),
         "Mean over the rows of all replicas together; the workload says it itself.",
     )
     for name, metric in CATALOGUE.items()
