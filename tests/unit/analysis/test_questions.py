@@ -48,6 +48,14 @@ def answered(pool: Pool, wanted: Asked | None = None) -> dict[str, Answer]:
     return {answer.name: answer for answer in answers(pool, compare(pool), wanted or Asked())}
 
 
+def test_rates_that_were_set_are_compared_as_no_speeds() -> None:
+    served = gather(list((Path(__file__).parents[3] / "examples" / "h200").glob("h200-server-*")))
+    cost = answered(served)["cost"]
+    assert cost.table is not None
+    assert len(cost.table.rows) == 5
+    assert not [sentence for sentence in cost.sentences if "alone" in sentence]
+
+
 def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Pool) -> None:
     found = answered(pool, Asked(0.012, 3.0, 0.25))
     assert list(found) == ["cost", "carrying", "isolation", "switching", "choosing", "price"]
