@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from harness.workloads import errors, registry
-from harness.workloads.drain import DEADLINE_S, RequestAbandoned, SignalWatcher
+from harness.workloads.drain import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
 from harness.workloads.errors import CannotBeMetError, ExitCode, WorkloadError
 from harness.workloads.faces.face import SERVICE_LOG_NAME, OpenFace
 from harness.workloads.latency_log import LatencyLog
@@ -143,7 +143,9 @@ class Replica:
                 face.run(self._stopping)
         except RequestAbandoned:
             self._status.update(abandoned_requests=1)
-            _say("the request in flight was abandoned: it took more than a second to finish after the signal")
+            _say(
+                f"the request in flight was abandoned: it took more than {FINISH_REQUEST_S:g} s to finish after the signal"
+            )
         finally:
             limit.cancel()
             self._metrics.in_flight = 0

@@ -302,7 +302,7 @@ def test_built_in_workloads_serve(start, workload):
     ],
 )
 def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, workload, options):
-    """At full size a step takes seconds on a CPU: it is finished within a second, or abandoned between two layers."""
+    """At full size a step takes seconds on a CPU: it is finished soon, or abandoned between two layers."""
     replica = start(WORKLOAD=workload, WARMUP_REQUESTS="0", **options)
     replica.wait_for_phase("serving", timeout_s=120)
     time.sleep(0.5)
