@@ -17,9 +17,10 @@ import numpy as np
 from harness.backends.base import Finding, Severity
 from harness.clock import Clock
 from harness.errors import NoDataError, PrometheusError
-from harness.metrics.catalogue import ESSENTIAL_SOURCES, Level, Metric
+from harness.metrics.catalogue import ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.targets import why_unseen
 from harness.metrics.promql import render
 from harness.metrics.windows import MS_PER_S, to_ms
 from harness.spec import Timing
@@ -27,6 +28,7 @@ from harness.spec import Timing
 SCRAPES = 8
 """Scrape intervals that a query may take, beyond its window, until it answers: discovery, a slow exporter, two scrapes."""
 LEAST_S = 30.0
+"""So long at least; from then on a server that says itself that it does not scrape the replica is believed."""
 POLL_S = 1.0
 ENOUGH_SAMPLES = 3
 """So many samples tell how far apart they come."""
@@ -102,6 +104,7 @@ class _Rehearsal:
         self._timing = timing
         self._clock = clock
         self._begun_s = clock.now_s()
+        self._pod_label, self._pods = origin.labels.pod, origin.pods
         dialect = origin.dialect()
         queries = {metric.name: render(metric, dialect, timing.window_s) for metric in metrics}
         self._questions = [
@@ -122,12 +125,19 @@ class _Rehearsal:
             if self._clock.wait_until(self._clock.now_s() + POLL_S, abort):
                 return []
             self._ask()
+            if self._clock.now_s() > self._begun_s + LEAST_S and self._why_unseen():
+                break
         took_s = self._clock.now_s() - self._begun_s
         return [*self._unanswered(took_s), *self._too_rare()]
 
     def _done(self) -> bool:
         answered = all(question.answered for question in self._questions)
         return answered and all(one.interval_s is not None for one in self._intervals.values())
+
+    def _why_unseen(self) -> str:
+        """Why the server, as it says itself, does not scrape the replica: nothing comes of waiting then. Empty: it may."""
+        waiting = any(not one.answered and one.metric.source in REPLICA_SOURCES for one in self._questions)
+        return why_unseen(self._server, self._pod_label, self._pods) if waiting else ""
 
     def _ask(self) -> None:
         for question in self._questions:
@@ -164,20 +174,23 @@ class _Rehearsal:
         return max(gaps_s, default=None)
 
     def _unanswered(self, took_s: float) -> Iterator[Finding]:
-        """One finding for each metric, with the query's own text."""
-        told: set[str] = set()
+        """One finding for all metrics that have the same cause, with the text of one query."""
+        unseen = self._why_unseen()
+        together: dict[tuple[bool, str, str], dict[str, _Question]] = {}
         for question in self._questions:
-            metric = question.metric
-            if question.answered or metric.name in told:
-                continue
-            told.add(metric.name)
-            essential = metric.source in ESSENTIAL_SOURCES
+            if not question.answered:
+                metric = question.metric
+                why = unseen if unseen and metric.source in REPLICA_SOURCES else question.error
+                key = (metric.source in ESSENTIAL_SOURCES, why, _ADVICE[metric.level])
+                together.setdefault(key, {}).setdefault(metric.name, question)
+        for (essential, why, advice), questions in together.items():
+            verb = "has" if len(questions) == 1 else "have"
             yield Finding(
                 Severity.ERROR if essential else Severity.WARNING,
                 "canary",
-                f"{metric.name} of a running replica has no value after {took_s:.0f} s: {question.error}. "
-                f"The query was: {question.promql}",
-                _ADVICE[metric.level],
+                f"{', '.join(questions)} of a running replica {verb} no value after {took_s:.0f} s: {why}. "
+                f"{'The' if len(questions) == 1 else 'A'} query was: {next(iter(questions.values())).promql}",
+                advice,
             )
 
     def _too_rare(self) -> Iterator[Finding]:

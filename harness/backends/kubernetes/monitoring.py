@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
 from harness.errors import NoDataError, PrometheusError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.targets import Target, active, last_error
 from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
 from harness.spec import ExperimentSpec, KubernetesSpec
 
@@ -26,8 +26,6 @@ RETENTION_FACTOR = 2.0
 _DURATION = re.compile(r"(\d+)(ms|y|w|d|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _LISTED = 5
-
-Target = Mapping[str, Any]
 
 
 def check_prometheus(
@@ -42,7 +40,7 @@ def check_prometheus(
         now_s: the harness's clock, seconds since the epoch.
     """
     try:
-        targets = list(server.read("targets", state="active")["activeTargets"])
+        targets = active(server)
     except PrometheusError as error:
         return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED)]
     names = {name for experiment in experiments for name in experiment.metrics}
@@ -94,8 +92,7 @@ def _targets(targets: Sequence[Target]) -> Iterator[Finding]:
     if not down:
         return
     told = "; ".join(
-        f"{one['labels'].get('job')} {one['labels'].get('instance')}: {one.get('lastError') or 'it does not say why'}"
-        for one in down[:_LISTED]
+        f"{one['labels'].get('job')} {one['labels'].get('instance')}: {last_error(one)}" for one in down[:_LISTED]
     )
     more = f"; and {len(down) - _LISTED} more" if len(down) > _LISTED else ""
     yield Finding(

@@ -15,6 +15,7 @@ from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.naming import key_labels, natural
 from harness.metrics.prometheus.presence import Key
+from harness.metrics.prometheus.targets import why_unseen
 from harness.metrics.promql import Dialect, render
 
 _SUBJECT = "metric"
@@ -83,11 +84,19 @@ class Watch:
         sentences += [
             f"{_clock(now_s)} {self._server} has no sample of {what} {self._since()}." for what in self._described(new)
         ]
+        sentences += [f"{_clock(now_s)} {why}." for why in self._why(new)]
         self._looked = True
         return sentences
 
     def _since(self) -> str:
         return f"from the last {self._stale_s:g} s" if self._looked else "at the beginning of the recording"
+
+    def _why(self, absences: Iterable[Absence]) -> Iterator[str]:
+        """What the server says of the replicas among them."""
+        replicas = sorted({key[0] for level, key, _ in absences if level is Level.REPLICA and key})
+        why = why_unseen(self._server, self._dialect.by, replicas) if replicas else ""
+        if why:
+            yield why
 
     def _returned(self, now_s: float) -> Iterator[str]:
         if self._away_since_s is not None:

@@ -85,27 +85,42 @@ def scene(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    monkeypatch.setattr("harness.backends.kubernetes.canary.LEAST_S", 1.0)
+    """Longer than the 5 s in which a Prometheus that was just started has no targets."""
+    monkeypatch.setattr("harness.backends.kubernetes.canary.LEAST_S", 6.0)
 
 
 def test_a_canary_that_is_seen_in_every_metric_gets_no_remark(scene):
     assert scene.rehearse() == []
 
 
-def test_a_pod_that_is_not_discovered_is_an_error_with_the_querys_text(scene):
-    found = {one.message.split()[0]: one for one in scene.rehearse(pods=("work-x",))}
-    assert {name for name, one in found.items() if one.severity is Severity.ERROR} == {
-        "latency_avg",
-        "latency_p50",
-        "latency_p95",
-        "latency_p99",
-        "throughput",
-        "total_count",
-    }
-    assert {name for name, one in found.items() if one.severity is Severity.WARNING} == {"cpu_usage", "memory_usage"}
-    message = found["throughput"].message
-    assert "it matches nothing. The query was: sum by (pod) (rate(inference_requests_total" in message
-    assert "its page /targets" in found["throughput"].advice
+def test_a_pod_that_is_not_discovered_is_one_error_with_the_servers_reason(scene):
+    found = {one.severity: one for one in scene.rehearse(pods=("work-x",))}
+    error, warning = found[Severity.ERROR], found[Severity.WARNING]
+    assert len(found) == 2
+    assert error.message.startswith(
+        "latency_avg, latency_p50, latency_p95, latency_p99, throughput, total_count of a running replica have no value"
+    )
+    assert "has no target with the label pod=work-x: its discovery does not find it. A query was: sum by (pod) (rate(" in (
+        error.message
+    )
+    assert "its page /targets" in error.advice
+    assert warning.message.startswith("cpu_usage, memory_usage of a running replica have no value")
+    assert "it matches nothing. A query was: sum by (pod)" in warning.message
+
+
+def test_a_pod_that_cannot_be_scraped_is_an_error_with_the_scrapes_own(scene):
+    scene.pages.down.add("work-b")
+    try:
+        [found] = scene.rehearse(pods=("work-b",), metrics=["throughput"])
+    finally:
+        scene.pages.down.clear()
+    assert "cannot scrape http://127.0.0.1" in found.message
+    assert "/work-b: server returned HTTP status 500" in found.message
+
+
+def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discovery(scene):
+    [found] = scene.rehearse(metrics=["ttft_p50"])
+    assert (found.severity, "it matches nothing. The query was" in found.message) == (Severity.WARNING, True)
 
 
 def test_an_exporter_that_is_down_is_a_warning(scene):

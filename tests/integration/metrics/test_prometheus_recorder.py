@@ -123,8 +123,10 @@ def test_a_target_that_goes_is_said_within_seconds_and_missing_with_a_reason(run
     at = {2: lambda: pages.down.add("work-b"), 8: pages.down.clear}
     found = Recorded(running.url, 13, at)
 
-    gone, back = found.notices
+    gone, why, back = found.notices
     assert "no sample of inference_requests_total of replica-1 (work-b)" in gone
+    assert "cannot scrape http://127.0.0.1" in why
+    assert "/work-b: server returned HTTP status 500" in why
     assert found.seen_at[gone] <= 2 + 4
     assert "replica-1 (work-b) is there again" in back
     assert set(found.notices) <= set(found.summary.warnings)
