@@ -62,6 +62,7 @@ class PodProcess:
     last: dict | None = None
     ended: dict | None = None
     reason: str = ""
+    unhealthy: str = ""
     ready: bool = False
     told: bool = False
     written: str = ""
@@ -101,7 +102,8 @@ class ClusterDriver:
     """Drives one namespace; use it as a context.
 
     Attributes:
-        slices: of the GPU resource that its node offers.
+        slices: of the GPU resource that its node has.
+        withdrawn: of these, how many it does not lend.
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
@@ -113,6 +115,7 @@ class ClusterDriver:
     folder: Path
     node: str = "node-a"
     slices: int = 10
+    withdrawn: int = 0
     pull: tuple[str, str] | None = None
     forbidden: str = ""
     started_after_s: float = 0.0
@@ -179,6 +182,12 @@ class ClusterDriver:
         conditions.append({"type": kind, "status": status, "reason": reason, "message": message})
         self._write_node(conditions)
 
+    def fail_device(self, name: str, device: str) -> None:
+        """Let the device plugin call the slice that a pod holds unhealthy."""
+        self.pods[name].unhealthy = device
+        self.withdrawn += 1
+        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+
     def names(self) -> list[str]:
         """The pods that are there, by name."""
         return sorted(pod["metadata"]["name"] for pod in self.api.list(self.collection))
@@ -204,7 +213,7 @@ class ClusterDriver:
             "addresses": [{"type": "InternalIP", "address": self.address}],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self.kubelet.port}},
             "capacity": {"cpu": "4", "memory": "16Gi", "pods": "110", GPU: str(self.slices)},
-            "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110", GPU: str(self.slices)},
+            "allocatable": {"cpu": "4", "memory": "16Gi", "pods": "110", GPU: str(self.slices - self.withdrawn)},
             "nodeInfo": {
                 "machineID": "", "systemUUID": "", "bootID": "", "kernelVersion": "6.14.0", "osImage": "Ubuntu 24.04",
                 "containerRuntimeVersion": "cri-o://1.36.3", "kubeletVersion": "v1.36.2", "kubeProxyVersion": "",
@@ -294,7 +303,8 @@ class ClusterDriver:
             }
         ]
         spec = json.loads(json.dumps(template["spec"]))
-        if self._wanted(spec) + sum(self._wanted(pod["spec"]) for pod in self._placed()) <= self.slices:
+        lent = sum(self._wanted(pod["spec"]) for pod in self._placed())
+        if self._wanted(spec) + lent <= self.slices - self.withdrawn:
             spec["nodeName"] = self.node
         self.api.create(self.collection, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
 
@@ -376,6 +386,7 @@ class ClusterDriver:
                 _container(
                     terminated=ended.get("terminated"), last=known.last, restarts=known.restarts, ready=ready == "True"
                 )
+                | ({"allocatedResourcesStatus": [_sick(known.unhealthy)]} if known.unhealthy else {})
             ],
         }
         return status | {key: ended[key] for key in ("reason", "message") if key in ended}
@@ -428,6 +439,10 @@ def _owned(pod: dict, owner: dict) -> bool:
 def _ready(pod: dict) -> bool:
     conditions = pod.get("status", {}).get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions) and end_of(pod) is None
+
+
+def _sick(device: str) -> dict:
+    return {"name": GPU, "resources": [{"resourceID": device, "health": "Unhealthy"}]}
 
 
 def _container(*, waiting=None, terminated=None, last=None, restarts=0, ready=False) -> dict:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes.nodes import withdrawn
 from harness.spec import KubernetesSpec
 
 Object = Mapping[str, Any]
@@ -70,6 +71,9 @@ def check_gpus(
         return
     rooms = room(nodes, pods, spec, campaign_id)
     resource = spec.gpu_resource
+    for node in nodes:
+        if _selected(node, spec) and not unusable(node, spec) and (less := withdrawn(node, resource)):
+            yield Finding(Severity.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
     if not any(one.offered for one in rooms):
         yield Finding(
             Severity.ERROR,
@@ -99,6 +103,12 @@ def check_gpus(
             "End them: whatever they do on the GPU is measured, too.",
         )
     yield from _number_of_devices(nodes, spec)
+
+
+_FAILED_GPU_ADVICE = (
+    "Read its log. After an Xid it withdraws one slice and lends the others of the same GPU on: "
+    "reset that GPU, or reboot the node, before anything is measured."
+)
 
 
 def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, campaign_id: str) -> list[NodeRoom]:

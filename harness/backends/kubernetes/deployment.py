@@ -118,7 +118,10 @@ class KubernetesDeployment:
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
-        self._watchman = Watchman(self._api, self.replicas, self._pods, self._folder, self._clock, on_death)
+        gpu_resource = self._spec.gpu_resource if self._spec.gpus_per_replica else ""
+        self._watchman = Watchman(
+            self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource, on_death
+        )
         self._watchman.start()
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:

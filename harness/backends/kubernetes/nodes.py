@@ -28,6 +28,18 @@ def pressures(node: Object) -> dict[str, str]:
     return {kind: str(one.get("message") or "") for kind, one in found.items() if one.get("status") == "True"}
 
 
+def withdrawn(node: Mapping[str, Any], resource: str) -> str:
+    """How much less of an extended resource a node lends than it has; empty when it lends all."""
+    status = node.get("status") or {}
+    has, lends = (int((status.get(kind) or {}).get(resource, 0)) for kind in ("capacity", "allocatable"))
+    if lends >= has:
+        return ""
+    return (
+        f"node {node['metadata']['name']} lends {lends} of its {has} {resource}: "
+        "the device plugin calls the others unhealthy, or is away"
+    )
+
+
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
     """All nodes together as the host, and every GPU that a replica sees. ``nodes``: empty where they cannot be read."""
     gpus: dict[str, str] = {}

@@ -113,6 +113,19 @@ def restarts(pod: Object) -> int:
     return int(container_status(pod).get("restartCount") or 0)
 
 
+def unhealthy_devices(pod: Object) -> list[str]:
+    """Devices that its container holds and their plugin calls unhealthy, as ``nvidia.com/gpu GPU-...::2``.
+
+    Kubernetes 1.36 and newer tell (ResourceHealthStatus).
+    """
+    return [
+        f"{resource['name']} {device['resourceID']}"
+        for resource in container_status(pod).get("allocatedResourcesStatus") or []
+        for device in resource.get("resources") or []
+        if device.get("health") == "Unhealthy"
+    ]
+
+
 def sort_key(pod: Object) -> tuple[int, str]:
     """Order of the replicas: a job's own index, else the name."""
     index = (pod["metadata"].get("annotations") or {}).get(INDEX_ANNOTATION, "0")

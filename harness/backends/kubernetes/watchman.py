@@ -28,6 +28,7 @@ class Watchman:
         watched: follows their pods already.
         folder: the attempt's; the log of a dead replica is saved there at once, for its pod may go.
         clock: real time.
+        gpu_resource: that the replicas hold some of; empty: none.
         on_death: called for each death, from a watching thread.
     """
 
@@ -38,11 +39,13 @@ class Watchman:
         watched: Watcher,
         folder: Path,
         clock: Clock,
+        gpu_resource: str,
         on_death: Callable[[ReplicaDeath], None],
     ) -> None:
         self._api, self._clock, self._folder, self._on_death = api, clock, folder, on_death
         self._replicas = {replica.uid: replica for replica in replicas}
         self._watched = watched
+        self._gpu_resource = gpu_resource
         self._names = {replica.node for replica in replicas}
         self._nodes = Watcher(api, "/api/v1/nodes", listener=self._see_node)
         self._lock = threading.RLock()
@@ -80,6 +83,11 @@ class Watchman:
         """Whatever ends from here on was told to; returns what speaks against the recording besides deaths."""
         with self._lock:
             self._stopping = True
+        # Only now: a plugin that was restarted in between has lent nothing for seconds, and hurt nobody.
+        for node in self._nodes.objects if self._gpu_resource else []:
+            name = str(node["metadata"]["name"])
+            if name in self._names and (less := nodes.withdrawn(node, self._gpu_resource)):
+                self._remark(f"{name}/{self._gpu_resource}", f"{less}.")
         self._nodes.stop()
         outages = [
             f"the API server did not answer for {end_s - begin_s:.0f} s while replicas were watched ({why[:200]})."
@@ -100,6 +108,8 @@ class Watchman:
         replica = self._replicas.get(str(pod["metadata"]["uid"]))
         if replica is None:
             return  # made by the controller in place of a dead one: nothing that is measured
+        for device in [] if self._stopping else pods.unhealthy_devices(pod):
+            self._remark(device, f"replica {replica.index} held {device} when its plugin called it unhealthy.")
         end = pods.end_of(pod, restarts_before=replica.restarts)
         if kind == "DELETED":
             end = end or End(None, "the pod was deleted")

@@ -156,6 +156,21 @@ def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
     assert deaths == []
 
 
+def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
+    deployment, _ = deploy(experiment(replicas=2))
+    notices = []
+    deployment._watchman.tell(notices.append)
+
+    driver.fail_device(deployment.statuses()[1]["pod"], "GPU-5b0c::2")
+    wait_for(lambda: notices, SEEN_WITHIN_S)
+
+    held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
+    assert notices == [held]
+    withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
+    assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=4)] == [held[: len(withdrawn)], withdrawn]
+    assert deaths == []
+
+
 def test_a_replica_that_does_not_drain_is_killed_and_said(deploy, driver):
     deployment, _ = deploy(experiment(replicas=1))
     driver.last_signal = signal.SIGKILL

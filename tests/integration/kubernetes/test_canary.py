@@ -100,8 +100,9 @@ def test_a_pod_that_is_not_discovered_is_one_error_with_the_servers_reason(scene
     assert error.message.startswith(
         "latency_avg, latency_p50, latency_p95, latency_p99, throughput, total_count of a running replica have no value"
     )
-    assert "has no target with the label pod=work-x: its discovery does not find it. A query was: sum by (pod) (rate(" in (
-        error.message
+    assert (
+        "has no target with the label pod=work-x: its discovery does not find it. A query was: sum by (pod) (rate("
+        in (error.message)
     )
     assert "its page /targets" in error.advice
     assert warning.message.startswith("cpu_usage, memory_usage of a running replica have no value")

@@ -163,6 +163,16 @@ def test_nodes_that_are_not_fit(nodes, severity, words):
     assert words in found.message
 
 
+@pytest.mark.parametrize(("lends", "severities"), [(7, [Severity.WARNING]), (0, [Severity.WARNING, Severity.ERROR])])
+def test_slices_that_the_device_plugin_withdrew_are_told(lends, severities):
+    sick = node(gpus=lends)
+    sick["status"]["capacity"] = {GPU: "8"}
+    found = gpu_findings([sick], [], replicas=3)
+    assert [one.severity for one in found] == severities
+    assert f"node n1 lends {lends} of its 8 nvidia.com/gpu" in found[0].message
+    assert "Xid" in found[0].advice
+
+
 def test_a_taint_that_is_tolerated_and_a_control_plane_that_stands_apart_are_nothing():
     tolerant = KubernetesSpec(tolerations=[{"key": GPU, "effect": "NoSchedule"}])
     assert list(check_nodes([node(taints=[{"key": GPU, "effect": "NoSchedule"}])], tolerant)) == []
