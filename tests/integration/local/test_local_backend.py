@@ -113,8 +113,8 @@ def test_a_replica_that_dies_while_starting_is_an_error_with_its_last_lines(depl
 
 
 def test_a_replica_that_never_serves_is_an_error_that_names_its_phase(deploy, campaign_id):
-    with pytest.raises(BackendError, match=r"replica 0 \(and 1 more\) did not serve within 1 s \(phase warming\)"):
-        deploy(factory="hangs", replicas=2, timing={"ready_timeout_s": 1})
+    with pytest.raises(BackendError, match=r"replica 0 \(and 1 more\) did not serve within 3 s \(phase warming\)"):
+        deploy(factory="hangs", replicas=2, timing={"ready_timeout_s": 3})
 
     assert marked(campaign_id) == []
 
