@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.nvidia_smi import NvidiaSmi
 
 DOCUMENTATION = r"""
 module: gpu_devices
@@ -22,6 +22,8 @@ options:
   assumed: {description: GPUs counted where there is no C(nvidia-smi); 0 makes that an error., type: int, default: 0}
   sharing: {description: How GPUs are shared., type: str, choices: [exclusive, time-slicing, mps], default: exclusive}
   replicas: {description: Slices per device; counts unless O(sharing=exclusive)., type: int, default: 1}
+  profiles: {description: MIG instances that every GPU is going to be divided into; empty leaves them as they are., type: list,
+             elements: str, default: []}
   mig_strategy: {description: How MIG instances are named., type: str, choices: [none, single, mixed], default: none}
   resource: {description: Name of a whole GPU., type: str, default: nvidia.com/gpu}
 author: [the project]
@@ -38,37 +40,15 @@ EXAMPLES = r"""
 RETURN = r"""
 ansible_facts:
   description:
-    - C(gpu.devices), each with index, uuid, name, compute_mode, mig (on or off) and instances (profiles).
+    - C(gpu.devices), each with index, uuid, name, compute_mode, mig (on, off, or null where there is none) and
+      instances (profiles).
     - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
   type: dict
   returned: always
 """
 
-FIELDS = "index,uuid,name,compute_mode,mig.mode.current"
 # As the control daemon itself checks (compute capability 7.5 and newer); fewer on older devices.
 MPS_CLIENTS_MAX = 48
-
-
-def parse_devices(rows: str) -> list[dict[str, Any]]:
-    """The rows of ``nvidia-smi --query-gpu`` as devices without their instances."""
-    devices = []
-    for row in filter(None, map(str.strip, rows.splitlines())):
-        index, uuid, name, compute_mode, mig = (field.strip() for field in row.split(",", 4))
-        device = {"index": int(index), "uuid": uuid, "name": name, "compute_mode": compute_mode}
-        devices.append({**device, "mig": mig == "Enabled", "instances": []})
-    return devices
-
-
-def parse_instances(listing: str) -> dict[str, list[str]]:
-    """Profiles of the MIG instances in ``nvidia-smi -L`` by the UUID of their GPU."""
-    found: dict[str, list[str]] = {}
-    gpu = ""
-    for line in listing.splitlines():
-        if match := re.match(r"GPU \d+:.*\(UUID: (GPU-\S+)\)", line):
-            gpu = match[1]
-        elif match := re.match(r"\s+MIG (\S+)\s+Device", line):
-            found.setdefault(gpu, []).append(match[1])
-    return found
 
 
 def contradictions(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_strategy: str) -> list[str]:
@@ -89,7 +69,9 @@ def contradictions(devices: list[dict[str, Any]], sharing: str, replicas: int, m
                 f"{name} has MIG on: set device_plugin_mig_strategy, or `nvidia-smi -i {device['index']} -mig 0`"
             )
         elif device["mig"] and not device["instances"]:
-            found.append(f"{name} has MIG on and no instance: make some (`nvidia-smi mig -cgi ... -C`)")
+            found.append(
+                f"{name} has MIG on and no instance: set device_plugin_mig_profiles, or make some (`nvidia-smi mig -cgi ... -C`)"
+            )
         elif not device["mig"] and mig_strategy == "single":
             found.append(f"{name} has MIG off, and `single` wants every GPU divided: use mixed, or turn MIG on")
     profiles = {profile for device in devices for profile in device["instances"]}
@@ -112,35 +94,23 @@ def resources(devices: list[dict[str, Any]], mig_strategy: str, whole: str) -> d
     return dict(sorted(count.items()))
 
 
-class Devices:
-    """What nvidia-smi says."""
+def read(module: AnsibleModule, assumed: int) -> list[dict[str, Any]]:
+    """Every device with its instances; stand-ins where nothing can be asked and some are assumed."""
+    smi = NvidiaSmi(module)
+    if smi.there():
+        return list(smi.devices())
+    if assumed == 0:
+        module.fail_json(
+            msg="there is no nvidia-smi on this machine, so its GPUs cannot be counted. Install the driver's"
+            " utilities (nvidia-utils-580-server), or set device_plugin_gpus_assumed."
+        )
+    device = {"uuid": "", "name": "assumed", "compute_mode": "Default", "mig": False, "instances": []}
+    return [{"index": index, **device} for index in range(assumed)]
 
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
 
-    def ask(self, *words: str) -> str:
-        """Standard output of nvidia-smi; ends the module with its own words when it fails."""
-        code, out, err = self.module.run_command(["nvidia-smi", *words])
-        if code != 0:
-            self.module.fail_json(
-                msg=f"nvidia-smi {' '.join(words)} ended with {code}: {(out or err).strip()[-400:]}"
-                " A driver whose library and kernel module differ wants a reboot; `dmesg | grep -i nvrm` says more."
-            )
-        return str(out)
-
-    def read(self, assumed: int) -> list[dict[str, Any]]:
-        """Every device with its instances; stand-ins where nothing can be asked and some are assumed."""
-        if self.module.get_bin_path("nvidia-smi") is None:
-            if assumed == 0:
-                self.module.fail_json(
-                    msg="there is no nvidia-smi on this machine, so its GPUs cannot be counted. Install the driver's"
-                    " utilities (nvidia-utils-580-server), or set device_plugin_gpus_assumed."
-                )
-            device = {"uuid": "", "name": "assumed", "compute_mode": "Default", "mig": False, "instances": []}
-            return [{"index": index, **device} for index in range(assumed)]
-        devices = parse_devices(self.ask(f"--query-gpu={FIELDS}", "--format=csv,noheader"))
-        instances = parse_instances(self.ask("-L")) if any(device["mig"] for device in devices) else {}
-        return [{**device, "instances": instances.get(device["uuid"], [])} for device in devices]
+def divided(devices: list[dict[str, Any]], profiles: list[str]) -> list[dict[str, Any]]:
+    """The devices as they are once the machine is divided into these instances; as they are for none."""
+    return [{**one, "mig": True, "instances": profiles} for one in devices] if profiles else devices
 
 
 def main() -> None:
@@ -152,6 +122,7 @@ def main() -> None:
             "assumed": {"type": "int", "default": 0},
             "sharing": {"type": "str", "choices": ["exclusive", "time-slicing", "mps"], "default": "exclusive"},
             "replicas": {"type": "int", "default": 1},
+            "profiles": {"type": "list", "elements": "str", "default": []},
             "mig_strategy": {"type": "str", "choices": ["none", "single", "mixed"], "default": "none"},
             "resource": {"type": "str", "default": "nvidia.com/gpu"},
         },
@@ -159,18 +130,26 @@ def main() -> None:
     )
     module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
     asked = module.params
-    devices = Devices(module).read(asked["assumed"]) if asked["wanted"] else []
+    devices = divided(read(module, asked["assumed"]), asked["profiles"]) if asked["wanted"] else []
     if asked["wanted"] and not devices:
         module.fail_json(
             msg="the driver shows no GPU (`nvidia-smi -L` is empty): see `dmesg | grep -i nvrm`, or reboot."
         )
     wrong = contradictions(devices, asked["sharing"], asked["replicas"], asked["mig_strategy"]) if devices else []
+    if devices and asked["profiles"] and asked["mig_strategy"] == "none":
+        wrong = ["device_plugin_mig_profiles divides the GPUs: set device_plugin_mig_strategy to single or mixed"]
     if wrong:
         module.fail_json(msg=f"{asked['node']}: {'; '.join(wrong)}. Nothing was changed.")
     slices = 1 if asked["sharing"] == "exclusive" else asked["replicas"]
     found = resources(devices, asked["mig_strategy"], asked["resource"])
     advertised = {name: count * slices for name, count in found.items()}
-    facts = {"node": asked["node"], "devices": devices, "resources": found, "advertised": advertised}
+    facts = {
+        "node": asked["node"],
+        "devices": devices,
+        "profiles": asked["profiles"],
+        "resources": found,
+        "advertised": advertised,
+    }
     module.exit_json(changed=False, ansible_facts={"gpu": facts})
 
 

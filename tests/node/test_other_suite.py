@@ -1,9 +1,11 @@
 """The other Debian: the same story in short, so that no role leans on what one release happens to bring.
 
-It begins without a GPU and gets one later.
+It begins without a GPU, gets one later, and divides it at last.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +14,17 @@ from tests.node import dirty, judge
 from tests.node.conftest import SUITE, Boot
 from tests.node.machine import image
 from tests.node.machine.deps import Tools
+from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
 from tests.node.story import SITE, playbooks_for
+from tests.support import fake_nvidia_smi
 
 FOR_GPUS = {"nvidia_toolkit", "device_plugin"}
+GPU_STAGE = "playbooks/gpu.yml"
+# One instance, so that as many slices are advertised as of the whole GPU.
+INSTANCES = ["7g.141gb"]
+DIVIDED = {"device_plugin_mig_profiles": INSTANCES, "device_plugin_mig_strategy": "single"}
 OTHER = "trixie" if SUITE == "bookworm" else "bookworm"
 
 
@@ -74,3 +82,42 @@ def test_it_is_well_before_and_after_a_reboot_and_has_nothing_left_to_do(others_
     assert others_reboot.status == 0, others_reboot.report["problems"]
     assert others_reboot.boots[0] != others_reboot.boots[1]
     assert others_reboot.report["converge"]["changed"] == 0
+
+
+class DividedGpu:
+    """A GPU that a stand-in for nvidia-smi shows, kept in a file of the machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        machine.write("/opt/nvidia-smi.py", Path(fake_nvidia_smi.__file__).read_text())
+        machine.write("/usr/bin/nvidia-smi", '#!/bin/sh\nexec python3 /opt/nvidia-smi.py /opt/gpus.json "$@"\n')
+        machine.ssh("chmod 755 /usr/bin/nvidia-smi")
+        self.undivide()
+
+    def undivide(self) -> None:
+        """As a boot does to a GPU of Hopper and newer."""
+        self._machine.write("/opt/gpus.json", json.dumps([asdict(fake_nvidia_smi.Gpu("GPU-a"))]))
+
+    def instances(self) -> list[str]:
+        (gpu,) = json.loads(self._machine.output("cat /opt/gpus.json"))
+        return list(gpu["instances"])
+
+
+def test_a_gpu_is_divided_when_asked_and_at_every_boot(others_playbooks: Playbooks, others_reboot: Reboot) -> None:
+    assert others_reboot.status == 0
+    machine = others_playbooks.machine
+    gpu = DividedGpu(machine)
+    checked = others_playbooks.run(GPU_STAGE, "--check", **DIVIDED)
+    assert (checked.status, gpu.instances()) == (0, []), checked.explain()
+    run = others_playbooks.run(GPU_STAGE, **DIVIDED)
+    assert (run.status, gpu.instances()) == (0, INSTANCES), run.explain()
+    again = others_playbooks.run(GPU_STAGE, **DIVIDED)
+    assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+    gpu.undivide()
+    machine.reboot()
+    machine.ssh("systemctl start node-mig.service")  # waits for it while the machine still starts
+    assert gpu.instances() == INSTANCES
+    back = others_playbooks.run(GPU_STAGE, device_plugin_mig_strategy="single")
+    assert back.status == 0, back.explain()
+    assert machine.output("find /etc/systemd -name 'node-mig*'") == ""
+    assert gpu.instances() == INSTANCES, "instances are made, and never taken away unless others are asked for"

@@ -1,5 +1,7 @@
 """The objects that share GPUs, rendered for every way of sharing."""
 
+import json
+
 import kubernetes_validate
 import pytest
 import tree
@@ -19,11 +21,12 @@ MATRIX = [
 NODES = {"controlplane": {"nvidia.com/gpu": 10}, "second.example": {"nvidia.com/mig-1g.5gb": 70}, "third": {}}
 
 
-def documents(name, sharing="time-slicing", mig="none"):
+def documents(name, sharing="time-slicing", mig="none", divisions=None):
     given = {"device_plugin_sharing": sharing, "device_plugin_mig_strategy": mig}
     given |= {
         "gpu_nodes": NODES,
         "gpu_resources": ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"],
+        "gpu_divisions": divisions or {},
         "gpu_smoke_id": "0123abcd",
     }
     return [one for one in yaml.safe_load_all(render(GPU / name, **given)) if one]
@@ -87,6 +90,14 @@ def test_another_configuration_is_another_pod(sharing):
         if item["kind"] == "DaemonSet":
             annotations = item["spec"]["template"]["metadata"]["annotations"]
             assert annotations["gpu-sharing-harness/config"] == found["ConfigMap/device-plugin"]["data"]["config.yaml"]
+
+
+def test_gpus_divided_anew_are_another_pod_of_the_plugin():
+    wanted = {"controlplane": ["3g.71gb", "4g.71gb"]}
+    plugin = documents("device-plugin.yaml.j2", "exclusive", "mixed", wanted)[-1]
+    annotations = plugin["spec"]["template"]["metadata"]["annotations"]
+    assert json.loads(annotations["gpu-sharing-harness/divisions"]) == wanted
+    kubernetes_validate.validate(plugin, max(MINORS), strict=True)
 
 
 @pytest.mark.parametrize(("sharing", "mig"), MATRIX)

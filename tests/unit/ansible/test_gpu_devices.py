@@ -28,7 +28,7 @@ def run(monkeypatch, row=ROW, listing="", *, smi="/usr/bin/nvidia-smi", code=0, 
             return smi
 
     params = {"node": "n", "wanted": True, "assumed": 0, "sharing": "time-slicing", "replicas": 10}
-    params |= {"mig_strategy": "none", "resource": "nvidia.com/gpu", **changed}
+    params |= {"profiles": [], "mig_strategy": "none", "resource": "nvidia.com/gpu", **changed}
     fake = Fake(lambda words: (code, listing if words[1] == "-L" else row, ""), **params)
     monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
     with pytest.raises(SystemExit) as ended:
@@ -58,6 +58,13 @@ def test_instances_have_a_resource_each_when_mixed(monkeypatch):
     assert run(monkeypatch, MIG_ROW, MIG_LIST, mig_strategy="mixed", replicas=2)["advertised"]["nvidia.com/gpu"] == 2
 
 
+def test_what_the_machine_is_going_to_be_divided_into_counts_as_if_it_were(monkeypatch):
+    row, wanted = MIG_ROW.replace("Enabled", "Disabled"), ["3g.71gb", "4g.71gb"]
+    found = run(monkeypatch, row, MIG_LIST, sharing="exclusive", mig_strategy="mixed", profiles=wanted)
+    assert found["advertised"] == {"nvidia.com/mig-3g.71gb": 2, "nvidia.com/mig-4g.71gb": 2}
+    assert found["profiles"] == wanted
+
+
 def test_instances_count_as_gpus_when_single(monkeypatch):
     listing = MIG_LIST.split("  MIG 3g", maxsplit=1)[0]
     found = run(monkeypatch, MIG_ROW.splitlines()[0], listing, sharing="exclusive", mig_strategy="single")
@@ -74,6 +81,7 @@ def test_instances_count_as_gpus_when_single(monkeypatch):
         (MIG_ROW, MIG_LIST, {}, "GPU 0 .* has MIG on: set device_plugin_mig_strategy"),
         (MIG_ROW, "GPU 0: NVIDIA H200 (UUID: GPU-aa)\n", {"mig_strategy": "mixed"}, "MIG on and no instance"),
         (MIG_ROW, MIG_LIST, {"mig_strategy": "single"}, "there are 1g.18gb, 3g.71gb.me: use mixed"),
+        (ROW, "", {"profiles": ["1g.18gb"]}, "set device_plugin_mig_strategy to single or mixed"),
         ("", "", {}, "the driver shows no GPU"),
     ],
 )
