@@ -50,6 +50,7 @@ OPTIONAL_VARIABLES = (
     "worker_node_name",
     "device_plugin_sharing",
     "device_plugin_replicas",
+    "device_plugin_mig_profiles",
     "device_plugin_gpus_assumed",
     "device_plugin_smoke",
     "workload_image_name",
@@ -66,12 +67,14 @@ class Sharing:
     Attributes:
         mode: exclusive, time-slicing or mps.
         slices: per GPU or MIG instance; 1 in mode exclusive.
+        mig_profiles: of the instances that every GPU is divided into; empty: instances are taken as they are.
         gpus_assumed: how many GPUs count where none can be asked.
         smoke: whether a CUDA kernel has to have run.
     """
 
     mode: str
     slices: int
+    mig_profiles: tuple[str, ...]
     gpus_assumed: int
     smoke: bool
 
@@ -81,7 +84,8 @@ class Sharing:
         mode = str(variables.get("device_plugin_sharing") or "exclusive")
         slices = 1 if mode == "exclusive" else int(variables.get("device_plugin_replicas") or 1)
         assumed = int(variables.get("device_plugin_gpus_assumed") or 0)
-        return cls(mode, slices, assumed, smoke=bool(variables.get("device_plugin_smoke", True)))
+        profiles = tuple(map(str, variables.get("device_plugin_mig_profiles") or ()))
+        return cls(mode, slices, profiles, assumed, smoke=bool(variables.get("device_plugin_smoke", True)))
 
 
 @dataclass(frozen=True, slots=True)

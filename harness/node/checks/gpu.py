@@ -28,16 +28,17 @@ def _smi(node: Node, fields: str) -> list[str]:
 
 def _devices(node: Node) -> int:
     """Whole GPUs and MIG instances that the plugin has to hand out."""
+    asked_for = len(node.expected.sharing.mig_profiles)
     if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
-        return node.expected.sharing.gpus_assumed
+        return node.expected.sharing.gpus_assumed * max(asked_for, 1)
     instances: list[int] = []
     for line in node.output("nvidia-smi", "-L").splitlines():
         if line.startswith("GPU "):
             instances.append(0)
         elif line.strip().startswith("MIG "):
             instances[-1] += 1
-    # A divided GPU hands out its instances in its own place.
-    return sum(max(count, 1) for count in instances)
+    # A divided GPU hands out its instances in its own place; what is asked for has to be there after a boot, too.
+    return sum(asked_for or max(count, 1) for count in instances)
 
 
 def _daemon_sets(node: Node) -> dict[str, dict[str, Any]]:
@@ -62,11 +63,12 @@ def node_is_labelled(node: Node) -> Observation:
 
 @check(
     "gpu/slices",
-    advice=f"{_AGAIN}; `kubectl logs -n {_NAMESPACE} daemonset/device-plugin` says what the plugin found.",
+    advice=f"{_AGAIN}; `kubectl logs -n {_NAMESPACE} daemonset/device-plugin` says what the plugin found, and "
+    "`systemctl status node-mig` why instances were not made at boot.",
     unit="kubelet.service",
 )
 def node_advertises_its_slices(node: Node) -> Observation:
-    """The node advertises as many slices as its GPUs and the way of sharing come to."""
+    """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to."""
     require_gpu(node)
     sharing = node.expected.sharing
     wanted = _devices(node) * sharing.slices

@@ -540,6 +540,16 @@ def test_a_divided_gpu_hands_out_its_instances() -> None:
     assert [str(check) for check in verdict(paper).failed] == []
 
 
+@pytest.mark.parametrize(("profiles", "failed"), [(["3g.20gb"] * 2, []), (["1g.5gb"] * 7, ["gpu/slices"])])
+def test_instances_that_are_asked_for_have_to_be_there(profiles: list[str], failed: list[str]) -> None:
+    paper = machine()
+    instances = "".join(f"  MIG 3g.20gb Device {index}: (UUID: MIG-{index})\n" for index in range(2))
+    paper.commands["nvidia-smi -L"] = f"GPU 0: NVIDIA A100 (UUID: GPU-a)\n{instances}"
+    paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/mig-3g.20gb": "20"}
+    found = verdict(paper, device_plugin_mig_profiles=profiles)
+    assert [check.name for check in found.failed] == failed
+
+
 def test_a_paused_grafana_is_not_asked() -> None:
     paper = machine()
     paper.objects["deployments"][-1] = named("grafana", spec={"replicas": 0}, status={})
