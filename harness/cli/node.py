@@ -76,6 +76,10 @@ def sharing(
     replicas: Annotated[
         int | None, typer.Option("--replicas", min=2, max=100, help="Slices of each GPU; default: the inventory's.")
     ] = None,
+    mig: Annotated[
+        str | None,
+        typer.Option("--mig", help="Divide each GPU into these instances before, e.g. 3g.71gb,2g.35gb,1g.18gb."),
+    ] = None,
     forced: Annotated[
         bool, typer.Option("--forced", help="Although pods that hold a GPU run; their kernels fail.")
     ] = False,
@@ -88,7 +92,8 @@ def sharing(
     """Switch how pods share the GPUs, and wait until the nodes advertise it. The inventory says what lasts.
 
     Nothing is changed while a pod holds a GPU. What site.yml sets up again is device_plugin_sharing in
-    inventory/group_vars/all/gpu.yml.
+    inventory/group_vars/all/gpu.yml. MIG instances of one profile count as GPUs; of several, each profile has a
+    resource name of its own.
     """
     from harness.cli.node_progress import task_listener
     from harness.errors import UsageError
@@ -101,6 +106,14 @@ def sharing(
     variables: dict[str, object] = {"device_plugin_sharing": mode.value, "device_plugin_forced": forced}
     if replicas is not None:
         variables["device_plugin_replicas"] = replicas
+    if mig is not None:
+        if mode is SharingMode.MPS:
+            raise UsageError(
+                "MPS is not supported on MIG instances.", advice="Share them by time-slicing, or exclusively."
+            )
+        profiles = mig.split(",")
+        variables["device_plugin_mig_profiles"] = profiles
+        variables["device_plugin_mig_strategy"] = "single" if len(set(profiles)) == 1 else "mixed"
     request = RunRequest(
         Path("playbooks/sharing.yml"), inventory=inventory, check=check, variables=variables, timeout_s=timeout
     )

@@ -11,7 +11,10 @@ import pytest
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[3]
-SAY = "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced} | to_json }}"
+SAY = (
+    "{{ {'mode': device_plugin_sharing, 'replicas': device_plugin_replicas, 'forced': device_plugin_forced,"
+    " 'profiles': device_plugin_mig_profiles | default([]), 'strategy': device_plugin_mig_strategy | default('')} | to_json }}"
+)
 
 
 @pytest.fixture
@@ -46,20 +49,17 @@ def sharing(project, *words):
 @pytest.mark.parametrize(
     ("words", "given"),
     [
-        (["mps", "--replicas", "4"], {"mode": "mps", "replicas": 4, "forced": False}),
-        (["exclusive", "--forced", "--json"], {"mode": "exclusive", "replicas": 10, "forced": True}),
+        (["mps", "--replicas", "4"], {"mode": "mps", "replicas": 4}),
+        (["exclusive", "--forced", "--json"], {"forced": True}),
+        (["exclusive", "--mig", "1g.18gb,1g.18gb"], {"profiles": ["1g.18gb"] * 2, "strategy": "single"}),
+        (["exclusive", "--mig", "3g.71gb,4g.71gb"], {"profiles": ["3g.71gb", "4g.71gb"], "strategy": "mixed"}),
     ],
 )
 def test_the_playbook_gets_what_was_asked_for(project, words, given):
     done = sharing(project, *words)
     assert done.returncode == 0, done.stderr
-    assert {
-        name: value if name == "mode" else json.loads(str(value).lower()) for name, value in written(project)
-    } == given
-
-
-def written(project):
-    return json.loads((project / "playbooks/given").read_text()).items()
+    unsaid = {"mode": "exclusive", "replicas": 10, "forced": False, "profiles": [], "strategy": ""}
+    assert json.loads((project / "playbooks/given").read_text()) == unsaid | given
 
 
 def test_check_changes_nothing(project):
@@ -75,6 +75,7 @@ def test_check_changes_nothing(project):
         (["exclusive", "--replicas", "4"], "one slice for each GPU"),
         (["mig"], "mig"),
         (["mps", "--replicas", "1"], "--replicas"),
+        (["mps", "--mig", "1g.18gb"], "not supported on MIG"),
         ([], "time-slicing"),
     ],
 )
