@@ -28,7 +28,7 @@ from harness.spec import Timing
 SCRAPES = 8
 """Scrape intervals that a query may take, beyond its window, until it answers: discovery, a slow exporter, two scrapes."""
 LEAST_S = 30.0
-"""So long at least; from then on a server that says itself that it does not scrape the replica is believed."""
+"""So long at least; and so long a server says itself that it does not scrape the replica until it is believed."""
 POLL_S = 1.0
 ENOUGH_SAMPLES = 3
 """So many samples tell how far apart they come."""
@@ -121,11 +121,14 @@ class _Rehearsal:
 
     def run(self, scrape_interval_s: float, abort: threading.Event) -> list[Finding]:
         patience_s = max(self._timing.window_s + SCRAPES * scrape_interval_s, LEAST_S)
+        seen_s = self._begun_s
         while not self._done() and self._clock.now_s() < self._begun_s + patience_s:
             if self._clock.wait_until(self._clock.now_s() + POLL_S, abort):
                 return []
             self._ask()
-            if self._clock.now_s() > self._begun_s + LEAST_S and self._why_unseen():
+            if not self._why_unseen():
+                seen_s = self._clock.now_s()
+            elif self._clock.now_s() > seen_s + LEAST_S:
                 break
         took_s = self._clock.now_s() - self._begun_s
         return [*self._unanswered(took_s), *self._too_rare()]
