@@ -22,8 +22,9 @@ from harness.metrics.catalogue import (
     Metric,
     Source,
 )
+from harness.metrics.machine import real_sources
 from harness.metrics.rows import Row, RowSink
-from harness.metrics.sources import Reading, ReplicaTarget, Sources, real_sources
+from harness.metrics.sources import Reading, ReplicaTarget, Sources
 from harness.metrics.summary import (
     LatenessHistogram,
     MetricSummary,

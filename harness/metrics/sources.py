@@ -14,7 +14,7 @@ from typing import Protocol
 from harness.metrics.catalogue import Source
 from harness.metrics.exposition import ReplicaSample
 from harness.metrics.rows import POOLED, series_name
-from harness.metrics.scrape import Missing, Scraper
+from harness.metrics.scrape import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +148,3 @@ class Reading:
     processes: Sequence[ProcessUsage | Missing] = ()
     gpus: Sequence[GpuUsage] = ()
     pressure: Mapping[Source, float | Missing] = field(default_factory=dict)
-
-
-def real_sources(targets: Sequence[ReplicaTarget]) -> Sources:
-    """The sources of this machine, for these replicas."""
-    from harness.metrics.nvml import NvmlGpus
-    from harness.metrics.pressure import KernelPressure
-    from harness.metrics.processes import ProcessTrees
-
-    return Sources(
-        replicas=Scraper([target.metrics_url for target in targets]),
-        processes=ProcessTrees([target.pid for target in targets]),
-        gpus=NvmlGpus(),
-        pressure=KernelPressure(),
-    )

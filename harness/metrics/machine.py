@@ -1,0 +1,21 @@
+"""The sources of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.pressure import KernelPressure
+from harness.metrics.processes import ProcessTrees
+from harness.metrics.scrape import Scraper
+from harness.metrics.sources import ReplicaTarget, Sources
+
+
+def real_sources(targets: Sequence[ReplicaTarget]) -> Sources:
+    """What is read of these replicas and of the machine below them."""
+    return Sources(
+        replicas=Scraper([target.metrics_url for target in targets]),
+        processes=ProcessTrees([target.pid for target in targets]),
+        gpus=NvmlGpus(),
+        pressure=KernelPressure(),
+    )
