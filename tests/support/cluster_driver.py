@@ -10,25 +10,19 @@ import json
 import os
 import signal
 import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
-import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from datetime import UTC, datetime
 from pathlib import Path
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
+from tests.support.kubelet import Kubelet
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +125,7 @@ class ClusterDriver:
         self.collection = f"/api/v1/namespaces/{self.api.namespace}/pods"
         self.apps = f"/apis/apps/v1/namespaces/{self.api.namespace}/deployments"
         self.batch = f"/apis/batch/v1/namespaces/{self.api.namespace}/jobs"
-        self.kubelet = _Kubelet(self)
+        self.kubelet = Kubelet(self.address, self.folder, self.pods)
         self._make_place()
         self._thread = threading.Thread(target=self._run, name="cluster-driver", daemon=True)
         self._thread.start()
@@ -464,72 +458,3 @@ def _container(*, waiting=None, terminated=None, last=None, restarts=0, ready=Fa
         "state": state,
         "lastState": {"terminated": last} if last else {},
     }
-
-
-class _Kubelet(ThreadingHTTPServer):
-    """Answers for the logs of the driver's pods, over TLS with a certificate of its own."""
-
-    daemon_threads = True
-
-    def __init__(self, driver: ClusterDriver) -> None:
-        super().__init__((driver.address, 0), _KubeletHandler)
-        self.driver = driver
-        self.port = self.server_address[1]
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(_certificate(driver.folder))
-        self.socket = context.wrap_socket(self.socket, server_side=True)
-        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
-
-    def handle_error(self, request, client_address):
-        pass
-
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-
-
-class _KubeletHandler(BaseHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        split = urllib.parse.urlsplit(self.path)
-        query = dict(urllib.parse.parse_qsl(split.query))
-        pod = self.server.driver.pods.get(split.path.split("/")[3])
-        if pod is None:
-            self.send_error(404)
-            return
-        number = pod.restarts - (query.get("previous") == "true")
-        log = pod.folder / f"log-{number}"
-        lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-        if "tailLines" in query:
-            lines = lines[-int(query["tailLines"]) :]
-        data = "".join(f"{line}\n" for line in lines).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "text/plain")
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-
-def _certificate(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubelet")])
-    begin = datetime.now(UTC) - timedelta(hours=1)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + timedelta(days=2))
-        .sign(key, hashes.SHA256())
-    )
-    path = folder / "kubelet.pem"
-    path.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM)
-        + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return path
