@@ -111,7 +111,9 @@ def sharing(
             raise UsageError(
                 "MPS is not supported on MIG instances.", advice="Share them by time-slicing, or exclusively."
             )
-        profiles = mig.split(",")
+        profiles = [profile.strip() for profile in mig.split(",")]
+        if not all(profiles):
+            raise UsageError(f"--mig {mig!r} has an empty profile in it.", advice="See: nvidia-smi mig -lgip")
         variables["device_plugin_mig_profiles"] = profiles
         variables["device_plugin_mig_strategy"] = "single" if len(set(profiles)) == 1 else "mixed"
     request = RunRequest(

@@ -76,6 +76,7 @@ def test_check_changes_nothing(project):
         (["mig"], "mig"),
         (["mps", "--replicas", "1"], "--replicas"),
         (["mps", "--mig", "1g.18gb"], "not supported on MIG"),
+        (["exclusive", "--mig", "1g.18gb,"], "empty profile"),
         ([], "time-slicing"),
     ],
 )
