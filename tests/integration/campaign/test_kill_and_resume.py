@@ -76,6 +76,13 @@ class Campaign:
         assert outcome.experiments == self.experiments
         assert marked(self.identity) == []
 
+    def begun(self, step: str, experiment: str = "") -> bool:
+        """Whether a step has begun: of the one experiment, or of any."""
+        return self.path is not None and any(
+            event["event"] == "step-begins" and event["step"] == step and experiment in event["experiment"]
+            for event in read_events(self.state)
+        )
+
     def done(self) -> dict[str, int]:
         """Finished experiments, and when each was finished."""
         return (
@@ -94,14 +101,8 @@ def kill(process: subprocess.Popen) -> None:
 def test_killed_in_a_step(tmp_path, step):
     campaign = Campaign(tmp_path, repeats=1)
     process = campaign.start()
-    wanted = {"event": "step-begins", "experiment": "tiny_r2_time-slicing_rep1", "step": step}
-
-    def reached() -> bool:
-        return campaign.path is not None and any(
-            wanted.items() <= event.items() for event in read_events(campaign.state)
-        )
-
-    assert eventually(reached, timeout_s=60), process.communicate(timeout=1)
+    second = "tiny_r2_time-slicing_rep1"
+    assert eventually(lambda: campaign.begun(step, second), timeout_s=60), process.communicate(timeout=1)
     kill(process)
     assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
     done = campaign.done()
@@ -138,7 +139,7 @@ def test_killed_at_fifty_random_times(tmp_path):
 def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
     campaign = Campaign(tmp_path, repeats=3)
     process = campaign.start()
-    assert eventually(lambda: campaign.path is not None and "record" in campaign.state.read_text(), timeout_s=60)
+    assert eventually(lambda: campaign.begun("record"), timeout_s=60)
 
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=20)
@@ -155,7 +156,7 @@ def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):
     process = subprocess.Popen(
         [*command, "--force", "--no-report"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert eventually(lambda: campaign.path is not None and "record" in campaign.state.read_text(), timeout_s=60)
+    assert eventually(lambda: campaign.begun("record"), timeout_s=60)
 
     process.send_signal(signal.SIGHUP)
     said, _ = process.communicate(timeout=60)
