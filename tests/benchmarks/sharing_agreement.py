@@ -65,6 +65,8 @@ def _wishes() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="the small model, for a CPU")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--threads", type=int, help="CPU threads of each process (default: torch's own choice)")
+    parser.add_argument("--execution", default="eager", choices=("eager", "compiled", "cuda-graph"))
+    parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--sharing", type=Sharing, nargs="+", default=[Sharing.TIME_SLICING])
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--windows", type=int, default=3, help="measured in each turn, 2 s each")
@@ -83,6 +85,8 @@ def _replicas(wishes: argparse.Namespace, mode: Sharing, folder: Path) -> Iterat
             model=wishes.workload,
             device=wishes.device,
             threads=wishes.threads,
+            execution=wishes.execution,
+            batch_size=wishes.batch_size,
             options=options,
             warmup_requests=WARM_UP,
         ),
@@ -112,7 +116,7 @@ def _die(death: object) -> None:
 @contextlib.contextmanager
 def _bare_loops(wishes: argparse.Namespace, folder: Path, *, under_mps: bool) -> Iterator[list[Bare]]:
     with contextlib.ExitStack() as stack:
-        wishes.precision, wishes.execution, wishes.batch_size = "fp32", "eager", 1
+        wishes.precision = "fp32"
         wishes.options = '{"model_size": "tiny"}' if wishes.tiny else "{}"
         environment = environment_for(wishes)
         if under_mps:
