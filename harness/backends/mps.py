@@ -176,9 +176,17 @@ def foreign_daemons(gpus: Sequence[str]) -> list[int]:
 
 def _may_serve(process: psutil.Process, gpus: Sequence[str]) -> bool:
     try:
-        served = process.environ().get(VISIBLE, "")
+        environment = process.environ()
+        if not environment:  # it may be about to end: then its memory is gone, and it serves nobody
+            time.sleep(POLL_S)
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            environment = process.environ()
+    except psutil.NoSuchProcess:
+        return False
     except psutil.Error:
         return True
+    served = environment.get(VISIBLE, "")
     names = [name.strip() for name in served.split(",")]
     return not all(name.startswith("GPU-") for name in names) or any(
         uuid.startswith(name) for uuid in gpus for name in names

@@ -1,5 +1,6 @@
 """Which ways of sharing a machine's GPUs allow, machine by machine."""
 
+import os
 import shutil
 import subprocess
 
@@ -101,6 +102,14 @@ def test_a_daemon_matters_where_it_may_serve_the_gpu_that_is_used(tmp_path, serv
             assert (daemon.pid in foreign_daemons(["GPU-a"])) == found
         finally:
             daemon.kill()
+
+
+def test_a_daemon_that_has_ended_serves_nobody(tmp_path):
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("true"), program)
+    with subprocess.Popen([program]) as daemon:
+        os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # it stays in the list of processes
+        assert daemon.pid not in foreign_daemons(["GPU-a"])
 
 
 @pytest.fixture
