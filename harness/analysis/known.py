@@ -63,10 +63,13 @@ class Requests:
 
     Args:
         slice_s: length of a slice at the beginning, seconds; a 40th of the shortest recording.
+        counters: replicas whose whole requests make the rate that will be reported: where they are few, the rounding
+            at both ends is part of what is not known of it. 0 where the rate reported is the one that is estimated here.
     """
 
-    def __init__(self, slice_s: float) -> None:
+    def __init__(self, slice_s: float, *, counters: int = 0) -> None:
         self._slice_s = slice_s
+        self._counters = counters
         self._histograms: npt.NDArray[np.int32] = np.zeros((MAX_SLICES, _BINS), dtype=np.int32)
         self._work: Floats = np.zeros(MAX_SLICES)
         self._until_s = 0.0
@@ -110,9 +113,13 @@ class Requests:
         return {
             name: _percentile(histograms, counts, QUANTILES[name])
             if name in QUANTILES
-            else _throughput(self._work[:whole] / self._slice_s)
+            else _throughput(self._work[:whole] / self._slice_s, self._rounding())
             for name in metrics
         }
+
+    def _rounding(self) -> float:
+        """Half of the 95 % interval of what rounding does to the rate: a counter is wrong by up to 1 at either end."""
+        return student(math.inf) * math.sqrt(self._counters / 6) / self._until_s
 
     def _join_neighbours(self) -> None:
         joined = self._histograms[::2] + self._histograms[1::2]
@@ -196,8 +203,8 @@ def _work(ends_s: Floats, latencies_s: Floats, slice_s: float) -> Floats:
     return work + shares
 
 
-def _throughput(rates: Floats) -> Estimate:
-    mean, half = float(rates.mean()), half_width(rates)
+def _throughput(rates: Floats, rounding: float) -> Estimate:
+    mean, half = float(rates.mean()), math.hypot(half_width(rates), rounding)
     return Estimate(mean, mean - half, mean + half, len(rates), None)
 
 
@@ -215,7 +222,7 @@ def _percentile(histograms: npt.NDArray[np.int32], counts: _Counts, quantile: fl
     # What each slice has too much or too little below the percentile, as a share of an average slice's requests.
     caution = TAIL_CAUTION if min(quantile, 1 - quantile) < TAIL else CAUTION
     half = half_width((histograms[:, : place + 1].sum(axis=1) - share * counts) / counts.mean(), caution)
-    if half > TAIL_KNOWN * min(quantile, 1 - quantile):
+    if requests < needed_for(quantile) or half > TAIL_KNOWN * min(quantile, 1 - quantile):
         note = f"{requests} requests are too few for an interval of p{quantile * 100:g}"
         return Estimate(middle, None, None, len(counts), None, note)
     ranks = requests * np.array([quantile - half, quantile + half])

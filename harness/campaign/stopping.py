@@ -32,7 +32,7 @@ class KnownWell:
         self._start_ns = round(start_s * _NS)
         self._step_s = step_s
         self._tails = [Tail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)]
-        self._requests = Requests(wanted.min_s / FIRST_SLICES)
+        self._requests = Requests(wanted.min_s / FIRST_SLICES, counters=replicas)
         self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)
         self.known = False
 

@@ -2,10 +2,11 @@
 
     python -m tests.benchmarks.stop_when_known
 
-First the 63 recordings of the sharing modes in ``examples/h200``, 40 s each, are played again, request by request,
-into the judge that a running campaign uses. For each precision: how much shorter the recordings become, and how many of
-the conclusions about pairs of cells (three figures: higher, lower, or no significant difference; Welch, Holm) change; beside it, how
-many change when the same time is spent evenly, each recording ended at the same second.
+First the recordings of the sharing modes in ``examples/h200``, 63 of 40 s at batch 1 and 63 of 30 s with the GPU kept busy, are
+played again, request by request, into the judge that a running campaign uses. For each precision: how much shorter the recordings
+become, and how many of the conclusions about pairs of cells (three figures: higher, lower, or no significant difference; Welch,
+Holm) change; beside it, how many change when the same time is spent evenly, each recording ended at the same second, and how
+many turn into their opposite.
 Then synthetic series of known truth: how often the interval at the stop holds the true mean or percentile.
 """
 
@@ -23,7 +24,7 @@ from scipy.signal import lfilter
 
 from harness.analysis.known import FIRST_SLICES, LOOK_GROWTH, LOOKS_IN_A_ROW, MAX_SLICES, Looks, Requests, half_width
 from harness.analysis.read import ExperimentData, read_experiment
-from harness.analysis.statistics import difference, holm, percentile
+from harness.analysis.statistics import difference, holm, needed_for, percentile
 from harness.campaign.stopping import LOG_LAG_S
 from harness.results import latencies
 from harness.results.layout import LATENCIES, experiment_folders
@@ -62,7 +63,8 @@ class Replay:
 
     def stop_s(self, metrics: Sequence[str], target: float) -> float:
         """When the judge of a campaign would have ended it."""
-        looks, requests = Looks(MIN_S, metrics, target), Requests(MIN_S / FIRST_SLICES)
+        requests = Requests(MIN_S / FIRST_SLICES, counters=self.key[2])
+        looks = Looks(MIN_S, metrics, target)
         taken = 0
         for row in range(1, round(self.record_s / self.step_s)):
             until_s = row * self.step_s - LOG_LAG_S
@@ -82,21 +84,22 @@ class Replay:
         return found | {
             name: percentile(self.latencies_s[:here], quantile)
             for name, quantile in (("latency_p50", 0.5), ("latency_p99", 0.99))
-            if here >= 100
+            if here >= needed_for(quantile)
         }
 
 
 def main() -> None:
     """Replay, simulate, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    shipped = sorted((ROOT / "examples" / "h200").glob("h200-sharing-*"))
-    parser.add_argument("campaigns", type=Path, nargs="*", default=shipped)
+    parser.add_argument(
+        "campaigns", type=Path, nargs="*", help="one set of recordings (default: each of the shipped sets)"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="simulated series of each kind")
     wishes = parser.parse_args()
-    replays = [
-        _replay(read_experiment(folder)) for campaign in wishes.campaigns for folder in experiment_folders(campaign)
-    ]
-    _print_savings(replays)
+    shipped = [sorted((ROOT / "examples" / "h200").glob(pattern)) for pattern in ("h200-sharing-*", "h200-busy-*")]
+    for campaigns in [wishes.campaigns] if wishes.campaigns else shipped:
+        print(", ".join(campaign.name for campaign in campaigns))
+        _print_savings([_replay(read_experiment(folder)) for each in campaigns for folder in experiment_folders(each)])
     _print_coverage(wishes.rounds)
 
 
@@ -126,7 +129,7 @@ def _print_savings(replays: Sequence[Replay]) -> None:
         known_s, planned_s = (sum(column) for column in zip(*ended, strict=True)) if ended else (0.0, 0.0)
         print(
             f"{', '.join(metrics)} within {100 * target:g} %: {sum(stops):g} s, {whole_s / sum(stops):.2f} times less; "
-            f"{len(changed)} conclusions changed ({len(evenly)} with {each_s:.1f} s each); {len(replays) - len(ended)} recordings were not known at their end, "
+            f"{len(changed)} conclusions changed ({len(evenly)} with {each_s:.1f} s each), {len(_reversed(full, short))} into their opposite; {len(replays) - len(ended)} recordings were not known at their end, "
             f"the others took {known_s:g} instead of {planned_s:g} s ({planned_s / known_s if known_s else 1:.2f} times less)"
         )
         for what in changed[:SHOWN]:
@@ -135,6 +138,10 @@ def _print_savings(replays: Sequence[Replay]) -> None:
 
 def _changed(full: dict[str, str], short: dict[str, str]) -> list[str]:
     return [what for what, conclusion in full.items() if short.get(what) != conclusion]
+
+
+def _reversed(full: dict[str, str], short: dict[str, str]) -> list[str]:
+    return [what for what, conclusion in full.items() if {conclusion, short.get(what)} == {"higher", "lower"}]
 
 
 def conclusions(runs: Sequence[tuple[Key, dict[str, float]]]) -> dict[str, str]:

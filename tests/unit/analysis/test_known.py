@@ -69,6 +69,28 @@ def test_few_long_requests_do_not_round_the_rate():
     assert relative_half_width(found["throughput"]) < 0.001
 
 
+def test_a_rate_that_is_counted_in_whole_requests_is_rounded():
+    ends_s = closed_loop(np.full(70, 0.1))
+    found = {}
+    for counters in (0, 8):
+        requests = Requests(5 / FIRST_SLICES, counters=counters)
+        requests.add(ends_s, np.full(70, 0.1), until_s=7)
+        found[counters] = requests.estimates(["throughput"])["throughput"]
+
+    assert found[0].half_width == pytest.approx(0, abs=1e-9)
+    assert found[8].mean == found[0].mean
+    # Eight counters, each wrong by the difference of two uniform shares of a request, of variance 1/6.
+    shares = np.random.default_rng(3).random((2, 8, 100_000))
+    assert found[8].half_width * 7 == pytest.approx(1.96 * np.std((shares[0] - shares[1]).sum(axis=0)), rel=0.02)
+
+
+def test_a_percentile_that_would_not_be_reported_is_not_known():
+    alike = np.full(99, 0.1)
+
+    assert known(alike, until_s=10, metrics=["latency_p99"])["latency_p99"].half_width is None
+    assert known(alike, until_s=10, metrics=["latency_p50"])["latency_p50"].half_width < 0.001
+
+
 def test_requests_that_are_all_alike_are_known_at_once():
     found = known(np.full(5000, 0.01), until_s=MIN_S, metrics=["latency_p50", "latency_p99"])
 
