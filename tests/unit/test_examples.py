@@ -1,11 +1,13 @@
 """The result sets that are shipped hold what their manifests say, and what the README says of them."""
 
-import csv
+import json
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from harness.analysis.display import DASH
+from harness.analysis.statistics import t_interval
 from harness.campaign.folder import open_folder
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
@@ -40,24 +42,27 @@ def test_every_shipped_result_set_verifies(campaign):
         assert 0 < outcome.experiments <= planned, "a stress campaign ends where something breaks"
 
 
-def summary():
-    """Every figure of the shipped matrix: mean and half of its interval, by workload, replicas, mode and measure."""
-    found = {}
-    for path in ROOT.glob("examples/h200/h200-sharing-*/summary.csv"):
-        with path.open(newline="") as stream:
-            for row in csv.DictReader(stream):
-                if row["mean"] and row["ci95_low"]:
-                    half = (float(row["ci95_high"]) - float(row["ci95_low"])) / 2
-                    key = row["workload"], row["replicas"], row["sharing"], row["measure"]
-                    found[key] = float(row["mean"]), half
-    return found
+def figures(pattern):
+    """Every figure of the campaigns' runs together: mean and half of its interval, by workload, replicas, mode and measure."""
+    values = defaultdict(list)
+    for path in ROOT.glob(f"examples/h200/{pattern}/summary.json"):
+        for run in json.loads(path.read_text())["experiments"]:
+            workload, replicas, sharing, _ = run["experiment"].split("_")
+            for measure, value in run["figures"].items():
+                values[workload, replicas.removeprefix("r"), sharing, measure].append(value)
+    estimates = {key: t_interval(runs) for key, runs in values.items()}
+    assert {estimate.n for estimate in estimates.values()} == {3}
+    return {key: (estimate.mean, estimate.half_width) for key, estimate in estimates.items()}
 
 
-def test_the_readmes_table_is_the_summary():
-    lines = (ROOT / "README.md").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("page", "campaigns"), [("README.md", "h200-sharing-*"), ("examples/h200/README.md", "h200-busy-*")]
+)
+def test_a_pages_table_is_what_the_campaigns_measured(page, campaigns):
+    lines = (ROOT / page).read_text().splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("| | replicas | sharing |")) + 2
     end = lines.index("", begin)
-    figures, workload, compared = summary(), "", 0
+    measured, workload, compared = figures(campaigns), "", 0
     for line in lines[begin:end]:
         name, replicas, sharing, *shown = (part.strip() for part in line.strip("|").split("|"))
         workload = name.lower() or workload
@@ -65,7 +70,7 @@ def test_the_readmes_table_is_the_summary():
             if text == DASH:
                 continue
             value, half = text.replace(",", "").split(" ± ")
-            mean, true_half = figures[workload, replicas, sharing.lower(), measure]
+            mean, true_half = measured[workload, replicas, sharing.lower(), measure]
             digits = len(value.partition(".")[2])
             assert f"{mean * scale:.{digits}f}" == value, (line, measure)
             assert true_half * scale < float(half[1:]) if half[0] == "<" else f"{true_half * scale:.{digits}f}" == half
