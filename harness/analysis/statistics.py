@@ -210,7 +210,9 @@ class Difference:
         if self.significant is None:
             return "cannot tell: a single run has no spread; repeat it"
         if not self.significant:
-            return "no significant difference"
+            alone = self.welch_p is not None and self.welch_p < SIGNIFICANCE
+            # Its interval, which stands for itself, leaves out "no difference" then: say why the answer does not.
+            return "no significant difference" + (" when corrected for all tests made here" if alone else "")
         direction = "higher" if self.b.mean > self.a.mean else "lower"
         return direction if self.change is None else f"{100 * abs(self.change):.1f} % {direction}"
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -140,6 +141,13 @@ def test_a_clear_difference_is_said_with_its_size() -> None:
     assert found.cliffs_delta == 1
     assert found.mann_whitney_p == pytest.approx(0.1)
     assert found.mann_whitney_floor == pytest.approx(0.1)
+
+
+def test_a_difference_that_only_the_correction_takes_away_says_so() -> None:
+    found = replace(difference([100.0, 101.0, 99.0], [104.0, 105.0, 103.0]), adjusted_p=0.2)
+
+    assert found.welch_p < 0.05
+    assert found.sentence == "no significant difference when corrected for all tests made here"
 
 
 def test_single_runs_cannot_be_told_apart() -> None:
