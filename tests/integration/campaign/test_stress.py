@@ -20,7 +20,7 @@ workloads:
 stress: {stress}
 repeats: {repeats}
 limits: {{retries: 0}}
-timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: 1.5, cooldown_s: 0, ready_timeout_s: 60}}
+timing: {{step_s: 0.25, stabilise_s: 0.2, record_s: 1.5, cooldown_s: 0, ready_timeout_s: 60}}
 metrics: [latency_p50, throughput, total_count]
 """
 SHARED = {"factory": "shared_device", "options": "{service_s: 0.01}", "repeats": 1}
