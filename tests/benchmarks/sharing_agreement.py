@@ -190,7 +190,7 @@ def _print(mode: Sharing, groups: Sequence[tuple[float, float]], wishes: argpars
     half = stats.t.ppf(0.975, len(ratios) - 1) * np.std(ratios, ddof=1) / len(ratios) ** 0.5
     measured, by_hand = (float(np.mean(column)) for column in zip(*groups, strict=True))
     print(
-        f"{mode.value}, {wishes.replicas} x {wishes.workload}: harness {measured:.1f}, by hand {by_hand:.1f} requests/s; "
+        f"{mode.value}, {wishes.replicas} x {wishes.workload} ({wishes.execution}, batch {wishes.batch_size}): harness {measured:.1f}, by hand {by_hand:.1f} requests/s; "
         f"ratio {np.mean(ratios):.4f} ± {half:.4f} (95 %, {len(ratios)} starts of {wishes.rounds} rounds: "
         f"{', '.join(f'{ratio:.3f}' for ratio in ratios)})",
         flush=True,
