@@ -1,5 +1,8 @@
 """Small experiments and campaigns for tests."""
 
+from pathlib import Path
+
+from harness.campaign.journal import read_events
 from harness.spec import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
 
 TINY = "tests.support.tiny_workload"
@@ -48,3 +51,11 @@ def campaign(**changes) -> CampaignSpec:
         "timing": Timing(**FAST),
     }
     return CampaignSpec(**values | changes)
+
+
+def begun(campaign: Path | None, step: str, experiment: str = "") -> bool:
+    """Whether a step has begun in a campaign's folder, of this experiment or of any; not while there is no folder."""
+    return campaign is not None and any(
+        event["event"] == "step-begins" and event["step"] == step and experiment in event["experiment"]
+        for event in read_events(campaign / "state.jsonl")
+    )

@@ -12,6 +12,7 @@ import pytest
 
 from harness.campaign.journal import read_events
 from harness.results.experiment import verify_campaign
+from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -76,13 +77,6 @@ class Campaign:
         assert outcome.experiments == self.experiments
         assert marked(self.identity) == []
 
-    def begun(self, step: str, experiment: str = "") -> bool:
-        """Whether a step has begun: of the one experiment, or of any."""
-        return self.path is not None and any(
-            event["event"] == "step-begins" and event["step"] == step and experiment in event["experiment"]
-            for event in read_events(self.state)
-        )
-
     def done(self) -> dict[str, int]:
         """Finished experiments, and when each was finished."""
         return (
@@ -102,7 +96,7 @@ def test_killed_in_a_step(tmp_path, step):
     campaign = Campaign(tmp_path, repeats=1)
     process = campaign.start()
     second = "tiny_r2_time-slicing_rep1"
-    assert eventually(lambda: campaign.begun(step, second), timeout_s=60), process.communicate(timeout=1)
+    assert eventually(lambda: begun(campaign.path, step, second), timeout_s=60), process.communicate(timeout=1)
     kill(process)
     assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
     done = campaign.done()
@@ -139,7 +133,7 @@ def test_killed_at_fifty_random_times(tmp_path):
 def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
     campaign = Campaign(tmp_path, repeats=3)
     process = campaign.start()
-    assert eventually(lambda: campaign.begun("record"), timeout_s=60)
+    assert eventually(lambda: begun(campaign.path, "record"), timeout_s=60)
 
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=20)
@@ -156,7 +150,7 @@ def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):
     process = subprocess.Popen(
         [*command, "--force", "--no-report"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert eventually(lambda: campaign.begun("record"), timeout_s=60)
+    assert eventually(lambda: begun(campaign.path, "record"), timeout_s=60)
 
     process.send_signal(signal.SIGHUP)
     said, _ = process.communicate(timeout=60)

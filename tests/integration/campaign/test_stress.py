@@ -9,6 +9,7 @@ import pytest
 
 from harness.campaign.journal import read_events
 from harness.results.experiment import verify_campaign
+from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -89,11 +90,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_points(tmp_path):
     def folder():
         return next(tmp_path.glob("stress-*"), None)
 
-    def recording_the_second():
-        wanted = {"event": "step-begins", "experiment": "tiny_r2_time-slicing_rep1", "step": "record"}
-        return folder() and any(wanted.items() <= event.items() for event in read_events(folder() / "state.jsonl"))
-
-    assert eventually(recording_the_second, timeout_s=60)
+    assert eventually(lambda: begun(folder(), "record", "tiny_r2_time-slicing_rep1"), timeout_s=60)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
