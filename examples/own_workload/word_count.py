@@ -2,7 +2,7 @@
 
 Try it from this folder:
 
-    WORKLOAD=word_count:make PORT=8000 REPLICA_DIR=/tmp/replica python -m harness.workloads
+    WORKLOAD=word_count:make PORT=8000 REPLICA_DIR=/tmp/replica python -m harness.replica
 
 or name it in a campaign file: ``factory: word_count:make``.
 """

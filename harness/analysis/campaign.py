@@ -11,11 +11,11 @@ from harness.analysis.measures import MEASURES, OWN, Measured, measure
 from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
+from harness.config import CampaignSpec, CellSpec
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, CellSpec
 
 
 class Key(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.campaign import Cell
-from harness.analysis.pool import Place, Pool, Setup
+from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.statistics import Difference, Estimate, difference, holm, ratio
 
 COMPARED = ("throughput", "latency_p50", "latency_p95", "latency_p99", "energy")

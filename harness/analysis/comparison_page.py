@@ -6,22 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 
 import harness
-from harness.analysis import carrying, choosing, cost_of_sharing, isolation, price, switching
+from harness.analysis import capacity, context_switch, cost_of_sharing, isolation, price, recommendation
 from harness.analysis.compare import Comparison
+from harness.analysis.comparison_input import Pool
+from harness.analysis.comparison_model import Answer, Asked
 from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
-from harness.analysis.pool import Pool
-from harness.analysis.question import Answer, Asked
 from harness.analysis.report import environment
 from harness.errors import UsageError
 from harness.results.files import atomic_write
 
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
     cost_of_sharing.answer,
-    carrying.answer,
+    capacity.answer,
     isolation.answer,
-    switching.answer,
-    choosing.answer,
+    context_switch.answer,
+    recommendation.answer,
     price.answer,
 )
 """In the order of the page."""

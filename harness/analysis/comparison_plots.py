@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 
-from harness.analysis.display import number
-from harness.analysis.laws import Fit
-from harness.analysis.picture import (
+from harness.analysis.comparison_input import Place, Pool
+from harness.analysis.comparison_model import counts
+from harness.analysis.figure_style import (
     FAINT,
     INK,
     PALETTE,
@@ -22,8 +22,8 @@ from harness.analysis.picture import (
     to_png,
     to_svg,
 )
-from harness.analysis.pool import Place, Pool
-from harness.analysis.question import counts
+from harness.analysis.format import number
+from harness.analysis.scaling_models import Fit
 from harness.analysis.scaling_plots import Curve, Pick, draw, logarithmic, replica_axis
 from harness.analysis.statistics import Estimate
 

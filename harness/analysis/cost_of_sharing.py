@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, Line, relative
+from harness.analysis.comparison_input import Place, Pool
+from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
 from harness.analysis.comparison_plots import Row, by_workload
-from harness.analysis.display import Entry, figure_entry, number, ratio_entry, replicas_in_words, times, whole_interval
-from harness.analysis.pool import Place, Pool
-from harness.analysis.question import Answer, Asked, Table, cells, counts, missing_modes
+from harness.analysis.format import Entry, figure_entry, number, ratio_entry, replicas_in_words, times, whole_interval
 from harness.analysis.statistics import Estimate
 
 

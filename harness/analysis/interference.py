@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key
-from harness.analysis.display import number
+from harness.analysis.format import number
 from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import CONFIDENCE, Estimate, t_interval

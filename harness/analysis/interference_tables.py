@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.campaign import Key
-from harness.analysis.display import DASH, number, with_interval
+from harness.analysis.format import DASH, number, with_interval
 from harness.analysis.interference import (
     COMPARED,
     OF_NEIGHBOURS,

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.energy import energy_j
-from harness.analysis.load import LoadState, load_state
+from harness.analysis.load_bands import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, Floats, percentile
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run

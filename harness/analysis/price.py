@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from harness.analysis.campaign import Cell, Experiment
 from harness.analysis.compare import Comparison
+from harness.analysis.comparison_input import Pool
+from harness.analysis.comparison_model import Answer, Asked, Table, cells
 from harness.analysis.comparison_plots import Row, by_workload
-from harness.analysis.display import Entry, figure_entry, replicas_in_words, with_interval
-from harness.analysis.pool import Pool
-from harness.analysis.question import Answer, Asked, Table, cells
+from harness.analysis.format import Entry, figure_entry, replicas_in_words, with_interval
 from harness.analysis.statistics import Estimate, t_interval
 
 Figure = Callable[[Experiment], float | None]

@@ -13,12 +13,12 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.statistics import Floats
+from harness.config import CampaignSpec
 from harness.errors import ResultsPathError
 from harness.results import latencies
 from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
-from harness.spec import CampaignSpec
 
 _NS = 1e9
 

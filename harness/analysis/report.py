@@ -12,9 +12,10 @@ import jinja2
 
 import harness
 from harness.analysis import summary
-from harness.analysis.answer import absent_of, answers, caveats, remarks
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.display import (
+from harness.analysis.comparability import gpu_names
+from harness.analysis.figure_style import Picture
+from harness.analysis.format import (
     DASH,
     TIMES,
     Entry,
@@ -28,10 +29,9 @@ from harness.analysis.display import (
 )
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
-from harness.analysis.likeness import gpu_names
-from harness.analysis.load import load_state
+from harness.analysis.load_bands import load_state
 from harness.analysis.measures import ALL, MEASURES
-from harness.analysis.picture import Picture
+from harness.analysis.narrative import absent_of, answers, caveats, remarks
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve

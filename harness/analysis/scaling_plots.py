@@ -11,8 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
-from harness.analysis.display import with_interval
-from harness.analysis.picture import (
+from harness.analysis.figure_style import (
     FAINT,
     INK,
     MARKERS,
@@ -26,6 +25,7 @@ from harness.analysis.picture import (
     to_png,
     to_svg,
 )
+from harness.analysis.format import with_interval
 from harness.analysis.statistics import Estimate
 
 Pick = Callable[[Cell], Estimate | None]

@@ -2,7 +2,7 @@
 
 A point is held against the latency limits with the interval of each percentile, and against the point before it with
 the slope of the throughput: its growth per doubling of the load, from both intervals on the logarithms (delta method).
-The intervals are those within a run (``harness.analysis.known``), so that one run is enough to go on; how far runs
+The intervals are those within a run (``harness.analysis.sequential_ci``), so that one run is enough to go on; how far runs
 differ is seen where the last good point is measured again. Everything follows from the files on the disk, so that a
 campaign that was killed goes on as it would have.
 """
@@ -17,14 +17,14 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.analysis.display import number, quantity, with_interval
-from harness.analysis.known import FIRST_SLICES, QUANTILES, Requests
+from harness.analysis.format import number, quantity, with_interval
 from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.analysis.statistics import Estimate, Floats, percentile, t_interval
+from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.results import latencies
 from harness.results.layout import LATENCIES
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
 
 FEW_RUNS = 3
 HELD = 0.95

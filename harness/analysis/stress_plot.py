@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from harness.analysis.picture import (
+from harness.analysis.figure_style import (
     FAINT,
     PALETTE,
     Picture,
@@ -20,7 +20,7 @@ from harness.analysis.picture import (
     to_svg,
 )
 from harness.analysis.stress import Ladder, Point, in_words
-from harness.spec import StressLoad, StressSpec
+from harness.config import StressLoad, StressSpec
 
 _MS = 1e3
 _BROKEN = PALETTE[1]

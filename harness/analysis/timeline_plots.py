@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.campaign import Experiment
-from harness.analysis.picture import FAINT, PALETTE, Picture, from_zero, new_figure, say_absent, style, to_png
+from harness.analysis.figure_style import FAINT, PALETTE, Picture, from_zero, new_figure, say_absent, style, to_png
 from harness.analysis.read import ExperimentData, NotMeasuredError
 
 _GIB = 2.0**30

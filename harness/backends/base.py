@@ -1,4 +1,4 @@
-"""What a backend promises to the conductor of an experiment."""
+"""What a backend promises to the runner of an experiment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.clock import Clock
+from harness.config import ExperimentSpec, Timing
 from harness.metrics.catalogue import Metric
 from harness.metrics.recording import Recording
 from harness.metrics.rows import RowSink
 from harness.metrics.telemetry import Telemetry
 from harness.results.manifest import Provenance
-from harness.spec import ExperimentSpec, Timing
 
 
 class Severity(StrEnum):

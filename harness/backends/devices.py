@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.config import ExperimentSpec, Sharing
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE, visible
-from harness.spec import ExperimentSpec, Sharing
 
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 

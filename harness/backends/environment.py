@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from harness.spec import Timing, WorkloadSpec
+from harness.config import Timing, WorkloadSpec
 
 
 def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
-    """What to run, as ``python -m harness.workloads`` reads it from its environment."""
+    """What to run, as ``python -m harness.replica`` reads it from its environment."""
     environment = {
         "WORKLOAD": workload.target,
         "BATCH_SIZE": str(workload.batch_size),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.backends.base import Finding, Severity
 from harness.backends.environment import workload_environment
-from harness.backends.stray import CAMPAIGN_VARIABLE
-from harness.spec import ExperimentSpec
+from harness.backends.orphans import CAMPAIGN_VARIABLE
+from harness.config import ExperimentSpec
 
 _CHECK = "layer"
 _OWN = frozenset(

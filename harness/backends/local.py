@@ -11,12 +11,13 @@ from typing import Any
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.backends.devices import device_environment, gpu_facts, used_gpus
 from harness.backends.environment import scenario_environment, workload_environment
-from harness.backends.guarded import Lifeline
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
 from harness.backends.mps import MpsDaemon, sweep_pipes
-from harness.backends.stray import CAMPAIGN_VARIABLE, end_strays
+from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
+from harness.backends.supervised import Lifeline
 from harness.clock import Clock, SystemClock
+from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
@@ -24,7 +25,6 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
-from harness.spec import Device, ExperimentSpec, Sharing
 
 POLL_S = 0.1
 
@@ -257,9 +257,7 @@ class LocalDeployment:
             if code is not None:
                 raise ReplicaDiedError(
                     f"{self._death(replica, code)} (while starting; whole log: {replica.log}).",
-                    advice=_START_ADVICE.get(
-                        code, "Run the workload by itself to see why: python -m harness.workloads"
-                    ),
+                    advice=_START_ADVICE.get(code, "Run the workload by itself to see why: python -m harness.replica"),
                 )
 
 
@@ -283,7 +281,7 @@ _START_ADVICE = {
 
 
 def replica_environment(seat: Seat) -> dict[str, str]:
-    """The settings of one replica, as ``python -m harness.workloads`` reads them."""
+    """The settings of one replica, as ``python -m harness.replica`` reads them."""
     return {
         **workload_environment(seat.workload),
         "HOST": "127.0.0.1",

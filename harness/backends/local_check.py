@@ -14,7 +14,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts, gpu_facts
 from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
-from harness.spec import Device, Execution, ExperimentSpec, WorkloadSpec
+from harness.config import Device, Execution, ExperimentSpec, WorkloadSpec
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.

@@ -17,17 +17,17 @@ from typing import Any
 
 import psutil
 
-from harness.backends.guarded import Lifeline
+from harness.backends.supervised import Lifeline
+from harness.config import ExperimentSpec, LayerSpec, WorkloadSpec
+from harness.config.condition import PRELOAD_VARIABLE
 from harness.errors import BackendError
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
-from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
-from harness.spec.condition import PRELOAD_VARIABLE
 
 HEALTH_TIMEOUT_S = 2.0
 LAST_LINES = 5
 LAST_LINES_BYTES = 4096
-WORKLOAD_COMMAND = (sys.executable, "-m", "harness.workloads")
+WORKLOAD_COMMAND = (sys.executable, "-m", "harness.replica")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from harness.backends.guarded import Lifeline
-from harness.backends.stray import CAMPAIGN_VARIABLE
+from harness.backends.orphans import CAMPAIGN_VARIABLE
+from harness.backends.supervised import Lifeline
+from harness.config import MpsSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE
-from harness.spec import MpsSpec
 
 CONTROL = "nvidia-cuda-mps-control"
 START_TIMEOUT_S = 10.0

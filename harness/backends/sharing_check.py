@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts
 from harness.backends.mps import CONTROL, foreign_daemons
-from harness.spec import Device, ExperimentSpec, Sharing
+from harness.config import Device, ExperimentSpec, Sharing
 
 _CHECK = "sharing"
 

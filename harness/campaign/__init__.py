@@ -1,1 +1,1 @@
-"""A campaign: its plan, its state on disk, and the conductor that runs it step by step."""
+"""A campaign: its plan, its state on disk, and the runner that runs it step by step."""

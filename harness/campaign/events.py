@@ -1,4 +1,4 @@
-"""What the conductor tells whoever watches: the terminal, a log, a test."""
+"""What the runner tells whoever watches: the terminal, a log, a test."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from pydantic import ValidationError
 
 from harness import __version__
 from harness.campaign.source import SHIPPED_PREFIX
+from harness.config import CampaignSpec
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
 from harness.results.files import atomic_write, storage_errors, sync_folder
-from harness.spec import CampaignSpec
 
 CAMPAIGN_YAML = "campaign.yaml"
 STATE = "state.jsonl"

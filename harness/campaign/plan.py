@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.config import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing
 from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE, select
-from harness.spec import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).

@@ -6,9 +6,9 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.config import CampaignSpec
+from harness.config.load import parse_campaign
 from harness.errors import CampaignFileError
-from harness.spec import CampaignSpec
-from harness.spec.load import parse_campaign
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"

@@ -11,10 +11,10 @@ from harness.cli import output
 
 if TYPE_CHECKING:
     from harness.backends.base import Finding
-    from harness.campaign.conductor import Conductor
     from harness.campaign.folder import CampaignFolder
+    from harness.campaign.runner import CampaignRunner
+    from harness.config import CampaignSpec
     from harness.results.manifest import Status
-    from harness.spec import CampaignSpec
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 CampaignFile = Annotated[
@@ -41,7 +41,7 @@ def _json(*, wanted: bool) -> None:
 
 def init(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
     """Write a commented campaign file to start from."""
-    from harness.campaign.starter import starter_text
+    from harness.campaign.init_template import starter_text
     from harness.results.files import atomic_write
 
     atomic_write(file, starter_text(file.stem))
@@ -144,9 +144,9 @@ def run(
     """Run a campaign to the end and write its report."""
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
-    from harness.campaign.conductor import Conductor
     from harness.campaign.folder import create
     from harness.campaign.plan import certain, check_limits, estimate, expand
+    from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import read_source
     from harness.cli.progress import progress_listener
 
@@ -160,8 +160,8 @@ def run(
         preflight.refuse_errors(findings)
     folder = create(results, source.spec, text=source.text, source=source.origin)
     with progress_listener() as listener:
-        conductor = Conductor(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _conduct(conductor, folder, report=report)
+        runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
+        _run_steps(runner, folder, report=report)
 
 
 def stress(
@@ -204,8 +204,8 @@ def resume(
 ) -> None:
     """Go on with a campaign that was interrupted or killed; finished experiments are verified, not repeated."""
     from harness.backends.choose import make_backend
-    from harness.campaign.conductor import Conductor
     from harness.campaign.folder import check_source, open_folder
+    from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
     from harness.results.manifest import Status
 
@@ -214,15 +214,15 @@ def resume(
     if not as_started:
         check_source(folder)
     with progress_listener() as listener:
-        conductor = Conductor(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _conduct(conductor, folder, report=report, again=(Status.INVALID,) if retry_invalid else ())
+        runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
+        _run_steps(runner, folder, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 
-def _conduct(conductor: Conductor, folder: CampaignFolder, *, report: bool, again: tuple[Status, ...] = ()) -> None:
+def _run_steps(runner: CampaignRunner, folder: CampaignFolder, *, report: bool, again: tuple[Status, ...] = ()) -> None:
     from harness.campaign.stress import ladders
     from harness.errors import ExperimentsFailedError
 
-    outcome = conductor.run(again=again)
+    outcome = runner.run(again=again)
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     told = [sentence for ladder in ladders(folder) for sentence in ladder.sentences()]
     if told:
@@ -286,7 +286,7 @@ def status(
 
 def schema() -> None:
     """Print the JSON Schema of the campaign file."""
-    from harness.spec import CampaignSpec
+    from harness.config import CampaignSpec
 
     output.document(CampaignSpec.model_json_schema())
 

@@ -11,7 +11,7 @@ from harness.cli import output
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
-    from harness.analysis.question import Answer
+    from harness.analysis.comparison_model import Answer
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -117,9 +117,9 @@ def compare(
 ) -> None:
     """Hold campaigns, sharing modes or conditions against each other: what differs, by how much, and what does not."""
     from harness.analysis.compare import compare as compare_sides
+    from harness.analysis.comparison_input import gather
+    from harness.analysis.comparison_model import asked
     from harness.analysis.comparison_page import answers, overheads, write_page
-    from harness.analysis.pool import gather
-    from harness.analysis.question import asked
 
     if json:
         output.use_json()
@@ -146,7 +146,7 @@ def _comparison_document(found: Comparison, answered: list[Answer], page: Path |
 
 
 def _print_comparison(found: Comparison, answered: list[Answer], overheads: list[str], page: Path | None) -> None:
-    from harness.analysis.display import ratio_entry
+    from harness.analysis.format import ratio_entry
 
     for sentence in found.unlike:
         output.note(f"differs: {sentence}")
@@ -277,7 +277,7 @@ def archive(
     What is archived can be exported again for ever: start a Prometheus on the database, with the command that is printed,
     and give its address to `harness export --from`.
     """
-    from harness.campaign.again import archive_all
+    from harness.campaign.reexport import archive_all
 
     if json:
         output.use_json()
@@ -291,7 +291,7 @@ def archive(
 
 
 def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, *, json: bool) -> None:
-    from harness.campaign.again import collect_again
+    from harness.campaign.reexport import collect_again
 
     found = collect_again(recorded, out, url=url, timeout_s=timeout_s)
     if json:

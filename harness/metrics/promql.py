@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from string import Template
 
 from harness.metrics.catalogue import Metric
-from harness.metrics.windows import range_ms
+from harness.metrics.promql_math import range_ms
 
 _SPECIAL = re.compile(r"[.\\+*?^$|()\[\]{}]")
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from harness.errors import MetricsError
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, Kind, Level, Metric
-from harness.metrics.columns import ExperimentColumns, SeriesColumns, read_experiment
+from harness.metrics.csv_reader import ExperimentColumns, SeriesColumns, read_experiment
+from harness.metrics.row_builder import NO_REQUESTS
 from harness.metrics.rows import POOLED, neighbour_of, series_name
 from harness.metrics.steady import TOLERANCE, WINDOWS, steady_state
-from harness.metrics.tick import NO_REQUESTS
 
 MISSING_SHARE = 0.01
 """More missing values than this share of a series degrade the experiment."""

@@ -22,7 +22,9 @@ from harness.metrics.catalogue import (
     Metric,
     Source,
 )
-from harness.metrics.machine import real_sources
+from harness.metrics.local_sources import real_sources
+from harness.metrics.promql_math import MS_PER_S, range_ms, to_ms
+from harness.metrics.row_builder import LATE_TICK, TickComputer
 from harness.metrics.rows import Row, RowSink
 from harness.metrics.sources import Reading, ReplicaTarget, Sources
 from harness.metrics.summary import (
@@ -32,8 +34,6 @@ from harness.metrics.summary import (
     RowStatistics,
     missing_warnings,
 )
-from harness.metrics.tick import LATE_TICK, TickComputer
-from harness.metrics.windows import MS_PER_S, range_ms, to_ms
 
 SCRAPE_TIMEOUT_STEPS = 0.8
 MAX_SCRAPE_TIMEOUT_S = 2.0

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from harness.node.download import FetchError, fetch_file, get, write_whole
+from harness.node.oci import ImageFolder
 from harness.node.offline import OfflineList, Package, Repository
-from harness.node.registry import ImageFolder
 
 _INDEXES = ("Packages", "Packages.gz")
 _SIGNATURES = ("InRelease", "Release.gpg")

@@ -1,4 +1,4 @@
-"""One process of ansible-playbook, on its leash, and the thread that reads it."""
+"""One process of ansible-playbook, under its supervisor, and the thread that reads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.node import leash
+from harness.node import supervisor
 from harness.node.errors import PlaybookError
 from harness.node.events import NodeEvent, translate
 from harness.node.request import RunRequest
@@ -27,7 +27,7 @@ _STOP_GRACE_S = 10.0
 
 
 class Run:
-    """One process of ansible-playbook, on its leash, and the thread that reads it."""
+    """One process of ansible-playbook, under its supervisor, and the thread that reads it."""
 
     def __init__(self, folder: Path, config: Any, timeout_s: float | None) -> None:
         self.interrupted = False
@@ -93,11 +93,11 @@ class Run:
             Path(runner_config.artifact_dir, "command").unlink(missing_ok=True)
 
     def _watch(self) -> bool:
-        """Called every poll. Never lets ansible-runner do the killing: the leash does it thoroughly."""
+        """Called every poll. Never lets ansible-runner do the killing: the supervisor does it thoroughly."""
         late = self._deadline_s is not None and time.monotonic() > self._deadline_s
         if (self.interrupted or late) and not self._stopped:
-            pids = _leash_pids(self._folder)
-            self._stopped = bool(pids)  # in its first instant a leash cannot be told from us: look again
+            pids = _supervisor_pids(self._folder)
+            self._stopped = bool(pids)  # in its first instant a supervisor cannot be told from us: look again
             self.timed_out = late and not self.interrupted
             for pid in pids:
                 with suppress(ProcessLookupError):  # it has just ended by itself
@@ -106,7 +106,7 @@ class Run:
 
 
 def run_config(project: Path, folder: Path, request: RunRequest, become_password: str | None) -> Any:
-    """The configuration that ansible-runner takes, its command behind a leash. Raises PlaybookError."""
+    """The configuration that ansible-runner takes, its command behind a supervisor. Raises PlaybookError."""
     from ansible_runner import RunnerConfig
     from ansible_runner.exceptions import AnsibleRunnerException
 
@@ -135,7 +135,7 @@ def run_config(project: Path, folder: Path, request: RunRequest, become_password
         raise PlaybookError(f"ansible-runner refused {request.playbook}: {error}") from error
     if "ANSIBLE_HOST_KEY_CHECKING" not in os.environ:
         del config.env["ANSIBLE_HOST_KEY_CHECKING"]
-    config.command = [*_leash_command(folder), _ansible_playbook(), *config.command[1:]]
+    config.command = [*_supervisor_command(folder), _ansible_playbook(), *config.command[1:]]
     return config
 
 
@@ -144,19 +144,19 @@ def _path() -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def _leash_command(folder: Path) -> list[str]:
-    return [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), str(_STOP_GRACE_S), str(folder)]
+def _supervisor_command(folder: Path) -> list[str]:
+    return [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(_STOP_GRACE_S), str(folder)]
 
 
-def _leash_pids(folder: Path) -> list[int]:
+def _supervisor_pids(folder: Path) -> list[int]:
     """Our children that were started with this run's folder on their command line."""
     pids = []
-    for pid in leash.descendants(os.getpid()):
+    for pid in supervisor.descendants(os.getpid()):
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue  # ended meanwhile
-        if leash.__file__.encode() in arguments and str(folder).encode() in arguments:
+        if supervisor.__file__.encode() in arguments and str(folder).encode() in arguments:
             pids.append(pid)
     return pids
 

@@ -8,7 +8,7 @@ What it takes care of, each one a way in which a plain ``ansible_runner.run`` go
   events are queued and the listener runs in the caller's thread;
 - it replaces the process's signal handlers for good: here they are restored;
 - cancelling kills Ansible's process group, and Ansible's workers, each in a session of its own,
-  live on: here the run is on a leash (see ``leash``);
+  live on: here the run is under a supervisor (see ``supervisor``);
 - it turns ssh's host key checking off: here the project's ``ansible.cfg`` decides.
 """
 

@@ -18,7 +18,7 @@ from harness.metrics.catalogue import Metric, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export, query_pool
 from harness.metrics.prometheus.naming import natural
-from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Dialect, cluster, local
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import read_manifest

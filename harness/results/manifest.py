@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from harness.config import ExperimentSpec
+from harness.config.model import StrictModel
 from harness.errors import ResultsPathError
 from harness.results.files import storage_errors
 from harness.results.layout import MANIFEST
-from harness.spec import ExperimentSpec
-from harness.spec.model import StrictModel
 
 SCHEMA_VERSION: Literal[1] = 1
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from harness.errors import ResultsPathError
-from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.recording_target import Origin
 from harness.results.files import atomic_write, storage_errors
 from harness.results.layout import PROMETHEUS
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from harness.backends.fake import FakeBackend
 from harness.backends.local import LocalBackend
-from harness.campaign.conductor import Conductor
 from harness.campaign.folder import create
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
+from harness.campaign.runner import CampaignRunner
 from harness.campaign.source import read_source
 from harness.clock import SimulatedClock
 from harness.metrics.exposition import ReplicaSample
@@ -38,7 +38,7 @@ def _simulated(results: Path) -> None:
     folder = create(results, source.spec, text=source.text, source=source.origin)
     clock = SimulatedClock()
     begun_s = clock.now_s()
-    Conductor(
+    CampaignRunner(
         folder,
         FakeBackend(sources=lambda replicas: fake_sources(replicas, _busy)),
         clock=clock,
@@ -60,7 +60,7 @@ def _real(results: Path) -> None:
     experiments = expand(source.spec)
     folder = create(results, source.spec, text=source.text, source=source.origin)
     begun_s = time.monotonic()
-    Conductor(folder, LocalBackend(folder.campaign_id)).run()
+    CampaignRunner(folder, LocalBackend(folder.campaign_id)).run()
     wall_s = time.monotonic() - begun_s
     phases_s = estimate(experiments).duration_s
     ends = [event for event in read_events(folder.state) if event["event"] == "step-ends"]

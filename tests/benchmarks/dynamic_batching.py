@@ -132,7 +132,7 @@ def replica(wishes: argparse.Namespace, batch: int):
             "REPLICA_DIR": folder,
             "PYTHONPATH": str(ROOT),
         }
-        command = [sys.executable, "-m", "harness.workloads"]
+        command = [sys.executable, "-m", "harness.replica"]
         with subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.DEVNULL) as process:
             try:
                 yield wait_until_ready(Path(folder), process)

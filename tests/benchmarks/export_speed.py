@@ -26,7 +26,7 @@ from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import cluster, render
-from harness.workloads.metrics import BUCKET_BOUNDS_NS
+from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import backfill, prometheus
 
 BAR = 4.0

@@ -69,7 +69,7 @@ def drive_with_loadgen(rate: float, seconds: float, folder: Path) -> None:
     """LoadGen in this process, and a thread that completes each query after its known time."""
     import mlperf_loadgen as loadgen
 
-    from harness.workloads.faces.loadgen import read_result
+    from harness.replica.frontends.loadgen import read_result
 
     ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     sys.setswitchinterval(0.0001)

@@ -50,8 +50,8 @@ def bare_loop(counter_path: str) -> None:
     """Run in a process of its own: the model and its input, and nothing of the runner."""
     import torch
 
-    from harness.workloads import registry
-    from harness.workloads.settings import from_environment
+    from harness.replica import registry
+    from harness.replica.settings import from_environment
 
     settings = from_environment(os.environ)
     workload = registry.load(settings)
@@ -161,7 +161,7 @@ class Replica(Contender):
 
     def __init__(self, environment: Mapping[str, str], folder: Path, scrape_s: float) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "harness.workloads"]
+        command = [sys.executable, "-m", "harness.replica"]
         super().__init__(command, {**environment, "REPLICA_DIR": str(folder)}, folder / "replica.log")
         self.scrape_s = scrape_s
 

@@ -22,8 +22,8 @@ from harness.metrics.catalogue import select
 from harness.metrics.exposition import ReplicaSample
 from harness.metrics.fakes import FakeGpus, fake_sources
 from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.replica.metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
-from harness.workloads.metrics import BUCKET_BOUNDS_NS
 
 BAR_BYTES = 50e6
 START_S = 1_800_000_000.0

@@ -59,7 +59,7 @@ def replicas(count: int, folder: Path) -> Iterator[list[ReplicaTarget]]:
             "REPLICA_DIR": str(folder / str(index)),
         }
         (folder / str(index)).mkdir()
-        processes.append(subprocess.Popen([sys.executable, "-m", "harness.workloads"], cwd=REPOSITORY, env=environment))
+        processes.append(subprocess.Popen([sys.executable, "-m", "harness.replica"], cwd=REPOSITORY, env=environment))
     try:
         yield [
             ReplicaTarget(index, process.pid, f"http://127.0.0.1:{port(folder / str(index))}/metrics")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis.laws import LATENCY_LAWS, THROUGHPUT_LAWS, Law, scaling_law
+from harness.analysis.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS, Law, scaling_law
 from harness.analysis.statistics import (
     SIGNIFICANCE,
     Estimate,

@@ -22,8 +22,16 @@ from pathlib import Path
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis.known import FIRST_SLICES, LOOK_GROWTH, LOOKS_IN_A_ROW, MAX_SLICES, Looks, Requests, half_width
 from harness.analysis.read import ExperimentData, read_experiment
+from harness.analysis.sequential_ci import (
+    FIRST_SLICES,
+    LOOK_GROWTH,
+    LOOKS_IN_A_ROW,
+    MAX_SLICES,
+    Looks,
+    Requests,
+    half_width,
+)
 from harness.analysis.statistics import difference, holm, needed_for, percentile
 from harness.campaign.stopping import LOG_LAG_S
 from harness.results import latencies

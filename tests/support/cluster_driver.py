@@ -69,7 +69,7 @@ class PodProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.workloads"],
+                [sys.executable, "-m", "harness.replica"],
                 cwd=self.folder,
                 env={
                     "PATH": os.environ["PATH"],

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from harness.backends.kubernetes.objects import workload
-from harness.spec.kubernetes import KubernetesSpec, WorkloadKind
+from harness.config.kubernetes import KubernetesSpec, WorkloadKind
 from tests.support.experiments import experiment
 from tests.support.monitoring import manifest
 from tests.unit.ansible.tree import TEMPLATES, variables

@@ -3,9 +3,9 @@
 import os
 
 from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.config import KubernetesSpec
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
-from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import own_address
 
 

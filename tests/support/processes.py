@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-from harness.backends.stray import CAMPAIGN_VARIABLE
+from harness.backends.orphans import CAMPAIGN_VARIABLE
 
 
 def marked(campaign_id: str) -> list[psutil.Process]:

@@ -53,7 +53,7 @@ def test_no_page_is_unfinished(page):
 
 def test_the_campaign_on_the_page_is_valid():
     from harness.campaign.plan import expand
-    from harness.spec.load import parse_campaign
+    from harness.config.load import parse_campaign
 
     text, conditions = blocks(ROOT / "docs" / "campaigns.md", "yaml")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.display import DASH
+from harness.analysis.format import DASH
 from harness.analysis.statistics import t_interval
 from harness.campaign.folder import open_folder
 from harness.campaign.plan import expand

@@ -17,7 +17,7 @@ LAYERS = [
     ["backends", "load", "node"],
     ["results"],
     ["metrics"],
-    ["spec"],
+    ["config"],
     ["errors", "clock"],
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
@@ -45,9 +45,9 @@ def trespasses(part: str, imports: set[str]) -> set[str]:
     """Which imports point upwards or sideways."""
     if part in {"__main__", "__init__"}:
         return imports - {"cli"}
-    if part == "workloads":  # stands apart
-        return imports - {"workloads"}
-    return {other for other in imports if other != part and (other == "workloads" or RANK[other] <= RANK[part])}
+    if part == "replica":  # stands apart
+        return imports - {"replica"}
+    return {other for other in imports if other != part and (other == "replica" or RANK[other] <= RANK[part])}
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
@@ -57,8 +57,8 @@ def test_dependencies_point_down(module):
 
 def test_the_check_sees_a_trespass():
     assert trespasses("metrics", {"results"}) == {"results"}
-    assert trespasses("spec", {"cli", "errors"}) == {"cli"}
-    assert trespasses("workloads", {"metrics"}) == {"metrics"}
+    assert trespasses("config", {"cli", "errors"}) == {"cli"}
+    assert trespasses("replica", {"metrics"}) == {"metrics"}
     assert trespasses("node", {"backends"}) == {"backends"}
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Finding, ReplicaDeath, Severity
-from harness.backends.kubernetes import canary, grafana, objects, preflight, prometheus
+from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.clock import Clock, SystemClock
+from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
-from harness.spec import ExperimentSpec, KubernetesSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
@@ -100,7 +100,7 @@ class KubernetesBackend:
         one = experiment.model_copy(update={"replicas": 1})
         deployment = self.deploy(one, folder, abort=abort, on_death=lambda _death: None)
         server = prometheus.server(self.api, self._spec)
-        found = canary.rehearse(
+        found = query_probe.rehearse(
             deployment,
             server,
             prometheus.origin(server.url, self._spec, deployment.replicas),

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.nodes import withdrawn
-from harness.spec import KubernetesSpec
+from harness.config import KubernetesSpec
 
 Object = Mapping[str, Any]
 

@@ -20,11 +20,11 @@ from urllib.parse import quote, urlencode
 
 import urllib3
 
-from harness.backends.kubernetes import refusals
+from harness.backends.kubernetes import api_errors
 from harness.backends.kubernetes.connect import Connection, connect
 from harness.backends.kubernetes.retry import LONGEST_PAUSE_S, SETTLING, TRANSIENT, Patience
+from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
-from harness.spec import KubernetesSpec
 
 FIELD_MANAGER = "gpu-sharing-harness"
 FIRST_CONTACT_S = 5.0
@@ -185,12 +185,12 @@ class KubernetesApi:
                 reply = self._send(method, path, query or {}, data, content_type)
             except urllib3.exceptions.HTTPError as error:
                 self._contact.troubled_s = time.monotonic()
-                self._pause(patience.pause_s(), refusals.unreachable(self.url, error, patience.spent_s), error)
+                self._pause(patience.pause_s(), api_errors.unreachable(self.url, error, patience.spent_s), error)
                 continue
             if reply.status < 300:
                 self._contact.reached = True
                 return reply
-            refusal = refusals.refused(method, path, reply.status, reply.body)
+            refusal = api_errors.refused(method, path, reply.status, reply.body)
             if reply.status == 401 and not renewed:
                 renewed = True
                 self._connection = self._reconnect()
@@ -218,7 +218,7 @@ class KubernetesApi:
         # A connection whose answer was not read to its end is of no use to anybody else.
         with closing(answer):
             if answer.status >= 300:
-                raise refusals.refused("GET", path, answer.status, answer.read(65_536))
+                raise api_errors.refused("GET", path, answer.status, answer.read(65_536))
             yield answer
 
     def download(self, path: str, target: Path, *, patience_s: float) -> int:
@@ -242,7 +242,7 @@ class KubernetesApi:
                 try:
                     self._continue_download(path, file, patience)
                 except urllib3.exceptions.HTTPError as error:
-                    self._pause(patience.pause_s(), refusals.unreachable(self.url, error, patience.spent_s), error)
+                    self._pause(patience.pause_s(), api_errors.unreachable(self.url, error, patience.spent_s), error)
                 except ClusterError as error:
                     if error.status not in TRANSIENT:
                         raise
@@ -308,9 +308,9 @@ def _parsed(reply: Reply) -> Object:
         answer = json.loads(reply.body)
     except ValueError as error:
         raise ClusterError(
-            f"The API server's answer is no JSON: {refusals.said(reply.body)!r}.",
+            f"The API server's answer is no JSON: {api_errors.said(reply.body)!r}.",
             advice="Is there a login page or a proxy in between?",
         ) from error
     if not isinstance(answer, dict):
-        raise ClusterError(f"The API server's answer is no object: {refusals.said(reply.body)!r}.")
+        raise ClusterError(f"The API server's answer is no object: {api_errors.said(reply.body)!r}.")
     return answer

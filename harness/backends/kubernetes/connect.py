@@ -11,8 +11,8 @@ from typing import Any
 import urllib3
 import yaml
 
+from harness.config import KubernetesSpec
 from harness.errors import ClusterError
-from harness.spec import KubernetesSpec
 
 CONNECTIONS = 16
 

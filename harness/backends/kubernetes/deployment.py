@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath
-from harness.backends.kubernetes import collect, nodes, objects, pods, prometheus, rollout
+from harness.backends.kubernetes import artifacts, nodes, objects, pods, prometheus, rollout
 from harness.backends.kubernetes.client import KubernetesApi, Object
+from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
+from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
-from harness.backends.kubernetes.watch import Watcher
-from harness.backends.kubernetes.watchman import Watchman
 from harness.clock import Clock
+from harness.config import Device, ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError, ReplicaDiedError
 from harness.metrics.recording import Recording
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
-from harness.spec import Device, ExperimentSpec, KubernetesSpec
 
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
 
@@ -69,7 +69,7 @@ class KubernetesDeployment:
         self._pods = Watcher(api, path, labels=workload.selector, listener=self._notify)
         self._statuses: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
-        self._watchman: Watchman | None = None
+        self._watchman: PodMonitor | None = None
         self._made = False
         self._stopped = False
         self.replicas: list[PodReplica] = []
@@ -119,7 +119,7 @@ class KubernetesDeployment:
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
         gpu_resource = self._spec.gpu_resource if self._spec.gpus_per_replica else ""
-        self._watchman = Watchman(
+        self._watchman = PodMonitor(
             self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource, on_death
         )
         self._watchman.start()
@@ -186,10 +186,10 @@ class KubernetesDeployment:
         found = sorted(self._pods.objects, key=pods.sort_key)
         index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
         previous = pods.restarts(ended.pod) > 0
-        lines = collect.last_lines(self._api, pods.name(ended.pod), previous=previous)
+        lines = artifacts.last_lines(self._api, pods.name(ended.pod), previous=previous)
         death = ReplicaDeath(index, self._clock.now_s(), ended.end.exit_code, lines, ended.end.reason)
         code = ended.end.exit_code
-        advice = "Run the workload by itself to see why: python -m harness.workloads"
+        advice = "Run the workload by itself to see why: python -m harness.replica"
         return ReplicaDiedError(
             f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=START_ADVICE.get(code or 0, advice)
         )
@@ -210,8 +210,8 @@ class KubernetesDeployment:
         """Ask every replica what it is; and the cluster, where it is."""
         found = sorted(self._pods.objects, key=pods.sort_key)
         replicas = [pods.as_replica(pod, index) for index, pod in enumerate(found)]
-        with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
-            statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
+        with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
+            statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
         self.replicas = [
             replica.with_gpu(str(status.get("device_uuid") or ""))
             for replica, status in zip(replicas, statuses, strict=True)
@@ -245,12 +245,12 @@ class KubernetesDeployment:
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
-            return collect.results(self._api, [one for one in self.replicas if one.index not in dead], self._folder)
+            return artifacts.results(self._api, [one for one in self.replicas if one.index not in dead], self._folder)
         for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
             log = layout.replica_log(self._folder, index)
             try:
                 restarted = pods.restarts(pod) > 0
-                collect.save_log(self._api, pods.name(pod), log, restarted=restarted, patience_s=collect.QUICK_S)
+                artifacts.save_log(self._api, pods.name(pod), log, restarted=restarted, patience_s=artifacts.QUICK_S)
             except BackendError:
                 continue  # it never ran, so that there is no log; why it did not is said already
         return []

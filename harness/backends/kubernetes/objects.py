@@ -13,8 +13,8 @@ import yaml
 
 import harness
 from harness.backends.environment import scenario_environment, workload_environment
+from harness.config import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
 from harness.errors import HarnessError
-from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
 
 PORT = 8000
 REPLICA_DIR = "/var/run/replica"

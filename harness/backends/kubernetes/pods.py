@@ -22,7 +22,7 @@ HOPELESS_WAITS = {
     "CreateContainerConfigError": "Mend what the message names.",
     "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",
     "RunContainerError": "Look at the node's container runtime (journalctl -u crio), and at the runtime class.",
-    "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.workloads",
+    "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.replica",
 }
 
 

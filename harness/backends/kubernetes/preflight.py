@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, grafana, monitoring, rights
-from harness.backends.kubernetes.rights import Api
+from harness.backends.kubernetes import capacity, grafana, monitoring, rbac
+from harness.backends.kubernetes.rbac import Api
+from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec
 
 API_SKEW_S = 3.0
 """The API server's clock is told in whole seconds, after a round trip."""
@@ -40,9 +40,9 @@ def check(
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
         nodes = None
     findings = [
-        *_tried("namespace", lambda: rights.check_namespace(api, spec)),
-        *_tried("rights", lambda: rights.check_rights(api, spec)),
-        *_tried("runtime class", lambda: rights.check_runtime_class(api, spec)),
+        *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
+        *_tried("rights", lambda: rbac.check_rights(api, spec)),
+        *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
         *_tried("clock", lambda: _check_clock(api)),
     ]
     if nodes is None:
@@ -55,7 +55,7 @@ def check(
         findings += _tried(
             "gpus", lambda: capacity.check_gpus(nodes, api.list("/api/v1/pods"), spec, replicas, campaign_id)
         )
-        findings += rights.check_image(usable, spec)
+        findings += rbac.check_image(usable, spec)
     with prometheus() as server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
@@ -66,7 +66,7 @@ def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except ClusterError as error:
-        return [rights.unchecked(name, error)]
+        return [rbac.unchecked(name, error)]
 
 
 def _check_clock(api: Api) -> list[Finding]:

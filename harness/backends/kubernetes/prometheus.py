@@ -8,11 +8,11 @@ from pathlib import Path
 from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import PodReplica
+from harness.config import KubernetesSpec
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Labels
 from harness.metrics.recording import Recording
-from harness.spec import KubernetesSpec
 
 QUERY_TIMEOUT_S = 30.0
 

@@ -28,7 +28,7 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.util.retry import Retry
 
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
-from harness.metrics.windows import MS_PER_S, to_ms
+from harness.metrics.promql_math import MS_PER_S, to_ms
 
 MAX_POINTS = 11_000
 """Points of one series that Prometheus answers in one range query."""

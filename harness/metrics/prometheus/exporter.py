@@ -30,12 +30,12 @@ from harness.metrics.prometheus.naming import (
     node_names,
     replica_names,
 )
-from harness.metrics.prometheus.presence import CountedTotal, Key, by_labels, has_reset, measured
+from harness.metrics.prometheus.staleness import CountedTotal, Key, by_labels, has_reset, measured
 from harness.metrics.promql import Dialect, Queries, render
+from harness.metrics.promql_math import MS_PER_S, to_ms
+from harness.metrics.row_builder import NO_REPLICA
 from harness.metrics.rows import Column, ColumnSink, RowSink
 from harness.metrics.summary import MetricSummary, RowStatistics
-from harness.metrics.tick import NO_REPLICA
-from harness.metrics.windows import MS_PER_S, to_ms
 
 WORKERS = 4
 """Queries at once: enough to keep a small server busy, few enough not to starve what it scrapes."""

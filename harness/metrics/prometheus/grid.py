@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from harness.errors import PrometheusError
 from harness.metrics.catalogue import Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Series
+from harness.metrics.row_builder import NO_REPLICA, NO_REQUESTS, TOO_FEW
 from harness.metrics.rows import Column
-from harness.metrics.tick import NO_REPLICA, NO_REQUESTS, TOO_FEW
 
 NO_SAMPLE = "Prometheus holds no sample of this step: a gap, or it scrapes more rarely than the step"
 NOT_A_NUMBER = "Prometheus answered NaN"

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from harness.metrics.catalogue import Level, Metric
 from harness.metrics.prometheus.adapter import Series
-from harness.metrics.prometheus.presence import Key
+from harness.metrics.prometheus.staleness import Key
 from harness.metrics.promql import Dialect
 
 GPU_LABEL = "gpu"

@@ -11,12 +11,12 @@ from harness.metrics.catalogue import Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import ExportSummary, export
 from harness.metrics.prometheus.naming import replica_names
-from harness.metrics.prometheus.patience import PatientServer
+from harness.metrics.prometheus.retrying import PatientServer
 from harness.metrics.prometheus.watch import Watch
 from harness.metrics.promql import Dialect
+from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.rows import RowSink
 from harness.metrics.summary import Lateness, RecordingSummary, missing_warnings
-from harness.metrics.windows import MS_PER_S, to_ms
 
 PATIENCE_S = 300.0
 WOKEN_PATIENCE_S = 10.0

@@ -14,7 +14,7 @@ from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableEr
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.naming import key_labels, natural
-from harness.metrics.prometheus.presence import Key
+from harness.metrics.prometheus.staleness import Key
 from harness.metrics.prometheus.targets import why_unseen
 from harness.metrics.promql import Dialect, render
 

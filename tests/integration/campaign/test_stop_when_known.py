@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from harness.analysis.answer import remarks
 from harness.analysis.campaign import analyse
+from harness.analysis.narrative import remarks
 from harness.results.experiment import verify_campaign
 from harness.results.layout import metric_files
 from harness.results.manifest import read_manifest

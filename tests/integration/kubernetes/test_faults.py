@@ -8,8 +8,8 @@ import time
 import pytest
 import yaml
 
-from harness.campaign.conductor import Conductor
 from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
 from harness.metrics.fakes import FakeGpus
 from harness.results import layout
 from harness.results.experiment import verify_campaign
@@ -52,7 +52,7 @@ def test_a_campaign_under_500_faults_loses_nothing_and_leaves_nothing(through, p
     spec = campaign(replicas=[1, 3], repeats=3, timing=timing, metrics=metrics, limits={"retries": 0})
     folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
 
-    outcome = Conductor(folder, through, gpus=FakeGpus).run()
+    outcome = CampaignRunner(folder, through, gpus=FakeGpus).run()
 
     assert proxy.injected.total() == FAULTS, f"more experiments are needed: {proxy.injected}"
     assert len(proxy.injected) == 8, proxy.injected

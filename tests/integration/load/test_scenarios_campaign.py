@@ -5,12 +5,12 @@ import json
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.campaign.conductor import Conductor
 from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.config import WorkloadSpec
 from harness.load.scenario_result import read_scenarios
 from harness.results.experiment import verify_campaign
 from harness.results.manifest import Status, read_manifest
-from harness.spec import WorkloadSpec
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked
 
@@ -34,7 +34,7 @@ def run(tmp_path):
             limits={"retries": 0},
         )
         folders.append(create(tmp_path / "results", spec, text="x", source="shipped:test"))
-        Conductor(folders[-1], LocalBackend(folders[-1].path.name)).run()
+        CampaignRunner(folders[-1], LocalBackend(folders[-1].path.name)).run()
         return folders[-1].path
 
     yield run_campaign

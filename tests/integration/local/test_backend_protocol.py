@@ -1,4 +1,4 @@
-"""What every backend promises to the conductor, held against the real one and the fake alike."""
+"""What every backend promises to the runner, held against the real one and the fake alike."""
 
 import math
 import os
@@ -12,11 +12,11 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.fake import FakeCluster
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
+from harness.config import KubernetesSpec, Timing
 from harness.errors import BackendError
 from harness.metrics.catalogue import select
 from harness.metrics.fakes import RowList
 from harness.results import layout
-from harness.spec import KubernetesSpec, Timing
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment

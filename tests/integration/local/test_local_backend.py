@@ -16,10 +16,10 @@ import pytest
 
 from harness.backends import local_check
 from harness.backends.local import LocalBackend
-from harness.backends.stray import end_strays
+from harness.backends.orphans import end_strays
+from harness.config import WorkloadSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import layout
-from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
 

@@ -15,9 +15,9 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.backends.mps import CONTROL
+from harness.config import MpsSpec, Sharing
 from harness.errors import BackendError
 from harness.results import layout
-from harness.spec import MpsSpec, Sharing
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
 

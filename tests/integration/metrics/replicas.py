@@ -35,7 +35,7 @@ def running_replicas(workload: str, count: int, folder: Path) -> Iterator[list[R
             "WARMUP_REQUESTS": "0",
             "PYTHONPATH": str(REPOSITORY),
         }
-        command = [*FORWARD, sys.executable, "-m", "harness.workloads"]
+        command = [*FORWARD, sys.executable, "-m", "harness.replica"]
         processes.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment))
     try:
         yield [

@@ -19,7 +19,7 @@ from harness.metrics.promql import cluster, local, render
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import ProcessUsage
-from harness.workloads.metrics import BUCKET_BOUNDS_NS
+from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 
 pytestmark = [

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.recording_target import Origin
 from harness.results import finalise
 from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder

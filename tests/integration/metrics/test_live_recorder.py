@@ -12,7 +12,7 @@ from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.fakes import RowList
 from harness.metrics.recorder import PRIORITY, Recorder, _punctual
-from harness.metrics.tick import LATE_TICK
+from harness.metrics.row_builder import LATE_TICK
 from tests.integration.metrics.replicas import running_replicas
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,8 @@ import pytest
 from harness.node import download
 from harness.node.download import FetchError, fetch_file
 from harness.node.fetch import choose, fetch_all, release_sums
+from harness.node.oci import ImageFolder
 from harness.node.offline import OfflineList, Package, RemoteFile, Repository
-from harness.node.registry import ImageFolder
 
 pytestmark = pytest.mark.integration
 

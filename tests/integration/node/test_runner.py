@@ -17,9 +17,9 @@ import pytest
 from harness.errors import UsageError
 from harness.node.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError
 from harness.node.events import NodeEvent, Outcome, TaskEnded, TaskStarted
-from harness.node.leash import descendants
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary
+from harness.node.supervisor import descendants
 
 pytestmark = [
     pytest.mark.integration,
@@ -230,7 +230,7 @@ def test_an_interrupt_ends_every_process_and_says_so(project: Path) -> None:
 
 
 def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> None:
-    """SIGKILL gives no chance to clean up: the leash does it."""
+    """SIGKILL gives no chance to clean up: the supervisor does it."""
     (project / "play.yml").write_text(HEAD + SLEEP.replace("300", "301"))
     program = (
         "import sys; from pathlib import Path; from harness.node.runner import NodeRunner, RunRequest;"

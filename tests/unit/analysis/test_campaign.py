@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.load import LoadState
+from harness.analysis.load_bands import LoadState
 from harness.errors import ResultsPathError
 from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
 from harness.results.files import sha256_of

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.compare import Comparison, Line, compare
-from harness.analysis.pool import By, Place, Pool, gather
+from harness.analysis.comparison_input import By, Place, Pool, gather
+from harness.config import ConditionSpec, Sharing
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
 from harness.results import Status
-from harness.spec import ConditionSpec, Sharing
 from tests.unit.results.synthetic import MPS_CAPACITY, Shape, rates, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=4, noise=0.005)

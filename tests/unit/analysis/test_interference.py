@@ -11,15 +11,15 @@ import pytest
 
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Key, analyse
+from harness.analysis.figure_style import Picture
 from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
-from harness.analysis.picture import Picture
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
+from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
 from harness.metrics.rows import Row, series_name
 from harness.results import ExperimentWriter, finalise
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
-from harness.spec import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for
 
 SHAPE = Shape(gpu=False, record_s=20)

@@ -10,10 +10,10 @@ import pytest
 
 import harness
 from harness.analysis import report, summary
-from harness.analysis.answer import answers, caveats
 from harness.analysis.campaign import analyse
-from harness.analysis.likeness import gpu_names
+from harness.analysis.comparability import gpu_names
 from harness.analysis.measures import MEASURES
+from harness.analysis.narrative import answers, caveats
 from harness.analysis.report import write_report
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import Manifest, Status

@@ -7,8 +7,8 @@ import pytest
 
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import Breakage, Grade, Run, climb
+from harness.config import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 from harness.results.manifest import Status
-from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")
 

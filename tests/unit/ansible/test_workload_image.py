@@ -61,7 +61,7 @@ def test_nothing_of_the_machine_goes_in():
 
 
 def test_the_process_gets_its_signals_and_is_nobody():
-    assert json.loads(arguments("ENTRYPOINT")[0]) == ["python", "-m", "harness.workloads"]
+    assert json.loads(arguments("ENTRYPOINT")[0]) == ["python", "-m", "harness.replica"]
     assert (arguments("USER"), arguments("STOPSIGNAL")) == (["65534:65534"], ["SIGTERM"])
     environment = dict(pair.split("=", 1) for pair in shlex.split(arguments("ENV")[0]))
     assert environment["PATH"].startswith("/opt/venv/bin:")
@@ -97,10 +97,10 @@ def resolved(images="", **changed):
 
 def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     context = resolved()["__workload_image_context"]
-    assert {"Containerfile", "requirements.txt", "harness/__init__.py", "harness/workloads/__main__.py"} <= set(context)
+    assert {"Containerfile", "requirements.txt", "harness/__init__.py", "harness/replica/__main__.py"} <= set(context)
     sources = {name for name in context if name.startswith("harness/")}
     assert sources == {"harness/__init__.py"} | {
-        str(path.relative_to(ROOT)) for path in (ROOT / "harness/workloads").rglob("*.py")
+        str(path.relative_to(ROOT)) for path in (ROOT / "harness/replica").rglob("*.py")
     }
     for name in sources:
         assert context[name] == (ROOT / name).read_text()
@@ -108,7 +108,7 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
 
 
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
-    from harness.spec.kubernetes import IMAGE
+    from harness.config.kubernetes import IMAGE
 
     assert resolved()["__workload_image_reference"] == IMAGE
     assert resolved(workload_image_tag="x")["__workload_image_reference"].endswith("/workload:x")

@@ -5,8 +5,8 @@ import pytest
 
 from harness.backends import local_check
 from harness.backends.base import Severity
-from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
-from harness.spec.workload import BUILTIN_WORKLOADS
+from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.config.workload import BUILTIN_WORKLOADS
 
 
 def findings(name, replicas, **workload):

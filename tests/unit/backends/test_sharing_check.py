@@ -11,8 +11,8 @@ from harness.backends.base import Severity
 from harness.backends.devices import GpuFacts, device_environment, gpu_facts
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
+from harness.config import MpsSpec, Sharing
 from harness.errors import BackendError
-from harness.spec import MpsSpec, Sharing
 from tests.support.experiments import experiment
 
 GPU = GpuFacts("NVIDIA H200", 150_000_000_000, 149_000_000_000, compute_mode="default")

@@ -4,9 +4,7 @@ import pytest
 
 from harness.campaign.plan import check_limits, estimate, expand
 from harness.campaign.source import read_source
-from harness.errors import UsageError
-from harness.metrics.catalogue import select
-from harness.spec import (
+from harness.config import (
     CampaignSpec,
     ConditionSpec,
     Limits,
@@ -17,6 +15,8 @@ from harness.spec import (
     Timing,
     WorkloadSpec,
 )
+from harness.errors import UsageError
+from harness.metrics.catalogue import select
 from tests.support.experiments import campaign
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.fake import FakeCluster, Review
+from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
-from harness.spec import KubernetesSpec
-from harness.workloads.server import MetricsServer, Response
+from harness.replica.server import MetricsServer, Response
 from tests.support.faulty_proxy import FaultyProxy
 
 PODS = "/api/v1/namespaces/inference/pods"

@@ -8,9 +8,9 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes
 from harness.backends.kubernetes.monitoring import seconds
-from harness.backends.kubernetes.rights import REVIEWS, check_image
+from harness.backends.kubernetes.rbac import REVIEWS, check_image
+from harness.config import KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
-from harness.spec import KubernetesSpec
 
 GPU = "nvidia.com/gpu"
 IMAGE = "localhost/gpu-sharing-harness/workload:1.0"

@@ -11,7 +11,7 @@ import yaml
 from harness.backends.kubernetes.objects import workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.spec import KubernetesSpec, Toleration
+from harness.config import KubernetesSpec, Toleration
 from tests.support.experiments import experiment
 
 ROOT = Path(__file__).parents[3]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from harness.metrics.prometheus.adapter import Series
 from harness.metrics.prometheus.buckets import used_bounds
-from harness.metrics.windows import histogram_quantile
+from harness.metrics.promql_math import histogram_quantile
 
 BOUNDS = ["0.1", "0.2", "0.5", "1.0", "2.0", "5.0", "+Inf"]
 VALUES = np.array([float(bound) for bound in BOUNDS])

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness.analysis.load import load_state
+from harness.analysis.load_bands import load_state
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
 from harness.metrics.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 
 from harness.errors import MetricsError
 from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, ReplicaParser
-from harness.workloads.metrics import BUCKET_BOUNDS_NS, RequestMetrics
+from harness.replica.metrics import BUCKET_BOUNDS_NS, RequestMetrics
 
 PLAIN = """# HELP inference_latency_seconds x
 # TYPE inference_latency_seconds histogram

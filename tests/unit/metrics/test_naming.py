@@ -7,7 +7,7 @@ from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.prometheus.adapter import Series
 from harness.metrics.prometheus.naming import device_names, identity, key_labels, mixed, natural, node_names
-from harness.metrics.prometheus.origin import Origin
+from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Labels, cluster, local, one_of, render
 
 DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["throughput"]

@@ -19,9 +19,9 @@ from harness.metrics.fakes import (
     sample,
 )
 from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.row_builder import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import ProcessUsage
-from harness.metrics.tick import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
 
 START_S = 1_800_000_000.0
 WINDOW_SCRAPES = 4

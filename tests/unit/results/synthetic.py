@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.config import CampaignSpec, ConditionSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
 from harness.results.manifest import Gpu, Host, Provenance, Software
-from harness.spec import CampaignSpec, ConditionSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 
 METRICS = tuple(STANDARD)
 GPU_METRICS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
@@ -98,7 +98,7 @@ def rates(workload: str, replicas: int, shape: Shape) -> list[float]:
 
 
 def write_attempt(folder: Path, spec: ExperimentSpec, shape: Shape, start_s: float) -> Manifest:
-    """Write everything a conductor leaves in the attempt folder; returns the manifest to finalise it with."""
+    """Write everything a runner leaves in the attempt folder; returns the manifest to finalise it with."""
     mode = list(Sharing).index(shape.sharing)
     random = np.random.default_rng([shape.seed, spec.replicas, spec.repeat, *([mode] if mode != 1 else [])])
     name, rows = spec.workload.name, spec.timing.rows

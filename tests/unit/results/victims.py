@@ -34,6 +34,6 @@ def record_for_ever(folder: Path) -> None:
 
 
 def finalise_once(attempt: Path, final: Path, manifest: Manifest, begun: Path) -> None:
-    """Finalise, as the conductor does, and say when it begins."""
+    """Finalise, as the runner does, and say when it begins."""
     begun.touch()
     finalise(attempt, final, manifest)

@@ -1,0 +1,203 @@
+"""How many workloads does a GPU carry? The law of scaling, and the most replicas within a latency limit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from harness.analysis.campaign import Cell
+from harness.analysis.compare import Comparison
+from harness.analysis.comparison_input import Place, Pool, Setup
+from harness.analysis.comparison_model import Answer, Asked, Table, runs
+from harness.analysis.comparison_plots import Row, by_workload
+from harness.analysis.format import Entry, figure_entry, number, quantity, replicas_in_words, whole_interval
+from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
+from harness.analysis.statistics import Estimate
+from harness.config import Sharing
+
+_GIB = 2.0**30
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How many replicas one mode carries of one workload within a p99 limit.
+
+    Attributes:
+        most: the largest count of which every interval up to it is within; 0 when none is.
+        breaks: the smallest count whose interval is beyond; None when none is.
+        undecided: counts whose interval holds the limit, or that have none.
+        by_law: the largest count within by the fitted law, at most the largest measured; None without a law.
+    """
+
+    most: int
+    breaks: int | None
+    undecided: list[int]
+    by_law: int | None
+
+
+def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
+    """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
+    within, beyond, undecided = [], [], []
+    for count in setup.counts(workload):
+        p99 = setup.cells[Place(workload, count)].estimates.get("latency_p99")
+        if p99 is None or p99.low is None or p99.high is None:
+            undecided.append(count)
+        elif p99.high <= limit_s:
+            within.append(count)
+        elif p99.low > limit_s:
+            beyond.append(count)
+        else:
+            undecided.append(count)
+    breaks = min(beyond, default=None)
+    sure = [count for count in within if breaks is None or count < breaks]
+    law = scaling_law(runs(setup, workload, "latency_p99"), LATENCY_LAWS).best
+    by_law = most_within(law, limit_s, max(setup.counts(workload), default=0)) if law else None
+    return Carried(max(sure, default=0), breaks, undecided, by_law)
+
+
+def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
+    """Laws, knees, memory and the count within the limit, for every workload and mode."""
+    limit_s = asked.latency_limit_s
+    rows: list[list[str | Entry]] = []
+    sentences: list[str] = []
+    missing: list[str] = []
+    advice: dict[str, list[str]] = {}
+    fits: dict[tuple[str, str], Fit] = {}
+    for workload in pool.workloads():
+        for setup in pool.setups:
+            counts = setup.counts(workload)
+            if not counts:
+                continue
+            scaling = scaling_law(runs(setup, workload, "throughput"))
+            if scaling.best:
+                fits[workload, setup.label] = scaling.best
+            cell = setup.cells[Place(workload, counts[-1])]
+            held = carried(setup, workload, limit_s) if limit_s is not None else None
+            rows.append(
+                [
+                    workload,
+                    setup.label,
+                    _law_in_words(scaling),
+                    _parameters(scaling),
+                    *([] if held is None else [_held(held)]),
+                    _memory(cell),
+                ]
+            )
+            if len(counts) > 1:
+                sentences.append(f"{workload} under {setup.label}: {_scaling_in_words(scaling, counts)}")
+                if scaling.best is None and scaling.advice:
+                    advice.setdefault(scaling.advice, []).append(f"{workload} under {setup.label}")
+            elif setup.sharing != Sharing.EXCLUSIVE:
+                missing.append(
+                    f"{workload} under {setup.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
+                    "`replicas` would tell how it scales."
+                )
+            if held is not None and limit_s is not None:
+                sentences.append(_held_in_words(workload, setup, held, limit_s))
+    missing += [f"{sentence} Of: {', '.join(of)}." for sentence, of in advice.items()]
+    if limit_s is None:
+        missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
+    limit_column = [] if limit_s is None else [f"p99 within {quantity(limit_s, 's')}"]
+    plot = by_workload(
+        pool,
+        "carrying",
+        "Throughput with the fitted laws (dashed), and p99 latency"
+        + ("" if limit_s is None else " with the limit (dotted)"),
+        [
+            Row("throughput", "requests/s", curves=fits),
+            Row("latency_p99", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
+        ],
+    )
+    return Answer(
+        "carrying",
+        "How many workloads does it carry?",
+        "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "
+        "bottleneck, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
+        "its p99 is. Replicas that fit count GPU memory alone, at the use measured.",
+        sentences,
+        Table(
+            ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
+            rows,
+            words=4 + len(limit_column),
+        ),
+        [plot] if plot else [],
+        missing,
+    )
+
+
+def _law_in_words(scaling: Scaling) -> str:
+    if scaling.best:
+        return f"{scaling.best.law.name}: {scaling.best.law.formula}"
+    if scaling.nearest and scaling.nearest.p is not None:
+        near = scaling.nearest
+        return f"no law fits; the nearest, {near.law.name}, is off by up to {100 * near.off:.1f} % (p = {near.p:.2g})"
+    return f"not known: {scaling.reason}"
+
+
+def _parameters(scaling: Scaling) -> str:
+    if scaling.best is None:
+        return ""
+    return ", ".join(f"{name} = {_with_interval(estimate)}" for name, estimate in scaling.best.parameters.items())
+
+
+def _with_interval(estimate: Estimate) -> str:
+    interval = whole_interval(estimate)
+    return number(estimate.mean) + (f" ({interval})" if interval else "")
+
+
+def _scaling_in_words(scaling: Scaling, counts: list[int]) -> str:
+    best = scaling.best
+    if best is None:
+        return _law_in_words(scaling) + "."
+    point = knee(best)
+    if point is not None:
+        ceiling = best.parameters["C"]
+        return (
+            f"throughput grows with the replicas up to about {number(point)} of them and stays at "
+            f"{_with_interval(ceiling)} requests/s from there on (a bottleneck; up to {counts[-1]} measured)."
+        )
+    if best.law.name == "linear":
+        return f"throughput grows linearly up to {counts[-1]} replicas, the most measured: the GPU is not full yet."
+    share = best.parameters["s"]
+    return (
+        f"throughput follows {'Amdahl' if best.law.name == 'Amdahl' else 'the universal scalability law'}, with a serial "
+        f"share of {_with_interval(share)}."
+    )
+
+
+def _held(held: Carried) -> str:
+    text = f"{held.most} measured"
+    if held.by_law is not None and held.by_law != held.most:
+        text += f", {held.by_law} by the law"
+    return text + (f"; undecided at {', '.join(map(str, held.undecided))}" if held.undecided else "")
+
+
+def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -> str:
+    head = f"{workload} under {setup.label}, p99 within {quantity(limit_s, 's')}: "
+    if held.breaks is not None and held.breaks == min(setup.counts(workload)):
+        return f"{head}not even {replicas_in_words(held.breaks)} keeps it."
+    if not held.most:
+        return f"{head}cannot tell; the intervals at {', '.join(map(str, held.undecided))} replicas hold the limit, or there are none. Repeat."
+    text = f"{head}{replicas_in_words(held.most)} {'keeps' if held.most == 1 else 'keep'} it"
+    if held.breaks is not None:
+        text += f", {held.breaks} {'is' if held.breaks == 1 else 'are'} too many"
+        if held.by_law is not None and held.most < held.by_law < held.breaks:
+            text += f" (by the fitted law of the p99, {held.by_law} would keep it)"
+    elif not held.undecided:
+        text += ", the most that was measured"
+    if held.undecided:
+        text += f"; undecided at {', '.join(map(str, held.undecided))}"
+    return f"{text}."
+
+
+def _memory(cell: Cell) -> Entry:
+    """GPU memory of a replica, and how many would fit."""
+    used = cell.estimates.get("gpu_memory")
+    if used is None:
+        return figure_entry(None, "bytes", cell.absent.get("gpu_memory", "not measured"))
+    each = Estimate(used.mean / cell.replicas, None, None, used.n, None)
+    entry = figure_entry(each, "bytes")
+    gpus = cell.used[0].data.manifest.gpus
+    total = gpus[0].memory_bytes if gpus else None
+    fit = () if not total or not each.mean else (f"{math.floor(total / each.mean)} would fit",)
+    return Entry(entry.mean, fit)

@@ -1,0 +1,203 @@
+"""Results put together to be compared: over campaigns, sharing modes or conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, analyse, pooled_cell
+from harness.analysis.comparability import differences, refuse_unlike
+from harness.config import Sharing
+from harness.errors import ResultsPathError, UsageError
+from harness.results.manifest import Manifest
+
+
+class By(StrEnum):
+    """What the sides of a comparison differ in."""
+
+    CAMPAIGN = "campaign"
+    """Each campaign given is a side."""
+    SHARING = "sharing"
+    """Each sharing mode is a side, whichever campaign measured it."""
+    CONDITION = "condition"
+    """Each condition is a side, whichever campaign measured it."""
+
+
+class Place(NamedTuple):
+    """What is measured on every side of a comparison."""
+
+    workload: str
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One way to run workloads.
+
+    Attributes:
+        side: which of the compared ones it is.
+        rest: campaign, sharing mode and condition as far as the sides do not differ in them.
+        sharing: its mode.
+        label: for people; names what tells it from the other setups.
+        cells: by workload and replicas; each has a run that can be used.
+    """
+
+    side: str
+    rest: tuple[str, ...]
+    sharing: str
+    label: str
+    cells: dict[Place, Cell]
+
+    def alone(self, workload: str) -> Cell | None:
+        """The cell of one replica; None when it was not measured."""
+        return self.cells.get(Place(workload, 1))
+
+    def counts(self, workload: str) -> list[int]:
+        """Replica counts measured of a workload, rising."""
+        return sorted(place.replicas for place in self.cells if place.workload == workload)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """What is compared.
+
+    Attributes:
+        by: what the sides differ in.
+        analyses: the campaigns, as given.
+        setups: in the order of the sides.
+        unlike: what is not the same everywhere, in sentences.
+    """
+
+    by: By
+    analyses: list[CampaignAnalysis]
+    setups: list[Setup]
+    unlike: list[str]
+
+    @property
+    def sides(self) -> list[str]:
+        """The compared ones; the first that has a cell is what the others are held against."""
+        return list(dict.fromkeys(setup.side for setup in self.setups))
+
+    def workloads(self) -> list[str]:
+        """Names of the workloads with a run that can be used, in the campaigns' order."""
+        usable = {place.workload for setup in self.setups for place in setup.cells}
+        every = dict.fromkeys(name for analysis in self.analyses for name in analysis.workloads())
+        return [name for name in every if name in usable]
+
+    def manifests(self) -> list[Manifest]:
+        """Of every run that is used."""
+        return _manifests(self.analyses)
+
+    def alike(self, a: Setup, b: Setup) -> bool:
+        """Whether two setups differ in nothing but the sharing mode."""
+        if self.by is By.SHARING:
+            return a.rest == b.rest
+        same_condition = a.rest[-1] == b.rest[-1] or self.by is By.CONDITION
+        return a.side == b.side and same_condition
+
+    def gpu_alone(self, setup: Setup, workload: str) -> tuple[Cell, str] | None:
+        """The cell of one replica with the GPU to itself, and what that is; None when nothing of the kind was measured.
+
+        One of the exclusive mode where there is one, else one replica under the setup's own mode.
+        """
+        for other in self.setups:
+            if other.sharing == Sharing.EXCLUSIVE and self.alike(other, setup):
+                cell = other.alone(workload)
+                if cell is not None:
+                    return cell, "exclusive"
+        own = setup.alone(workload)
+        return None if own is None else (own, "one replica")
+
+
+class _Axes(NamedTuple):
+    campaign: str
+    sharing: str
+    condition: str
+
+
+def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = False) -> Pool:
+    """Read campaigns and sort what they measured into the sides of a comparison.
+
+    Args:
+        folders: of campaigns.
+        by: campaign, sharing or condition; None: campaigns when there are several, else sharing modes, else conditions.
+        unlike: compare even what was measured on unlike machines.
+
+    Raises:
+        UsageError: the same campaign twice, or sides that cannot be.
+        UnlikeResultsError: the machines differ, and ``unlike`` is not set.
+        ResultsPathError: one of the folders is no campaign, or none has a run that can be used.
+        StorageError: a file cannot be read.
+    """
+    if by is not None and by not in set(By):
+        raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise UsageError("the same campaign is given twice.", advice="Give each campaign once.")
+    analyses = [analyse(folder) for folder in folders]
+    manifests = _manifests(analyses)
+    if not manifests:
+        raise ResultsPathError(
+            f"{', '.join(str(folder) for folder in folders)}: no experiment there can be used.",
+            advice="See how far it has come: harness status RESULTS/CAMPAIGN",
+        )
+    if not unlike:
+        refuse_unlike(manifests)
+    sides = By(by) if by else _natural(analyses)
+    return Pool(sides, analyses, _setups(analyses, sides), differences(manifests))
+
+
+def _natural(analyses: Sequence[CampaignAnalysis]) -> By:
+    if len(analyses) > 1:
+        return By.CAMPAIGN
+    conditions = {cell.condition for cell in analyses[0].cells if cell.used}
+    modes = {cell.sharing for cell in analyses[0].cells if cell.used}
+    return By.CONDITION if len(modes) < 2 <= len(conditions) else By.SHARING
+
+
+def _manifests(analyses: Sequence[CampaignAnalysis]) -> list[Manifest]:
+    return [item.data.manifest for analysis in analyses for item in analysis.experiments if item.used]
+
+
+def _setups(analyses: Sequence[CampaignAnalysis], by: By) -> list[Setup]:
+    names = _distinct_names(analyses)
+    members: dict[_Axes, dict[Place, list[Cell]]] = {}
+    for name, analysis in zip(names, analyses, strict=True):
+        for cell in analysis.cells:
+            if cell.used:
+                axes = _Axes(name if by is By.CAMPAIGN else "", cell.sharing, cell.condition)
+                members.setdefault(axes, {}).setdefault(Place(cell.workload, cell.replicas), []).append(cell)
+    varying = [index for index in range(3) if len({axes[index] for axes in members}) > 1]
+    ordered = sorted(members, key=lambda axes: _rank(axes, by, names, list(members)))
+    place = {By.CAMPAIGN: 0, By.SHARING: 1, By.CONDITION: 2}[by]
+    return [
+        Setup(
+            side=axes[place] or "no condition",
+            rest=tuple(axes[index] for index in range(3) if index != place),
+            sharing=axes.sharing,
+            label=", ".join(axes[index] for index in dict.fromkeys([place, *varying]) if axes[index]) or axes.sharing,
+            cells={where: pooled_cell(cells) for where, cells in members[axes].items()},
+        )
+        for axes in ordered
+    ]
+
+
+def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes]) -> tuple[int, ...]:
+    """Sides in their order; within one, as the campaigns list them."""
+    modes = [mode.value for mode in Sharing]
+    conditions = list(dict.fromkeys(other.condition for other in order))
+    side = {
+        By.CAMPAIGN: names.index(axes.campaign) if axes.campaign else 0,
+        By.SHARING: modes.index(axes.sharing),
+        By.CONDITION: conditions.index(axes.condition),
+    }[by]
+    return side, modes.index(axes.sharing), conditions.index(axes.condition)
+
+
+def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:
+    names = [analysis.name for analysis in analyses]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{analysis.folder.resolve().parent.name}/{analysis.name}" for analysis in analyses]

@@ -1,0 +1,113 @@
+"""One question of the comparison page, and its answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from harness.analysis.campaign import Cell
+from harness.analysis.comparison_input import Place, Pool, Setup
+from harness.analysis.figure_style import Picture
+from harness.analysis.format import Entry
+from harness.config import Sharing
+from harness.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Figures under the answer.
+
+    Attributes:
+        headers: titles of the columns; ``words`` of them are text, the rest numbers.
+        rows: as many cells as there are headers: text first, then entries.
+        words: leading columns of text.
+    """
+
+    headers: list[str]
+    rows: list[list[str | Entry]]
+    words: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the measurements say to one question.
+
+    Attributes:
+        name: anchor on the page.
+        question: as asked.
+        how: how the figures are defined, in a sentence or two.
+        sentences: the answer; empty when nothing measured says anything.
+        table: the figures with their intervals.
+        pictures: plots.
+        missing: which measurements would answer what these do not.
+    """
+
+    name: str
+    question: str
+    how: str
+    sentences: list[str] = field(default_factory=list)
+    table: Table | None = None
+    pictures: list[Picture] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the reader of the page gave.
+
+    Attributes:
+        latency_limit_s: p99 that must be kept; None: no limit.
+        price_per_gpu_hour: of one GPU; None: not given.
+        price_per_kwh: of electric energy; None: not given.
+    """
+
+    latency_limit_s: float | None = None
+    price_per_gpu_hour: float | None = None
+    price_per_kwh: float | None = None
+
+
+def asked(latency_limit_ms: float | None, price_per_gpu_hour: float | None, price_per_kwh: float | None) -> Asked:
+    """What was asked, checked. Raises UsageError for a limit or a price that cannot be one."""
+    given = {
+        "--latency-limit-ms": latency_limit_ms,
+        "--price-per-gpu-hour": price_per_gpu_hour,
+        "--price-per-kwh": price_per_kwh,
+    }
+    for option, value in given.items():
+        free = option.startswith("--price") and value == 0
+        if value is not None and not free and not (0 < value < math.inf):
+            raise UsageError(f"{option} {value:g} cannot be: it takes a positive number.", advice=f"E.g. {option} 50")
+    limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
+    return Asked(limit_s, price_per_gpu_hour, price_per_kwh)
+
+
+def cells(pool: Pool) -> Iterator[tuple[str, Setup, int, Cell]]:
+    """Every cell that is compared: workload, setup, replicas, cell; by workload, then replicas, then setup."""
+    for workload in pool.workloads():
+        for count in counts(pool, workload):
+            for setup in pool.setups:
+                cell = setup.cells.get(Place(workload, count))
+                if cell is not None:
+                    yield workload, setup, count, cell
+
+
+def counts(pool: Pool, workload: str) -> list[int]:
+    """Replica counts that some setup measured of a workload, rising."""
+    return sorted({count for setup in pool.setups for count in setup.counts(workload)})
+
+
+def runs(setup: Setup, workload: str, measure: str) -> dict[int, list[float]]:
+    """Replica count to one measure of every repeat, where there is any."""
+    found = {count: setup.cells[Place(workload, count)].figures(measure) for count in setup.counts(workload)}
+    return {count: figures for count, figures in found.items() if figures}
+
+
+def missing_modes(pool: Pool) -> list[str]:
+    """Sharing modes that were not measured, and how to measure them."""
+    measured = {setup.sharing for setup in pool.setups}
+    wanted = [mode.value for mode in (Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS) if mode not in measured]
+    if not wanted:
+        return []
+    every = ", ".join([mode.value for mode in Sharing if mode in measured] + wanted)
+    return [f"Not measured: {', '.join(wanted)}. A campaign with sharing: [{every}] would tell."]

@@ -1,0 +1,156 @@
+"""What does context switching cost? GPU time per request that goes when processes take turns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.analysis.campaign import Cell
+from harness.analysis.compare import Comparison
+from harness.analysis.comparison_input import Place, Pool
+from harness.analysis.comparison_model import Answer, Asked, Table, missing_modes
+from harness.analysis.comparison_plots import Points, bars
+from harness.analysis.format import DASH, Entry, figure_entry, quantity, replicas_in_words
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
+from harness.config import Sharing
+
+BUSY_PERCENT = 90.0
+"""A GPU that is idle for longer has time to give away, which hides what switching takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switching:
+    """What taking turns costs against one reference at equal work.
+
+    Attributes:
+        workload: name.
+        replicas: processes that take turns.
+        reference: ``alone`` (one process that keeps the GPU busy by itself) or ``mps`` (the same processes side by side).
+        extra_s: GPU time that each request takes more, seconds.
+        share: the same as a share of the reference's time for one request.
+        p: of Welch's test, Holm-corrected over all of the page; None with one run.
+    """
+
+    workload: str
+    replicas: int
+    reference: str
+    extra_s: Estimate
+    share: float
+    p: float | None
+
+
+def switching(pool: Pool) -> tuple[list[Switching], list[str]]:
+    """Every cost that the measurements give, and why they do not give others."""
+    found: list[tuple[Switching, float | None]] = []
+    missing: list[str] = []
+    for setup in pool.setups:
+        if setup.sharing != Sharing.TIME_SLICING:
+            continue
+        neighbours = [other for other in pool.setups if other.sharing == Sharing.MPS and pool.alike(setup, other)]
+        for workload in pool.workloads():
+            alone = pool.gpu_alone(setup, workload)
+            busy = alone[0].estimates.get("gpu_utilization") if alone else None
+            if alone and busy and busy.mean < BUSY_PERCENT:
+                missing.append(
+                    f"{workload}: one replica alone keeps the GPU {busy.mean:.0f} % busy, so that sharing fills idle time, and "
+                    "what switching takes cannot be told from it. A larger batch_size or execution: cuda-graph would keep it busy."
+                )
+            for count in setup.counts(workload):
+                if count == 1:
+                    continue
+                cell = setup.cells[Place(workload, count)]
+                if alone and busy and busy.mean >= BUSY_PERCENT:
+                    found += _against(cell, alone[0], "alone")
+                for other in neighbours:
+                    side_by_side = other.cells.get(Place(workload, count))
+                    found += _against(cell, side_by_side, "mps") if side_by_side else []
+    tested = [index for index, (_, p) in enumerate(found) if p is not None]
+    adjusted = dict(zip(tested, holm([found[index][1] or 0.0 for index in tested]), strict=True))
+    return [
+        Switching(one.workload, one.replicas, one.reference, one.extra_s, one.share, adjusted.get(index))
+        for index, (one, _) in enumerate(found)
+    ], missing
+
+
+def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
+    """Extra GPU time per request of time-slicing, against one process alone and against MPS."""
+    costs, missing = switching(pool)
+    rows: list[list[str | Entry]] = [
+        [
+            one.workload,
+            str(one.replicas),
+            _reference(one.reference),
+            figure_entry(one.extra_s, "s"),
+            Entry(f"{100 * one.share:+.1f} %"),
+            _p(one.p),
+        ]
+        for one in costs
+    ]
+    taking_turns = [setup for setup in pool.setups if setup.sharing == Sharing.TIME_SLICING]
+    if not any(place.replicas > 1 for setup in taking_turns for place in setup.cells):
+        missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
+    plot = bars(
+        "switching",
+        "GPU time that taking turns adds to each request, with 95 % intervals",
+        "% of the time that a request takes otherwise",
+        [
+            Points(
+                f"{one.workload}, {one.replicas} replicas, against {_reference(one.reference)}",
+                one.extra_s,
+                100 * one.share / one.extra_s.mean,
+            )
+            for one in costs
+            if one.extra_s.mean
+        ],
+    )
+    return Answer(
+        "switching",
+        "What does context switching cost?",
+        "At equal work on a busy GPU, a request takes 1 / (throughput of all) of GPU time. Switching costs what that time "
+        f"grows by when processes take turns: against one process that keeps the GPU at least {BUSY_PERCENT:.0f} % busy by itself, the switching "
+        "proper; against the same processes under MPS, everything that taking turns gives up, running side by side included.",
+        [_sentence(one) for one in costs],
+        Table(["Workload", "Replicas", "Against", "Extra time a request", "Of its time", "p"], rows, words=3)
+        if rows
+        else None,
+        [plot] if plot else [],
+        missing + missing_modes(pool),
+    )
+
+
+def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, float | None]]:
+    own, other = ([1 / rate for rate in one.figures("throughput") if rate > 0] for one in (cell, reference))
+    if not own or not other:
+        return []
+    extra = mean_difference(own, other)
+    p = difference(other, own).welch_p
+    base = sum(other) / len(other)
+    return [(Switching(cell.workload, cell.replicas, name, extra, extra.mean / base, None), p)]
+
+
+def _reference(name: str) -> str:
+    return "one process alone" if name == "alone" else "the same under MPS"
+
+
+def _p(p: float | None) -> Entry:
+    return Entry(DASH, reason="a single run has no spread") if p is None else Entry(f"{p:.2g}")
+
+
+def _sentence(one: Switching) -> str:
+    head = f"{one.workload}, {replicas_in_words(one.replicas)} taking turns, against {_reference(one.reference)}"
+    amount = f"{quantity(one.extra_s.mean, 's')} a request, {100 * one.share:+.1f} %"
+    if one.p is None:
+        return f"{head}: {amount}; a single run cannot tell whether that is more than chance."
+    if one.p >= SIGNIFICANCE:
+        return f"{head}: no significant cost ({amount}, p = {one.p:.2g})."
+    if one.extra_s.mean < 0:
+        return (
+            f"{head}: none that can be told. They fill gaps that one process leaves although its GPU counts as busy, and win "
+            f"{quantity(-one.extra_s.mean, 's')} a request ({100 * one.share:+.1f} %)."
+        )
+    return f"{head}: {amount} (95 % interval {_between(one.extra_s)})."
+
+
+def _between(extra_s: Estimate) -> str:
+    if extra_s.low is None or extra_s.high is None:
+        return "not known"
+    return f"{quantity(extra_s.low, 's')} to {quantity(extra_s.high, 's')}"

@@ -1,0 +1,258 @@
+"""The answer in sentences, and everything that weakens it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.comparability import gpu_names
+from harness.analysis.format import clipped, number, quantity, with_interval
+from harness.analysis.measures import ALL
+from harness.analysis.statistics import Estimate, difference
+from harness.config.scenario import OPEN_LOOP, ScenarioKind
+from harness.config.workload import BUILTIN_WORKLOADS, WorkloadSpec
+from harness.results.manifest import Status
+
+FEW_REPEATS = 3
+UNSTEADY_CV = 0.05
+MANY_DEGRADED = 5
+_OF_SEVERAL = {"fairness", "jain"}
+_CLOSED_LOOP = (
+    "sends its next request when the last is answered (closed loop): latency is service time beside "
+    "the other replicas, with no queue in front."
+)
+_OPEN_LOOP = (
+    "come at times of their own: latency counts from the intended time, waiting included, and throughput is the rate "
+    "that was sent unless replicas fell behind."
+)
+
+
+def answers(analysis: CampaignAnalysis) -> list[str]:
+    """What the campaign found, one sentence or two per workload, sharing mode and condition."""
+    groups: dict[tuple[str, str, str], list[Cell]] = {}
+    for cell in analysis.cells:
+        if "throughput" in cell.estimates:
+            groups.setdefault(cell.key.curve, []).append(cell)
+    several = len({cell.sharing for cell in analysis.cells}) > 1
+    return [
+        _answer(_label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
+        for cells in groups.values()
+    ]
+
+
+def _label(cell: Cell, *, several_modes: bool) -> str:
+    mode = f" under {cell.sharing}" if several_modes else ""
+    condition = f" ({cell.condition})" if cell.condition else ""
+    return f"{cell.workload}{mode}{condition}"
+
+
+def _answer(label: str, cells: Sequence[Cell]) -> str:
+    first, last = cells[0], cells[-1]
+    rate = with_interval(last.estimates["throughput"], "requests/s")
+    parts = [f"{label}: {_replicas(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
+    if last is not first and last.speed_up and last.efficiency and not last.paced:
+        parts.append(
+            f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
+        )
+    p99 = last.estimates.get("latency_p99")
+    alone = first.estimates.get("latency_p99")
+    if p99 and alone and last is not first:
+        parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
+    elif p99:
+        parts.append(f"p99 latency is {quantity(p99.mean, 's')}")
+    return "; ".join(parts) + "." + ("" if last.paced else _saturation(cells))
+
+
+def _saturation(cells: Sequence[Cell]) -> str:
+    """What the last step up in replicas brought."""
+    if len(cells) < 3:
+        return ""
+    before, last = cells[-2], cells[-1]
+    found = difference(before.figures("throughput"), last.figures("throughput"))
+    outcome = found.sentence
+    if found.significant is None and found.change is not None:
+        outcome = f"{100 * found.change:+.1f} % (too few runs to call it significant)"
+    return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
+
+
+def _times(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
+        return f"{number(estimate.mean)} times"
+    return f"{number(estimate.mean)} times (95 % interval {number(estimate.low)} to {number(estimate.high)})"
+
+
+def _replicas(cell: Cell) -> str:
+    return "1 replica" if cell.replicas == 1 else f"{cell.replicas} replicas"
+
+
+def caveats(analysis: CampaignAnalysis) -> list[str]:
+    """What a careful reader must know before using a number, the gravest first."""
+    return [
+        *_left_out(analysis),
+        *_unfinished(analysis),
+        *_degraded(analysis),
+        *_few_repeats(analysis),
+        *_restless(analysis),
+        *_absent(analysis),
+        *_mixed(analysis),
+        *_nature(analysis),
+    ]
+
+
+def _left_out(analysis: CampaignAnalysis) -> list[str]:
+    found = []
+    for experiment in analysis.experiments:
+        if experiment.damage:
+            found.append(
+                f"{experiment.name} is left out of every average: its files are not what its manifest says "
+                f"({'; '.join(experiment.damage)})."
+            )
+        elif not experiment.used:
+            found.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
+    return found
+
+
+def _unfinished(analysis: CampaignAnalysis) -> list[str]:
+    if not analysis.unfinished:
+        return []
+    missing = len(analysis.unfinished)
+    verb = "is" if missing == 1 else "are"
+    sentence = (
+        f"The campaign is not finished: {missing} of {analysis.planned} experiments {verb} missing (listed below)."
+    )
+    return [f"{sentence} Go on with: harness resume results/{analysis.name}"]
+
+
+def _degraded(analysis: CampaignAnalysis) -> list[str]:
+    degraded = [item for item in analysis.experiments if item.used and item.status is Status.DEGRADED]
+    if len(degraded) > MANY_DEGRADED:
+        names = ", ".join(experiment.name for experiment in degraded)
+        count = f"{len(degraded)} of {len(analysis.experiments)} experiments are DEGRADED and count all the same"
+        return [f"{count}; the reasons stand with each of them below: {names}."]
+    return [f"{item.name} is DEGRADED and counts all the same: {_reasons(item)}" for item in degraded]
+
+
+def _reasons(experiment: Experiment) -> str:
+    text = " ".join(reason.rstrip(".") + "." for reason in experiment.data.manifest.verdict.reasons)
+    return clipped(text) or "no reason was recorded."
+
+
+def _few_repeats(analysis: CampaignAnalysis) -> list[str]:
+    single = [cell for cell in analysis.cells if len(cell.used) == 1]
+    few = [cell for cell in analysis.cells if 1 < len(cell.used) < FEW_REPEATS]
+    found = []
+    if single:
+        found.append(
+            f"One run only: {_cells(analysis, single)}. No interval can be given there, and no difference be called significant; "
+            f"repeat at least {FEW_REPEATS} times."
+        )
+    if few:
+        found.append(f"Two runs only, so that intervals are very wide: {_cells(analysis, few)}.")
+    return found
+
+
+def _restless(analysis: CampaignAnalysis) -> list[str]:
+    restless = [
+        f"{_cells(analysis, [cell])} ({100 * estimate.cv:.0f} %)"
+        for cell in analysis.cells
+        if (estimate := cell.estimates.get("throughput")) and estimate.cv and estimate.cv > UNSTEADY_CV
+    ]
+    if not restless:
+        return []
+    return [f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {', '.join(restless)}."]
+
+
+def _absent(analysis: CampaignAnalysis) -> list[str]:
+    by_reason: dict[str, dict[str, None]] = {}
+    for cell in analysis.cells:
+        for name, reason in cell.absent.items():
+            if cell.used and name in ALL and not (name in _OF_SEVERAL and cell.replicas == 1):
+                by_reason.setdefault(reason, {})[ALL[name].title] = None
+    return [f"Not measured: {', '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
+
+
+def absent_of(experiment: Experiment) -> dict[str, list[str]]:
+    """Titles of the figures that one experiment does not give, by reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in experiment.measured.absent.items():
+        by_reason.setdefault(reason, []).append(ALL[name].title)
+    return by_reason
+
+
+def remarks(experiment: Experiment) -> list[str]:
+    """What the quality check and the figures add, without what the verdict or an absent metric has said."""
+    manifest = experiment.data.manifest
+    findings = [
+        str(finding.get("message"))
+        for finding in manifest.findings
+        if finding.get("metric") not in manifest.absent_metrics
+        and finding.get("message") not in manifest.verdict.reasons
+    ]
+    return findings + experiment.measured.notes
+
+
+def _mixed(analysis: CampaignAnalysis) -> list[str]:
+    manifests = [experiment.data.manifest for experiment in analysis.experiments]
+    facts = {
+        "GPUs": {gpu_names(manifest) for manifest in manifests},
+        "GPU drivers": {", ".join(str(gpu.driver) for gpu in manifest.gpus) for manifest in manifests},
+        "CPUs": {manifest.provenance.host.cpu_model for manifest in manifests},
+        "kernels": {manifest.provenance.host.kernel for manifest in manifests},
+        "versions of the harness": {
+            (manifest.provenance.software.git_commit or manifest.provenance.software.harness)[:12]
+            for manifest in manifests
+        },
+    }
+    found = [
+        f"The experiments ran on different {name}: {'; '.join(sorted(values))}."
+        for name, values in facts.items()
+        if len(values) > 1
+    ]
+    devices = {gpu.uuid for manifest in manifests for gpu in manifest.gpus}
+    most = max((len(manifest.gpus) for manifest in manifests), default=0)
+    if len(devices) > most and len(facts["GPUs"]) == 1:
+        found.append(f"The experiments ran on {len(devices)} different devices of the same model.")
+    if any(manifest.provenance.software.git_dirty for manifest in manifests):
+        found.append("The harness had uncommitted changes when it ran.")
+    return found
+
+
+def _nature(analysis: CampaignAnalysis) -> list[str]:
+    workloads = {
+        e.data.manifest.experiment.workload.name: e.data.manifest.experiment.workload for e in analysis.experiments
+    }
+    random = [w.name for w in workloads.values() if w.checkpoint is None and w.target in BUILTIN_WORKLOADS]
+    found = _loops(list(workloads.values()))
+    devices = {str(replica.get("device")) for e in analysis.experiments for replica in e.data.manifest.replicas}
+    if "cpu" in devices and any(e.data.manifest.provenance.gpus for e in analysis.experiments):
+        found.insert(0, "This machine has a GPU, and replicas ran on the CPU.")
+    if random:
+        found.append(
+            f"Weights are random, from a seed ({', '.join(random)}): the speed is real, the answers mean nothing."
+        )
+    return found
+
+
+def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
+    """Who makes the requests, and what latency means then."""
+    closed = [workload.name for workload in workloads if workload.scenario is None]
+    by_scenario: dict[str, list[str]] = {}
+    for workload in workloads:
+        if workload.scenario is not None:
+            by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
+    found = []
+    if closed:
+        who = "Every replica" if len(closed) == len(workloads) else f"Every replica of {', '.join(closed)}"
+        found.append(f"{who} {_CLOSED_LOOP}")
+    for kind, names in by_scenario.items():
+        how = _OPEN_LOOP if ScenarioKind(kind) in OPEN_LOOP else "come from LoadGen, one query after another."
+        found.append(f"Requests of {', '.join(names)} (scenario {kind}) {how}")
+    return found
+
+
+def _cells(analysis: CampaignAnalysis, cells: Sequence[Cell]) -> str:
+    several = len({cell.sharing for cell in analysis.cells}) > 1
+    return ", ".join(
+        " ".join(filter(None, (cell.workload, f"r{cell.replicas}", cell.sharing if several else "", cell.condition)))
+        for cell in cells
+    )

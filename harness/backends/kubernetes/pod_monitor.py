@@ -1,0 +1,155 @@
+"""Watches serving replicas: whatever ends one, or the node below it, is noticed and said with its own reason."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness.backends.base import ReplicaDeath
+from harness.backends.kubernetes import artifacts, nodes, pods
+from harness.backends.kubernetes.client import KubernetesApi, Object
+from harness.backends.kubernetes.informer import Watcher
+from harness.backends.kubernetes.pods import End, PodReplica
+from harness.clock import Clock
+from harness.errors import BackendError, ClusterError
+from harness.results import layout
+
+Notice = Callable[[str], None]
+
+
+class PodMonitor:
+    """Reports deaths of the replicas of one deployment.
+
+    Args:
+        api: of the cluster.
+        replicas: that serve.
+        watched: follows their pods already.
+        folder: the attempt's; the log of a dead replica is saved there at once, for its pod may go.
+        clock: real time.
+        gpu_resource: that the replicas hold some of; empty: none.
+        on_death: called for each death, from a watching thread.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        replicas: Sequence[PodReplica],
+        watched: Watcher,
+        folder: Path,
+        clock: Clock,
+        gpu_resource: str,
+        on_death: Callable[[ReplicaDeath], None],
+    ) -> None:
+        self._api, self._clock, self._folder, self._on_death = api, clock, folder, on_death
+        self._replicas = {replica.uid: replica for replica in replicas}
+        self._watched = watched
+        self._gpu_resource = gpu_resource
+        self._names = {replica.node for replica in replicas}
+        self._nodes = Watcher(api, "/api/v1/nodes", listener=self._see_node)
+        self._lock = threading.RLock()
+        self._stopping = False
+        self._dead: set[int] = set()
+        self._ends: dict[int, End] = {}
+        self._remarks: dict[str, str] = {}
+        self._silent = ""
+        self._notice: Notice | None = None
+        self.deaths: list[ReplicaDeath] = []
+
+    def start(self) -> None:
+        """Look at everything once, then at every change."""
+        self._watched.listen(self._see_pod)
+        try:
+            self._nodes.start()
+        except ClusterError as error:
+            # Not everybody may read nodes; replicas are watched all the same.
+            self._silent = f"Nodes are not watched: {error.message}"
+        for pod in self._watched.objects:
+            self._see_pod("MODIFIED", pod)
+        present = {str(pod["metadata"]["uid"]) for pod in self._watched.objects}
+        for uid, replica in self._replicas.items():
+            if uid not in present:
+                self._report(replica, End(None, "the pod is gone"), previous=False)
+
+    def tell(self, notice: Notice) -> None:
+        """From here on say at once what is no death, and now what was noticed before."""
+        self._notice = notice
+        for sentence in [self._silent, *self._remarks.values()]:
+            if sentence:
+                notice(sentence)
+
+    def stop(self) -> list[str]:
+        """Whatever ends from here on was told to; returns what speaks against the recording besides deaths."""
+        with self._lock:
+            self._stopping = True
+        # Only now: a plugin that was restarted in between has lent nothing for seconds, and hurt nobody.
+        for node in self._nodes.objects if self._gpu_resource else []:
+            name = str(node["metadata"]["name"])
+            if name in self._names and (less := nodes.withdrawn(node, self._gpu_resource)):
+                self._remark(f"{name}/{self._gpu_resource}", f"{less}.")
+        self._nodes.stop()
+        outages = [
+            f"the API server did not answer for {end_s - begin_s:.0f} s while replicas were watched ({why[:200]})."
+            for begin_s, end_s, why in self._watched.outages
+        ]
+        return [*self._remarks.values(), *(outages if self.deaths else [])]
+
+    def unclean_ends(self) -> list[str]:
+        """A sentence for each replica that did not end with 0 when it was told to."""
+        with self._lock:
+            return [
+                f"replica {index} ended with {end.exit_code} when it was told to stop ({end.reason or 'no reason given'})."
+                for index, end in sorted(self._ends.items())
+                if end.exit_code and index not in self._dead
+            ]
+
+    def _see_pod(self, kind: str, pod: Object) -> None:
+        replica = self._replicas.get(str(pod["metadata"]["uid"]))
+        if replica is None:
+            return  # made by the controller in place of a dead one: nothing that is measured
+        for device in [] if self._stopping else pods.unhealthy_devices(pod):
+            self._remark(device, f"replica {replica.index} held {device} when its plugin called it unhealthy.")
+        end = pods.end_of(pod, restarts_before=replica.restarts)
+        if kind == "DELETED":
+            end = end or End(None, "the pod was deleted")
+        if end is None:
+            return
+        with self._lock:
+            if self._stopping:
+                self._ends[replica.index] = end
+                return
+        self._report(replica, end, previous=pods.restarts(pod) > replica.restarts)
+
+    def _see_node(self, kind: str, node: Object) -> None:
+        name = str(node["metadata"]["name"])
+        if name not in self._names or self._stopping:
+            return
+        why = f"node {name} was removed from the cluster" if kind == "DELETED" else nodes.not_ready(node)
+        if why:
+            for replica in self._replicas.values():
+                if replica.node == name:
+                    self._report(replica, End(None, why), previous=False)
+        for pressure, message in nodes.pressures(node).items():
+            self._remark(f"{name}/{pressure}", f"node {name} was under {pressure} while replicas ran ({message}).")
+
+    def _remark(self, key: str, sentence: str) -> None:
+        with self._lock:
+            if key in self._remarks:
+                return
+            self._remarks[key] = sentence
+        if self._notice:
+            self._notice(sentence)
+
+    def _report(self, replica: PodReplica, end: End, *, previous: bool) -> None:
+        with self._lock:
+            if replica.index in self._dead or self._stopping:
+                return
+            self._dead.add(replica.index)
+        lines = artifacts.last_lines(self._api, replica.pod, previous=previous)
+        with contextlib.suppress(BackendError):  # gone with its pod; the last lines are all there is
+            log = layout.replica_log(self._folder, replica.index)
+            artifacts.save_log(self._api, replica.pod, log, restarted=previous, patience_s=artifacts.QUICK_S)
+        death = ReplicaDeath(replica.index, self._clock.now_s(), end.exit_code, lines, end.reason)
+        self.deaths.append(death)
+        self._on_death(death)

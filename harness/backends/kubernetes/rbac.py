@@ -1,0 +1,162 @@
+"""Preflight: the namespace, what the harness may do in it, the runtime class, and the image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from harness.backends.base import Finding, Severity
+from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
+from harness.errors import ClusterError
+
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+LISTED_IMAGES = 50
+"""A node's status names this many of its images, the largest; with fewer, what is not named is not there."""
+_DIGEST = "@sha256:"
+
+
+class Api(Protocol):
+    """What preflight needs of the API server; every call raises ClusterError."""
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """One object, or a list of them."""
+        ...
+
+    def find(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any] | None:
+        """The same; None where there is none."""
+        ...
+
+    def list(self, path: str, *, labels: str = "", fields: str = "") -> list[dict[str, Any]]:
+        """The objects of a list."""
+        ...
+
+    def create(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to a POST."""
+        ...
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Merge ``body`` into an object."""
+        ...
+
+    def server_time_s(self) -> float | None:
+        """What the API server's clock says."""
+        ...
+
+
+Right = tuple[str, str, str, str]
+"""Verb, API group, resource (with ``/subresource``), namespace."""
+
+
+def needed_rights(spec: KubernetesSpec) -> list[Right]:
+    """Everything that a campaign does to the cluster."""
+    own = spec.namespace
+    group, owner = ("batch", "jobs") if spec.kind is WorkloadKind.JOB else ("apps", "deployments")
+    rights = [(verb, group, owner, own) for verb in ("get", "list", "patch", "create", "delete")]
+    rights += [(verb, "", "pods", own) for verb in ("get", "list", "watch", "delete")]
+    rights += [("get", "", "pods/log", own), ("get", "", "pods/proxy", own), ("list", "", "events", own)]
+    return [*rights, ("list", "", "nodes", "")]
+
+
+def check_rights(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """What the account of the kubeconfig lacks; all of it in one finding."""
+    lacking = [right for right in needed_rights(spec) if not allowed(api, right)]
+    if lacking:
+        words = "; ".join(f"{verb} {resource}{f' in {where}' if where else ''}" for verb, _, resource, where in lacking)
+        yield Finding(
+            Severity.ERROR,
+            "rights",
+            f"this account may not: {words}.",
+            "Use the account that playbooks/workloads.yml makes, or give this one its roles "
+            "(templates/kubernetes/workloads/access.yaml.j2).",
+        )
+    namespace, _, name = spec.grafana_deployment.partition("/")
+    if spec.grafana is GrafanaCost.SCALE_DOWN and not allowed(api, ("patch", "apps", "deployments", namespace), name):
+        yield Finding(
+            Severity.WARNING,
+            "rights",
+            f"this account may not scale {spec.grafana_deployment} down, so a Grafana that runs is measured, too.",
+            "Give it that right, or state the cost: `kubernetes.grafana: leave`.",
+        )
+
+
+def allowed(api: Api, right: Right, name: str = "") -> bool:
+    """Whether the API server would let this account do it."""
+    verb, group, resource, namespace = right
+    resource, _, subresource = resource.partition("/")
+    attributes = {
+        "verb": verb,
+        "group": group,
+        "resource": resource,
+        "subresource": subresource,
+        "namespace": namespace,
+        "name": name,
+    }
+    review = api.create(
+        REVIEWS,
+        {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+        },
+    )
+    return bool((review.get("status") or {}).get("allowed"))
+
+
+def check_namespace(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether replicas can be made in it at all."""
+    found = api.find(f"/api/v1/namespaces/{spec.namespace}")
+    if found is None:
+        advice = f"Make it: playbooks/workloads.yml, or kubectl create namespace {spec.namespace}."
+        yield Finding(Severity.ERROR, "namespace", f"there is no namespace {spec.namespace}.", advice)
+    elif (found.get("status") or {}).get("phase") == "Terminating":
+        message = f"the namespace {spec.namespace} is being deleted."
+        yield Finding(Severity.ERROR, "namespace", message, "Wait until it is gone, and make it again.")
+
+
+def check_runtime_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """A pod with a runtime class that is not there is refused; one without may silently run on the CPU."""
+    if not spec.gpus_per_replica or spec.runtime_class is None:
+        return
+    if api.find(f"/apis/node.k8s.io/v1/runtimeclasses/{spec.runtime_class}") is None:
+        yield Finding(
+            Severity.ERROR,
+            "runtime class",
+            f"there is no runtime class {spec.runtime_class}.",
+            "Apply it (playbooks/cluster.yml does), or set `kubernetes.runtime_class: null` where CDI hands the GPU out.",
+        )
+
+
+def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the image can be there when a replica starts, as far as the nodes tell."""
+    registry, _, rest = spec.image.partition("/")
+    tagged = ":" in rest or _DIGEST in spec.image
+    if not tagged or spec.image.endswith(":latest"):
+        yield Finding(
+            Severity.WARNING,
+            "image",
+            f"{spec.image} may be another image tomorrow.",
+            "Name a version or a digest, so that a repeat runs the same.",
+        )
+    if spec.image_pull_policy is PullPolicy.ALWAYS or (
+        registry != "localhost" and spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT
+    ):
+        return
+    without = [str(node["metadata"]["name"]) for node in nodes if _lacks(node, spec.image)]
+    if without:
+        yield Finding(
+            Severity.ERROR if len(without) == len(nodes) else Severity.WARNING,
+            "image",
+            f"{spec.image} is not in the store of {', '.join(without)}, and no registry has it.",
+            "Build it there: playbooks/workloads.yml.",
+        )
+
+
+def _lacks(node: Mapping[str, Any], image: str) -> bool:
+    images = (node.get("status") or {}).get("images") or []
+    names = {name for one in images for name in one.get("names") or []}
+    return image not in names and len(images) < LISTED_IMAGES
+
+
+def unchecked(check: str, error: ClusterError) -> Finding:
+    """A check that the API server would not let us make."""
+    return Finding(Severity.WARNING, check, f"not checked: {error.message}", error.advice)

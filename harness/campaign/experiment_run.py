@@ -1,0 +1,384 @@
+"""One attempt at one experiment: its steps, each ending in a result rather than an exception."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
+from harness.campaign import preflight
+from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
+from harness.campaign.folder import CampaignFolder
+from harness.campaign.journal import Journal
+from harness.campaign.load_process import LoadProcess, needs_load
+from harness.campaign.stopping import KnownWell
+from harness.campaign.verdict import as_records, give_verdict, judge_data
+from harness.clock import Clock
+from harness.config import ExperimentSpec, OnReplicaDeath
+from harness.errors import BackendError, HarnessError, StorageError, VerificationError
+from harness.load import scenario_result
+from harness.load.figures import Window
+from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.quality import Finding, Severity
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import GpuSource
+from harness.metrics.summary import RecordingSummary
+from harness.metrics.telemetry import TelemetrySummary
+from harness.results import layout
+from harness.results.experiment import finalise, verify_experiment
+from harness.results.files import atomic_write, storage_errors
+from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
+from harness.results.provenance import collect
+from harness.results.writers import ExperimentWriter
+
+STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
+REHEARSAL = "rehearsal"
+COOLDOWN_POLL_S = 1.0
+SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What every attempt of a campaign shares.
+
+    Attributes:
+        gpus: whose temperature ends a cool-down.
+        rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
+    """
+
+    folder: CampaignFolder
+    backend: Backend
+    clock: Clock
+    journal: Journal
+    listener: Listener
+    gpus: Callable[[], GpuSource] = NvmlGpus
+    rehearsed: bool = False
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt; ``run`` walks through the steps once.
+
+    Attributes:
+        remaining_after_s: phases of the campaign's later experiments, seconds.
+        failures: reasons of the steps that failed, in order.
+        remarks: what the current step noticed without failing; kept with it in the manifest.
+        abort: set by a death that ends the attempt, or by an interruption.
+    """
+
+    experiment: ExperimentSpec
+    number: int
+    position: int
+    remaining_after_s: float
+    shared: Surroundings
+    abort: threading.Event = field(default_factory=threading.Event)
+    failures: list[str] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    unclean_ends: list[str] = field(default_factory=list)
+    deaths: list[ReplicaDeath] = field(default_factory=list)
+    steps: dict[str, StepRecord] = field(default_factory=dict)
+    storage_error: StorageError | None = None
+    findings: list[Finding] = field(default_factory=list)
+    summary: RecordingSummary | None = None
+    stopping: KnownWell | None = None
+    telemetry: TelemetrySummary | None = None
+    statuses: list[dict[str, Any]] = field(default_factory=list)
+    neighbours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    provenance: Provenance | None = None
+    start_s: float = 0.0
+    ended_s: float = 0.0
+    scenario: dict[str, Any] = field(default_factory=dict)
+    _deployment: Deployment | None = None
+    _load: LoadProcess | None = None
+
+    @property
+    def folder(self) -> Path:
+        """Where the attempt's files lie until it is done."""
+        return layout.attempt_folder(self.shared.folder.path, self.experiment.experiment_id, self.number)
+
+    def measure(self) -> None:
+        """Preflight, deploy, stabilise, record; and clean up, whatever came of those."""
+        timing = self.experiment.timing
+        try:
+            _ = (
+                self._step("preflight", self._preflight)
+                and self._step("deploy", self._deploy)
+                and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
+                and self._step("record", self._record, planned_s=timing.record_s)
+            )
+        finally:
+            self._step("clean-up", self._clean_up)
+            self.ended_s = self.shared.clock.now_s()
+
+    def judge(self) -> Verdict:
+        """How far what was measured can be trusted."""
+        remarks = [Finding(Severity.INFO, "", remark) for remark in self.steps["preflight"].reasons]
+        remarks += [Finding(Severity.INFO, "", self._stopping()["why"])] if self._stopping() else []
+        data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
+        self.findings = [*remarks, *data, *self._judge_scenario()]
+        return give_verdict(
+            self.findings,
+            failures=self.failures,
+            advice=self.advice,
+            deaths=self.deaths,
+            unclean_ends=self.unclean_ends,
+            replicas=self.experiment.replicas,
+        )
+
+    def _judge_scenario(self) -> list[Finding]:
+        """What the scenario's requests say; nothing in the closed loop, and where nothing was recorded."""
+        summary, provenance = self.summary, self.provenance
+        if self.experiment.workload.scenario is None or summary is None or summary.end_s is None or provenance is None:
+            return []
+        window = Window(summary.start_s, summary.end_s)
+        self.scenario, findings = scenario_result.evaluate(
+            self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance
+        )
+        return findings
+
+    def publish(self, verdict: Verdict) -> bool:
+        """Export and verify; True when the experiment's folder is there and holds what it should."""
+        return self._step("export", lambda: self._export(verdict)) and self._step("verify", self._verify)
+
+    def cool_down(self) -> None:
+        """Rest until the cool-down, counted from the clean-up, is over or the GPUs are cool."""
+        if "deploy" not in self.steps:
+            return  # nothing ran that could be warm
+        self._step("cool-down", self._cool_down, planned_s=self.experiment.timing.cooldown_s)
+
+    def _step(self, name: str, action: Callable[[], None], *, planned_s: float | None = None) -> bool:
+        """Run one step between two lines of the journal; its failure becomes a reason."""
+        shared, identity = self.shared, self.experiment.experiment_id
+        shared.journal.append("step-begins", experiment=identity, attempt=self.number, step=name)
+        shared.listener(StepBegins(identity, self.position, self.number, name, planned_s, self._remaining_s(name)))
+        begun_s = shared.clock.now_s()
+        reasons: list[str] = []
+        try:
+            action()
+        except HarnessError as error:
+            reasons.append(f"{name}: {error.message}")
+            if error.advice:
+                self.advice.append(error.advice)
+            if isinstance(error, StorageError):
+                self.storage_error = error
+        seconds = shared.clock.now_s() - begun_s
+        self.failures += reasons
+        self.steps[name] = StepRecord(
+            started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=[*reasons, *self.remarks]
+        )
+        self.remarks = []
+        shared.listener(StepEnds(identity, name, not reasons, seconds, reasons))
+        shared.journal.append(
+            "step-ends",
+            experiment=identity,
+            attempt=self.number,
+            step=name,
+            ok=not reasons,
+            seconds=round(seconds, 6),
+            reasons=reasons,
+        )
+        return not reasons
+
+    def _remaining_s(self, step: str) -> float:
+        """Phases still to come from the beginning of ``step``, seconds."""
+        timing = self.experiment.timing
+        phases = {"stabilise": timing.stabilise_s, "record": timing.record_s, "cool-down": timing.cooldown_s}
+        later = STEPS[STEPS.index(step) :]
+        return self.remaining_after_s + sum(seconds for name, seconds in phases.items() if name in later)
+
+    def _preflight(self) -> None:
+        step_s = self.experiment.timing.step_s
+        self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
+        findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
+        preflight.refuse_errors(findings)
+        self.remarks += [finding.message for finding in findings]
+        if not self.shared.rehearsed:
+            self._rehearse()
+
+    def _rehearse(self) -> None:
+        shared = self.shared
+        number = shared.folder.next_attempt(REHEARSAL)
+        folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
+        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort))
+        preflight.refuse_errors(findings)
+        self.remarks += [finding.message for finding in findings]
+        shared.rehearsed = True
+
+    def _deploy(self) -> None:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True)
+        self._deployment = self.shared.backend.deploy(
+            self.experiment, self.folder, abort=self.abort, on_death=self._on_death
+        )
+        if needs_load(self.experiment):
+            statuses, campaign_id = self._deployment.statuses(), self.shared.folder.path.name
+            self._load = LoadProcess(self.experiment, self.folder, statuses, campaign_id=campaign_id)
+
+    def _on_death(self, death: ReplicaDeath) -> None:
+        """Called from the backend's thread."""
+        self.deaths.append(death)
+        self.shared.listener(Notice(str(death)))
+        retry = self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
+        measured = [each for each in self.deaths if not each.neighbour]
+        if retry or len(measured) == self.experiment.replicas:
+            self.abort.set()
+
+    def _stabilise(self) -> None:
+        timing = self.experiment.timing
+        ready_s = self.shared.clock.now_s()
+        # The recorder fills one window before its first row, so the rows cannot begin earlier than that.
+        earliest_s = ready_s + max(timing.stabilise_s, self._lead_s())
+        self.start_s = math.ceil(earliest_s / timing.step_s) * timing.step_s
+        if self.shared.clock.wait_until(self.start_s - self._lead_s(), self.abort):
+            raise BackendError(self._why_aborted("before the recording"))
+
+    def _lead_s(self) -> float:
+        timing = self.experiment.timing
+        return timing.window_s - timing.step_s + SETTLE_S
+
+    def _record(self) -> None:
+        assert self._deployment is not None  # noqa: S101 - record follows deploy
+        timing = self.experiment.timing
+        metrics = [CATALOGUE[name] for name in self.experiment.metrics]
+        writer = ExperimentWriter(
+            self.folder,
+            workload=self.experiment.workload.name,
+            replicas=self.experiment.replicas,
+            metrics=self.experiment.metrics,
+            start_s=self.start_s,
+            step_s=timing.step_s,
+        )
+        request = RecordingRequest(
+            metrics=metrics,
+            timing=timing,
+            sink=writer,
+            clock=self.shared.clock,
+            wake=self.abort,
+            on_tick=self._on_tick,
+            notice=lambda sentence: self.shared.listener(Notice(sentence)),
+            enough=self._known_well(),
+        )
+        with writer, self._telemetry(self._deployment):
+            self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
+        if self.summary.stopped:
+            raise BackendError(self._why_aborted(f"after {self.summary.rows} of {timing.rows} rows"))
+
+    def _known_well(self) -> KnownWell | None:
+        """Who says that enough is known, where the campaign asks for that."""
+        timing = self.experiment.timing
+        if timing.stop_when_known is not None:
+            self.stopping = KnownWell(
+                timing.stop_when_known,
+                self.folder,
+                replicas=self.experiment.replicas,
+                start_s=self.start_s,
+                step_s=timing.step_s,
+            )
+        return self.stopping
+
+    @contextmanager
+    def _telemetry(self, deployment: Deployment) -> Iterator[None]:
+        """The fast series beside the recording, where there is one."""
+        interval_s = self.experiment.timing.telemetry_interval_s
+        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY, interval_s=interval_s)
+        if telemetry is None:
+            yield
+            return
+        telemetry.start()
+        try:
+            yield
+        finally:
+            self.telemetry = telemetry.finish()
+
+    def _on_tick(self, rows: int, of_rows: int) -> None:
+        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
+
+    def _why_aborted(self, when: str) -> str:
+        if self.deaths:
+            return f"stopped {when}: {'; '.join(str(death) for death in self.deaths)}."
+        return f"interrupted {when}."
+
+    def _clean_up(self) -> None:
+        if self._deployment is None:
+            return
+        if self._load is not None:  # before the servers go: what it cannot send is no error of theirs
+            self.unclean_ends += self._load.stop()
+        self.statuses = [dict(status) for status in self._deployment.statuses()]
+        self.neighbours = {
+            name: [dict(status) for status in statuses]
+            for name, statuses in self._deployment.neighbour_statuses().items()
+        }
+        self.provenance = self._deployment.provenance()
+        self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
+
+    def _export(self, verdict: Verdict) -> None:
+        with storage_errors(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)  # a refused preflight has made none
+        recorded = self.summary.rows if self.summary else 0
+        manifest = Manifest(
+            experiment_id=self.experiment.experiment_id,
+            campaign=self.shared.folder.path.name,
+            attempt=self.number,
+            experiment=self.experiment,
+            command=["harness", *sys.argv[1:]],
+            provenance=self.provenance or collect(),
+            replicas=self.statuses,
+            neighbours=self.neighbours,
+            steps=self.steps,
+            seeds={"workload": self.experiment.workload.seed, "campaign": self.shared.folder.spec.seed},
+            start_s=self.start_s,
+            rows=recorded or self.experiment.timing.rows,
+            absent_metrics=self.summary.absent if self.summary and recorded else self._nothing_recorded(),
+            recording=self.summary.to_dict() if self.summary else {},
+            stopping=self._stopping(),
+            telemetry=self.telemetry.to_dict() if self.telemetry else {},
+            findings=as_records(self.findings),
+            verdict=verdict,
+        )
+        if self.scenario:
+            with storage_errors(self.folder):
+                text = json.dumps(self.scenario, indent=2) + "\n"
+                atomic_write(self.folder / scenario_result.FILE_NAME, text, replace=True)
+        finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
+
+    def _stopping(self) -> dict[str, Any]:
+        """Why the recording was as long as it was; empty where the clock alone decides, or where it failed."""
+        if self.stopping is None or self.summary is None or self.summary.stopped:
+            return {}
+        return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
+
+    def _nothing_recorded(self) -> dict[str, str]:
+        why = self.failures[0] if self.failures else "the recording did not begin"
+        return dict.fromkeys(self.experiment.metrics, f"not recorded: {why}")
+
+    def _verify(self) -> None:
+        outcome = verify_experiment(self.shared.folder.final_folder(self.experiment.experiment_id))
+        if not outcome.ok:
+            problem = outcome.problems[0]
+            raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
+
+    def _cool_down(self) -> None:
+        timing, clock = self.experiment.timing, self.shared.clock
+        deadline_s = self.ended_s + timing.cooldown_s
+        if timing.cooldown_gpu_celsius is None:
+            clock.wait_until(deadline_s, self.abort)
+            return
+        with closing(self.shared.gpus()) as gpus:
+            while clock.now_s() < deadline_s and _hottest(gpus) > timing.cooldown_gpu_celsius:
+                if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), self.abort):
+                    return
+
+
+def _hottest(gpus: GpuSource) -> float:
+    """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
+    readings = [usage.temperature_celsius for usage in gpus.read()]
+    return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)

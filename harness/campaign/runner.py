@@ -1,0 +1,226 @@
+"""Runs the experiments of a campaign one after another; whatever kills it, ``run`` again finishes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+from harness.backends.base import Backend
+from harness.campaign import events
+from harness.campaign.experiment_run import Attempt, Surroundings
+from harness.campaign.folder import CampaignFolder
+from harness.campaign.journal import Journal
+from harness.campaign.plan import estimate, expand
+from harness.campaign.stress import ladders, stages
+from harness.clock import Clock, SystemClock
+from harness.config import ExperimentSpec, OnReplicaDeath
+from harness.errors import CampaignInterruptedError
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.sources import GpuSource
+from harness.results.experiment import verify_experiment
+from harness.results.manifest import Status, Verdict, read_manifest
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a campaign ended.
+
+    Attributes:
+        statuses: the verdict of every experiment, by id, in the order of the plan.
+        explained: experiments whose failure is what was looked for.
+    """
+
+    statuses: dict[str, Status]
+    explained: frozenset[str] = frozenset()
+
+    @property
+    def invalid(self) -> list[str]:
+        """Ids of the experiments that say nothing, where they should have."""
+        return [
+            name for name, status in self.statuses.items() if status is Status.INVALID and name not in self.explained
+        ]
+
+
+class CampaignRunner:
+    """One run over one campaign folder.
+
+    Args:
+        folder: the campaign; locked while ``run`` runs.
+        backend: where the replicas live.
+        clock: real, or simulated together with a fake backend.
+        listener: told of every step; called from this thread and from the backend's.
+        gpus: whose temperature ends a cool-down.
+    """
+
+    def __init__(
+        self,
+        folder: CampaignFolder,
+        backend: Backend,
+        *,
+        clock: Clock | None = None,
+        listener: events.Listener = lambda _event: None,
+        gpus: Callable[[], GpuSource] = NvmlGpus,
+    ) -> None:
+        self._folder = folder
+        self._backend = backend
+        self._clock = clock or SystemClock()
+        self._listener = listener
+        self._gpus = gpus
+        self._interrupted = threading.Event()
+        self._attempt: Attempt | None = None
+
+    def interrupt(self) -> None:
+        """End as soon as the replicas have drained. Safe to call from a signal handler."""
+        self._interrupted.set()
+        if self._attempt is not None:
+            self._attempt.abort.set()
+
+    def run(self, *, again: Sequence[Status] = ()) -> Outcome:
+        """Run every experiment that is not done yet.
+
+        Args:
+            again: finished experiments with one of these verdicts are set aside and run again.
+
+        Raises:
+            ConflictError: another harness holds the campaign.
+            StorageError: the disk refuses; what is there stays.
+            CampaignInterruptedError: ``interrupt`` was called, or SIGINT or SIGTERM came.
+        """
+        with self._folder.lock():
+            journal = Journal(self._folder.state)
+            try:
+                with self._signals():
+                    return self._run(journal, again)
+            finally:
+                journal.close()
+
+    def _run(self, journal: Journal, again: Sequence[Status]) -> Outcome:
+        journal.append("campaign-begins")
+        for sentence in self._backend.sweep():
+            self._listener(events.Notice(sentence))
+        surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
+        statuses: dict[str, Status] = {}
+        begun = False
+        for experiments in stages(self._folder, journal):
+            found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
+            pending = [experiment for experiment in experiments if found[experiment.experiment_id] is None]
+            if not begun:
+                self._begin(experiments, pending)
+                begun = True
+            for experiment in experiments:
+                status = found[experiment.experiment_id]
+                position = len(statuses) + 1
+                if status is None:
+                    pending.remove(experiment)
+                    remaining_s = estimate(pending).duration_s
+                    status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
+                    ended = events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s)
+                    self._listener(ended)
+                statuses[experiment.experiment_id] = status
+        journal.append("campaign-ends")
+        return Outcome(statuses, self._explained())
+
+    def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
+        """Say what there is to do; a stress campaign can say the most that it may come to."""
+        done = len(experiments) - len(pending)
+        if self._folder.spec.stress is not None:
+            experiments = expand(self._folder.spec)
+            pending = experiments[done:]
+        self._listener(
+            events.CampaignBegins(self._folder.path.name, len(experiments), done, estimate(pending).duration_s)
+        )
+
+    def _explained(self) -> frozenset[str]:
+        """Experiments whose failure is the answer: the points at which a stress campaign found its workload to break."""
+        return frozenset(
+            ladder.broken.cell.experiment_id(1)
+            for ladder in ladders(self._folder)
+            if ladder.broken is not None and ladder.last_good is not None
+        )
+
+    def _finished(self, experiment: ExperimentSpec, journal: Journal, again: Sequence[Status]) -> Status | None:
+        """The verdict of an experiment that is done; None when it has to run."""
+        folder = self._folder.final_folder(experiment.experiment_id)
+        if not folder.exists():
+            return None
+        outcome = verify_experiment(folder)
+        if outcome.ok:
+            status = read_manifest(folder).verdict.status
+            if status not in again:
+                return status
+            why = f"its verdict is {status.value}"
+        else:
+            why = str(outcome.problems[0])
+        place = self._folder.set_aside(experiment.experiment_id)
+        journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
+        self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and runs again: {why}"))
+        return None
+
+    def _experiment(
+        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
+    ) -> tuple[Status, Sequence[str]]:
+        """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
+        for tries_left in range(experiment.limits.retries, -1, -1):
+            number = self._folder.next_attempt(experiment.experiment_id)
+            attempt = Attempt(experiment, number, position, remaining_s, surroundings)
+            self._attempt = attempt
+            if self._interrupted.is_set():
+                attempt.abort.set()
+                raise self._interruption()
+            attempt.measure()
+            if self._interrupted.is_set():
+                raise self._interruption()
+            if attempt.storage_error is not None:
+                raise attempt.storage_error
+            verdict = attempt.judge()
+            if tries_left and _wants_retry(attempt, verdict):
+                self._listener(
+                    events.Notice(f"{experiment.experiment_id} is tried again: {'; '.join(verdict.reasons)}")
+                )
+            elif attempt.publish(verdict):
+                attempt.cool_down()
+                if self._interrupted.is_set():
+                    raise self._interruption()
+                return verdict.status, verdict.reasons
+            elif attempt.storage_error is not None:
+                raise attempt.storage_error
+            attempt.cool_down()
+        return Status.INVALID, attempt.failures
+
+    def _interruption(self) -> CampaignInterruptedError:
+        return CampaignInterruptedError(
+            f"the campaign {self._folder.path} was interrupted; what was finished is kept.",
+            advice=f"Go on with: harness resume {self._folder.path}",
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT, SIGTERM and SIGHUP interrupt in good order; a second one ends at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # Under nohup a hang-up is ignored, and has to stay so.
+        previous = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+
+        def handle(number: int, _frame: FrameType | None) -> None:
+            self.interrupt()
+            signal.signal(number, signal.SIG_DFL)
+
+        for number in previous:
+            signal.signal(number, handle)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _wants_retry(attempt: Attempt, verdict: Verdict) -> bool:
+    """It says nothing, or a replica died where the campaign says that this is not enough."""
+    died = bool(attempt.deaths) and attempt.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
+    return verdict.status is Status.INVALID or died

@@ -1,0 +1,60 @@
+"""The campaign file: what to run, how long, and within which limits."""
+
+from harness.config.campaign import (
+    CampaignSpec,
+    CellSpec,
+    ExperimentSpec,
+    Limits,
+    MetricSelection,
+    OnReplicaDeath,
+    Order,
+    Timing,
+)
+from harness.config.condition import ConditionSpec, LayerSpec, NeighbourSpec
+from harness.config.kubernetes import (
+    GrafanaCost,
+    KubernetesSpec,
+    PrometheusLabels,
+    PullPolicy,
+    Toleration,
+    WorkloadKind,
+)
+from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
+from harness.config.sharing import MpsSpec, Sharing
+from harness.config.stopping import KnownMetric, StopWhenKnown
+from harness.config.stress import Percentile, StressLoad, StressSpec
+from harness.config.workload import Device, Execution, Precision, WorkloadSpec
+
+__all__ = [
+    "Arrivals",
+    "CampaignSpec",
+    "CellSpec",
+    "ConditionSpec",
+    "Device",
+    "Execution",
+    "ExperimentSpec",
+    "GrafanaCost",
+    "KnownMetric",
+    "KubernetesSpec",
+    "LayerSpec",
+    "Limits",
+    "MetricSelection",
+    "MpsSpec",
+    "NeighbourSpec",
+    "OnReplicaDeath",
+    "Order",
+    "Percentile",
+    "Precision",
+    "PrometheusLabels",
+    "PullPolicy",
+    "ScenarioKind",
+    "ScenarioSpec",
+    "Sharing",
+    "StopWhenKnown",
+    "StressLoad",
+    "StressSpec",
+    "Timing",
+    "Toleration",
+    "WorkloadKind",
+    "WorkloadSpec",
+]

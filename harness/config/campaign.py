@@ -1,0 +1,383 @@
+"""The campaign: which experiments, in which order, how long, within which limits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
+from harness.config.kubernetes import KubernetesSpec
+from harness.config.model import StrictModel
+from harness.config.scenario import ScenarioKind
+from harness.config.sharing import MpsSpec, Sharing
+from harness.config.stopping import StopWhenKnown
+from harness.config.stress import StressLoad, StressSpec
+from harness.config.workload import WorkloadSpec
+
+MIN_STEP_S = 0.1
+RATE_WINDOW_STEPS = 4
+
+
+class Order(StrEnum):
+    """In which order the experiments run."""
+
+    LISTED = "listed"
+    INTERLEAVED = "interleaved"
+    RANDOM = "random"
+
+
+class OnReplicaDeath(StrEnum):
+    """What to do when a replica ends by itself in mid-experiment."""
+
+    DEGRADE = "degrade"
+    RETRY = "retry"
+
+
+class Timing(StrictModel):
+    """Seconds of every phase of an experiment."""
+
+    step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
+    stabilise_s: float = Field(default=300.0, ge=0, le=86_400, description="Seconds to run before recording.")
+    record_s: float = Field(
+        default=3600.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps."
+    )
+    stop_when_known: StopWhenKnown | None = Field(
+        default=None,
+        description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
+        "E.g. {metrics: [throughput, latency_p50], relative_half_width: 0.02, min_s: 30}.",
+    )
+    cooldown_s: float = Field(
+        default=120.0,
+        ge=0,
+        le=86_400,
+        description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for.",
+    )
+    cooldown_gpu_celsius: float | None = Field(
+        default=None,
+        gt=0,
+        lt=120,
+        description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
+    )
+    rate_window_s: float | None = Field(
+        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
+    )
+    telemetry_interval_s: float = Field(
+        default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series."
+    )
+    ready_timeout_s: float = Field(
+        default=300.0, gt=0, le=86_400, description="Seconds a replica may take until it serves."
+    )
+    drain_timeout_s: float = Field(
+        default=10.0, gt=0, le=600, description="Seconds a replica may take to end after SIGTERM."
+    )
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that rates and quantiles look back."""
+        return self.rate_window_s or RATE_WINDOW_STEPS * self.step_s
+
+    @property
+    def rows(self) -> int:
+        """Rows of one series: both ends of the recording included."""
+        return round(self.record_s / self.step_s) + 1
+
+    @model_validator(mode="after")
+    def _step_divides(self) -> Timing:
+        steps = self.record_s / self.step_s
+        if not math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-6):
+            raise ValueError(
+                f"step_s {self.step_s:g} does not divide record_s {self.record_s:g}: "
+                f"use record_s {math.floor(steps) * self.step_s:g} or {math.ceil(steps) * self.step_s:g}."
+            )
+        known = self.stop_when_known
+        if known is not None and known.min_s >= self.record_s:
+            raise ValueError(
+                f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}, the longest recording."
+            )
+        if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
+            raise ValueError(
+                f"rate_window_s must be at least {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
+            )
+        return self
+
+
+class Limits(StrictModel):
+    """Where to stop."""
+
+    max_hours: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that takes longer; null means no limit."
+    )
+    max_disk_gb: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
+    )
+    on_replica_death: OnReplicaDeath = Field(
+        default=OnReplicaDeath.DEGRADE,
+        description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
+    )
+    retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+
+
+class MetricSelection(StrEnum):
+    """Shorthand for a list of metrics."""
+
+    ALL = "all"
+
+
+class CellSpec(NamedTuple):
+    """One cell of the matrix: what is measured, and under which condition; None where the campaign names none."""
+
+    workload: WorkloadSpec
+    sharing: Sharing
+    replicas: int
+    condition: ConditionSpec | None = None
+
+    def experiment_id(self, repeat: int) -> str:
+        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with the condition's name before ``rep``."""
+        condition = f"{self.condition.name}_" if self.condition else ""
+        return f"{self.workload.name}_r{self.replicas}_{self.sharing.value}_{condition}rep{repeat}"
+
+    @property
+    def processes(self) -> int:
+        """Replicas that share the machine, the neighbours' among them."""
+        return self.replicas + (self.condition.neighbour_replicas if self.condition else 0)
+
+
+class CampaignSpec(StrictModel):
+    """One campaign file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,60}$", description="Names the results folder.")
+    description: str = Field(default="", description="One line for the report.")
+    backend: Literal["local", "kubernetes"] = Field(
+        default="local",
+        description="Where replicas live: local (processes of this machine) or kubernetes (pods of a cluster).",
+    )
+    kubernetes: KubernetesSpec | None = Field(
+        default=None, description="The cluster, for backend kubernetes; {} takes every default."
+    )
+    sharing: list[Sharing] = Field(
+        default=[Sharing.TIME_SLICING],
+        min_length=1,
+        description="Sharing modes to compare: exclusive, time-slicing, mps, mig.",
+    )
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="GPUs to use, in turn; exclusive gives each replica one of its own, so larger replica counts are left out of it.",
+    )
+    mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
+    workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
+    replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
+    stress: StressSpec | None = Field(
+        default=None,
+        description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
+        "{load: replicas, first: 1, most: 64, factor: 2, step: null, least_gain_percent: 5, latency_limit_ms: {p99: 50}}.",
+    )
+    conditions: list[ConditionSpec] = Field(
+        default_factory=list,
+        description="Conditions to compare, the first being what the others are held against; [] is one without a name. "
+        "E.g. [{name: alone}, {name: beside, neighbours: [{workload: {name: whisper}, replicas: 2}]}, "
+        "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}].",
+    )
+    overhead_limit_percent: float = Field(
+        default=5.0,
+        gt=0,
+        le=1000,
+        description="Overhead that a condition may have against the first one, percent; the report says whether it is kept.",
+    )
+    repeats: int = Field(
+        default=1, ge=1, le=100, description="How often every experiment is run; 3 or more give intervals."
+    )
+    order: Order = Field(
+        default=Order.LISTED,
+        description="listed, interleaved (one repeat of everything, then the next) or random (from `seed`).",
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the random order.")
+    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase.")
+    metrics: MetricSelection | list[str] = Field(
+        default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
+    )
+    limits: Limits = Field(default_factory=Limits, description="Where to stop.")
+
+    @model_validator(mode="after")
+    def _cluster_where_it_is_used(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and self.kubernetes is None:
+            raise ValueError(
+                "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes the current context and every default."
+            )
+        if self.backend != "kubernetes" and self.kubernetes is not None:
+            raise ValueError("`kubernetes` has no effect with backend local: say `backend: kubernetes`, or remove it.")
+        return self
+
+    @model_validator(mode="after")
+    def _conditions_can_be(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and any(each.neighbours or each.layer for each in self.conditions):
+            raise ValueError("neighbours and layers need backend local: a cluster's pods run without them.")
+        return self
+
+    @model_validator(mode="after")
+    def _known_while_recording(self) -> CampaignSpec:
+        if self.backend == "kubernetes" and self.timing.stop_when_known is not None:
+            raise ValueError(
+                "`timing.stop_when_known` needs backend local: the rows and requests of a cluster are there only when its "
+                "recording is over. Remove it, or shorten record_s."
+            )
+        timed = [
+            each.name
+            for each in self.workloads
+            if each.scenario is not None and each.scenario.kind is not ScenarioKind.HTTP
+        ]
+        if timed and self.timing.stop_when_known is not None:
+            raise ValueError(
+                f"`timing.stop_when_known` would cut LoadGen's test of {timed[0]} short: remove one of the two."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scenarios_can_be(self) -> CampaignSpec:
+        for workload in self.workloads:
+            scenario = workload.scenario
+            if scenario is None:
+                continue
+            if scenario.kind is ScenarioKind.HTTP and self.backend != "local":
+                raise ValueError(
+                    f"the workload {workload.name} has scenario http, which runs with backend local only: "
+                    "the load generator stands beside the replicas. Use scenario server on a cluster."
+                )
+            if scenario.duration_s is not None and scenario.duration_s > self.timing.record_s:
+                raise ValueError(
+                    f"the scenario of {workload.name} lasts {scenario.duration_s:g} s (duration_s), longer than "
+                    f"the recording that it must lie in ({self.timing.record_s:g} s, timing.record_s)."
+                )
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _replicas_of_stress(cls, given: Any) -> Any:
+        """A stress campaign that raises the replicas begins with its first point, and need not say so twice."""
+        stress = given.get("stress") if isinstance(given, dict) else None
+        if isinstance(stress, dict) and stress.get("load", "replicas") == "replicas" and "replicas" not in given:
+            first = stress.get("first", 1)
+            return {**given, "replicas": [int(first) if isinstance(first, float | int) else first]}
+        return given
+
+    @model_validator(mode="after")
+    def _stress_can_be(self) -> CampaignSpec:
+        if self.stress is None:
+            return self
+        if self.conditions:
+            raise ValueError("`stress` raises one load and compares no `conditions`: remove one of the two.")
+        if self.stress.load is StressLoad.REPLICAS and self.replicas != [self.stress.first]:
+            raise ValueError("`stress` raises the replicas itself: leave `replicas` out.")
+        if self.stress.load is StressLoad.RATE:
+            if len(self.replicas) != 1:
+                raise ValueError("`stress` raises the rate of one number of replicas: give one in `replicas`.")
+            without = next((each.name for each in self.workloads if not each.open_loop), None)
+            if without is not None:
+                raise ValueError(f"the workload {without} has no rate to raise: give it a `scenario` server or http.")
+        return self
+
+    @model_validator(mode="after")
+    def _sharing_can_be(self) -> CampaignSpec:
+        if self.mps is not None and Sharing.MPS not in self.sharing:
+            raise ValueError(
+                "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
+            )
+        if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
+            raise ValueError(
+                f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
+            )
+        return self
+
+    def cells(self) -> list[CellSpec]:
+        """The matrix as listed, the conditions of a cell in a row; without exclusive where replicas outnumber GPUs."""
+        if self.stress is not None:
+            return [cell for ladder in self.ladders() for cell in ladder]
+        conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
+        cells = itertools.starmap(CellSpec, itertools.product(self.workloads, self.sharing, self.replicas, conditions))
+        return [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus]
+
+    def ladders(self) -> list[list[CellSpec]]:
+        """The points of a stress campaign by workload and sharing mode, each from the lowest load to the highest."""
+        if self.stress is None:
+            return []
+        points = [
+            [self._point(workload, sharing, load) for load in self.stress.loads()]
+            for workload, sharing in itertools.product(self.workloads, self.sharing)
+        ]
+        fitting = [
+            [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.replicas <= self.gpus]
+            for cells in points
+        ]
+        return [cells for cells in fitting if cells]
+
+    def _point(self, workload: WorkloadSpec, sharing: Sharing, load: float) -> CellSpec:
+        assert self.stress is not None  # noqa: S101 - asked for the points of one
+        replicas = int(load) if self.stress.load is StressLoad.REPLICAS else self.replicas[0]
+        return CellSpec(self.stress.at(workload, load), sharing, replicas)
+
+    @field_validator("replicas", "sharing")
+    @classmethod
+    def _no_duplicates(cls, values: list[object]) -> list[object]:
+        if len(set(values)) != len(values):
+            raise ValueError("the same value is listed twice; use `repeats` to run an experiment more than once.")
+        return values
+
+    @field_validator("conditions")
+    @classmethod
+    def _unique_conditions(cls, conditions: list[ConditionSpec]) -> list[ConditionSpec]:
+        names = [condition.name for condition in conditions]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"two conditions are called {twice!r}: their experiments could not be told apart.")
+        return conditions
+
+    @field_validator("workloads")
+    @classmethod
+    def _unique_names(cls, workloads: list[WorkloadSpec]) -> list[WorkloadSpec]:
+        names = [workload.name for workload in workloads]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                f"two workloads are called {twice[0]!r}; give variants names of their own and say what they run with `model`."
+            )
+        return workloads
+
+
+class ExperimentSpec(StrictModel):
+    """One cell of the matrix, with everything needed to run it."""
+
+    workload: WorkloadSpec
+    replicas: int
+    sharing: Sharing
+    gpus: int = 1
+    mps: MpsSpec | None = None
+    repeat: int = Field(ge=1, description="1-based.")
+    timing: Timing
+    metrics: list[str]
+    limits: Limits
+    condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
+
+    @property
+    def cell(self) -> CellSpec:
+        """The cell that this is a repeat of."""
+        return CellSpec(self.workload, self.sharing, self.replicas, self.condition)
+
+    @property
+    def experiment_id(self) -> str:
+        """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
+        return self.cell.experiment_id(self.repeat)
+
+    @property
+    def condition_name(self) -> str:
+        """Name of the condition; empty where the campaign names none."""
+        return self.condition.name if self.condition else ""
+
+    @property
+    def neighbours(self) -> list[NeighbourSpec]:
+        """What runs beside the measured replicas."""
+        return self.condition.neighbours if self.condition else []

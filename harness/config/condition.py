@@ -1,0 +1,98 @@
+"""Under which conditions a workload is measured: alone, beside neighbours, under an interposed layer."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.config.model import StrictModel
+from harness.config.scenario import ScenarioKind
+from harness.config.workload import WorkloadSpec
+
+MAX_REPLICAS = 256
+PRELOAD_VARIABLE = "LD_PRELOAD"
+_VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+
+
+class NeighbourSpec(StrictModel):
+    """A workload that runs beside the measured one, on the same machine and GPUs."""
+
+    workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
+    replicas: Replicas = Field(default=1, description="How many of it.")
+
+    @field_validator("workload")
+    @classmethod
+    def _works_by_itself(cls, workload: WorkloadSpec) -> WorkloadSpec:
+        if workload.scenario is not None and workload.scenario.kind is ScenarioKind.HTTP:
+            raise ValueError("a neighbour cannot have scenario http: the clients send to the measured replicas alone.")
+        return workload
+
+
+class LayerSpec(StrictModel):
+    """Something put between the measured replicas and the machine; neighbours run without it."""
+
+    prefix: list[str] = Field(
+        default_factory=list, description="Command that the replica's own is given to, e.g. [taskset, -c, 0-3]."
+    )
+    environment: dict[str, str] = Field(default_factory=dict, description="Variables of the replica's environment.")
+    preload: str | None = Field(
+        default=None,
+        description="Shared library that the replica loads before all others (LD_PRELOAD); null means none.",
+    )
+
+    @field_validator("prefix")
+    @classmethod
+    def _whole_words(cls, prefix: list[str]) -> list[str]:
+        if any(not word or "\0" in word for word in prefix):
+            raise ValueError("a word of the command is empty: give one list entry per word.")
+        return prefix
+
+    @field_validator("environment")
+    @classmethod
+    def _names_of_variables(cls, environment: dict[str, str]) -> dict[str, str]:
+        wrong = next((name for name in environment if not _VARIABLE.match(name)), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong!r} is no name of a variable.")
+        return environment
+
+    @model_validator(mode="after")
+    def _says_something_once(self) -> LayerSpec:
+        if not (self.prefix or self.environment or self.preload):
+            raise ValueError(
+                "a layer needs `prefix`, `environment` or `preload`; leave `layer` out where there is none."
+            )
+        if self.preload and PRELOAD_VARIABLE in self.environment:
+            raise ValueError(f"`preload` sets {PRELOAD_VARIABLE}: keep one of them.")
+        return self
+
+
+class ConditionSpec(StrictModel):
+    """One condition, under which every cell of the matrix is run."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="Part of the experiments' ids, e.g. alone.")
+    neighbours: list[NeighbourSpec] = Field(
+        default_factory=list, description="Workloads that run beside the measured one; their metrics are recorded, too."
+    )
+    layer: LayerSpec | None = Field(
+        default=None, description="Command prefix, environment or library of the measured replicas; null means none."
+    )
+
+    @property
+    def neighbour_replicas(self) -> int:
+        """Replicas of all neighbours together."""
+        return sum(neighbour.replicas for neighbour in self.neighbours)
+
+    @field_validator("neighbours")
+    @classmethod
+    def _unique_workloads(cls, neighbours: list[NeighbourSpec]) -> list[NeighbourSpec]:
+        names = [neighbour.workload.name for neighbour in neighbours]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"two neighbours are called {twice!r}: raise `replicas`, or give variants names of their own."
+            )
+        return neighbours

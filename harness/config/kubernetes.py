@@ -1,0 +1,148 @@
+"""Where replicas live when they are pods: which cluster, as whom, and what a pod asks for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+import harness
+from harness.config.model import StrictModel
+
+IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
+_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+
+
+class WorkloadKind(StrEnum):
+    """The object that owns the replicas."""
+
+    DEPLOYMENT = "deployment"
+    JOB = "job"
+
+
+class PullPolicy(StrEnum):
+    """When the node asks the registry for the image."""
+
+    IF_NOT_PRESENT = "IfNotPresent"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class GrafanaCost(StrEnum):
+    """What to do about a Grafana that runs beside the measurement."""
+
+    SCALE_DOWN = "scale-down"
+    LEAVE = "leave"
+
+
+class Toleration(StrictModel):
+    """A taint that replicas may be placed in spite of."""
+
+    key: str | None = Field(default=None, description="Key of the taint; null means every taint.")
+    operator: Literal["Exists", "Equal"] = Field(default="Exists", description="Exists or Equal.")
+    value: str | None = Field(default=None, description="Value of the taint; for operator Equal.")
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
+        default=None, description="Effect of the taint; null means all."
+    )
+
+
+class PrometheusLabels(StrictModel):
+    """What a Prometheus that is not ours calls things."""
+
+    pod: str = Field(default="pod", description="Label with the pod's name.")
+    node: str = Field(default="node", description="Label with the node's name.")
+    gpu_node: str = Field(
+        default="node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
+    )
+
+
+class KubernetesSpec(StrictModel):
+    """The cluster, and how replicas stand in it."""
+
+    kubeconfig: str | None = Field(
+        default=None,
+        description="File with the credentials; null means KUBECONFIG, then ~/.kube/config, then those of the pod the harness runs in.",
+    )
+    context: str | None = Field(default=None, description="Context of the kubeconfig; null means its current one.")
+    namespace: str = Field(default="inference", pattern=_NAME, description="Where replicas are made; it must exist.")
+    image: str = Field(
+        default=IMAGE, min_length=1, max_length=500, description="Image of the replicas, fully qualified."
+    )
+    image_pull_policy: PullPolicy = Field(
+        default=PullPolicy.IF_NOT_PRESENT, description="IfNotPresent, Always or Never."
+    )
+    kind: WorkloadKind = Field(
+        default=WorkloadKind.DEPLOYMENT,
+        description="deployment, or job: pods that end by themselves when the experiment's time is over.",
+    )
+    gpu_resource: str = Field(
+        default="nvidia.com/gpu", pattern=r"^[a-z0-9.-]+/[A-Za-z0-9._-]+$", description="Extended resource of a slice."
+    )
+    gpus_per_replica: int = Field(
+        default=1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
+    )
+    expected_gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="GPUs that the replicas' nodes must have between them; null means any number.",
+    )
+    runtime_class: str | None = Field(
+        default="nvidia",
+        pattern=_NAME,
+        description="RuntimeClass of replicas that ask for a GPU; null where the default runtime (or CDI) hands it out.",
+    )
+    node_selector: dict[str, str] = Field(
+        default_factory=dict, description="Labels that a node must have, e.g. {pool: gpu}."
+    )
+    tolerations: list[Toleration] = Field(
+        default_factory=list, description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
+    )
+    service_account: str = Field(
+        default="replica", pattern=_NAME, description="Account of the pods; it has no rights and no token."
+    )
+    prometheus_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        description="The Prometheus that watches the cluster, as the harness reaches it; null means through the API server, at prometheus_service.",
+    )
+    prometheus_service: str = Field(
+        default="monitoring/prometheus:9090",
+        pattern=r"^[a-z0-9-]+/[a-z0-9-]+:[a-z0-9-]+$",
+        description="Its Service, as namespace/name:port.",
+    )
+    prometheus_labels: PrometheusLabels = Field(
+        default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
+    )
+    scrape_interval_s: float = Field(
+        default=5.0, gt=0, le=300, description="Seconds between two scrapes; preflight compares it with the server's."
+    )
+    grafana: GrafanaCost = Field(
+        default=GrafanaCost.SCALE_DOWN,
+        description="scale-down (to 0 replicas while a campaign runs, then back) or leave (its cost is stated).",
+    )
+    grafana_deployment: str = Field(
+        default="monitoring/grafana", pattern=r"^[a-z0-9-]+/[a-z0-9-]+$", description="As namespace/name."
+    )
+    api_timeout_s: float = Field(
+        default=10.0, ge=0.1, le=600, description="Seconds one request to the API server may take."
+    )
+    outage_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that an API server may be away in mid-campaign before an experiment is given up.",
+    )
+    pending_s: float = Field(
+        default=10.0,
+        ge=0,
+        le=86_400,
+        description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
+    )
+
+    @field_validator("image")
+    @classmethod
+    def _one_image(cls, value: str) -> str:
+        if value != value.strip() or any(part.isspace() for part in value):
+            raise ValueError(f"{value!r} is no image reference, e.g. registry.example/team/workload:1.0")
+        return value

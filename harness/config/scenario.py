@@ -1,0 +1,116 @@
+"""How requests come to a replica: by itself in a closed loop, by MLPerf's LoadGen, or over HTTP."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from harness.config.model import StrictModel
+
+TEST_SHARE = 0.85
+"""Share of the recording that LoadGen's test takes when none is given: it must begin and end within it."""
+OFFLINE_SHARE = 0.75
+"""The same for offline, whose length is an estimate that LoadGen adds a tenth to."""
+
+
+class ScenarioKind(StrEnum):
+    """Who makes the requests, and when."""
+
+    OFFLINE = "offline"
+    """LoadGen hands over all samples at once: the most samples per second."""
+    SERVER = "server"
+    """LoadGen sends single samples at Poisson arrivals, whether or not the last one is answered."""
+    SINGLE_STREAM = "single-stream"
+    """LoadGen sends the next sample when the last one is answered."""
+    MULTI_STREAM = "multi-stream"
+    """LoadGen sends the next query of several samples when the last one is answered."""
+    HTTP = "http"
+    """The replica is an HTTP server; the harness's load generator sends it requests at their times."""
+
+
+class Arrivals(StrEnum):
+    """Time between two requests."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
+OPEN_LOOP = frozenset({ScenarioKind.SERVER, ScenarioKind.HTTP})
+_HAS_EFFECT = {
+    "rate": OPEN_LOOP,
+    "arrivals": frozenset({ScenarioKind.HTTP}),
+    "latency_limit_ms": OPEN_LOOP,
+    "samples_per_query": frozenset({ScenarioKind.MULTI_STREAM}),
+    "duration_s": frozenset(ScenarioKind) - {ScenarioKind.HTTP},
+    "max_wait_ms": OPEN_LOOP,
+    "max_queue": frozenset({ScenarioKind.HTTP}),
+    "max_clients": frozenset({ScenarioKind.HTTP}),
+}
+
+
+class ScenarioSpec(StrictModel):
+    """One scenario; MLPerf-like, and never an MLPerf result."""
+
+    kind: ScenarioKind = Field(description="offline, server, single-stream, multi-stream (all LoadGen) or http.")
+    rate: float | None = Field(
+        default=None, gt=0, le=1_000_000, description="Requests per second that each replica is sent; server and http."
+    )
+    arrivals: Arrivals | None = Field(default=None, description="http: poisson (null means it) or constant.")
+    latency_limit_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=3_600_000,
+        description="99 % of the requests must be answered within it, from their intended time; null means no limit.",
+    )
+    samples_per_query: int | None = Field(
+        default=None, ge=1, le=4096, description="multi-stream: samples in one query; null means 8."
+    )
+    duration_s: float | None = Field(
+        default=None,
+        gt=0,
+        le=86_400,
+        description="Length of LoadGen's test; null means 85 % of the recording, offline 75 %. MLPerf asks for 600 s.",
+    )
+    max_wait_ms: float | None = Field(
+        default=None,
+        ge=0,
+        le=60_000,
+        description="How long a request may wait for others to fill its batch (of `batch_size`); null means not at all.",
+    )
+    max_queue: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="http: inputs that may wait; more are refused with 429. null means 256.",
+    )
+    max_clients: int | None = Field(
+        default=None, ge=1, le=900, description="http: connections of the load generator; null means 512."
+    )
+
+    @property
+    def open_loop(self) -> bool:
+        """Requests come at times of their own, however long answers take."""
+        return self.kind in OPEN_LOOP
+
+    @property
+    def inputs_per_query(self) -> int:
+        """Inputs that are sent together."""
+        return (self.samples_per_query or 8) if self.kind is ScenarioKind.MULTI_STREAM else 1
+
+    @model_validator(mode="after")
+    def _fields_fit_the_kind(self) -> ScenarioSpec:
+        for name, kinds in _HAS_EFFECT.items():
+            if getattr(self, name) is not None and self.kind not in kinds:
+                takers = " and ".join(kind.value for kind in ScenarioKind if kind in kinds)
+                raise ValueError(f"`{name}` has no effect in scenario {self.kind.value}; it belongs to {takers}.")
+        if self.open_loop and self.rate is None:
+            raise ValueError(
+                f"scenario {self.kind.value} needs `rate`, the requests per second that each replica is sent."
+            )
+        return self
+
+    def test_s(self, record_s: float) -> float:
+        """Seconds of LoadGen's test in a recording of ``record_s``."""
+        share = OFFLINE_SHARE if self.kind is ScenarioKind.OFFLINE else TEST_SHARE
+        return self.duration_s or share * record_s

@@ -1,0 +1,87 @@
+"""A stress campaign: the load is raised from point to point until something breaks."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+
+from pydantic import Field, model_validator
+
+from harness.config.condition import MAX_REPLICAS
+from harness.config.model import StrictModel
+from harness.config.workload import WorkloadSpec
+
+DEFAULT_FACTOR = 2.0
+
+
+class StressLoad(StrEnum):
+    """What is raised."""
+
+    REPLICAS = "replicas"
+    RATE = "rate"
+
+
+class Percentile(StrEnum):
+    """A percentile of the latency that may be limited."""
+
+    P50 = "p50"
+    P95 = "p95"
+    P99 = "p99"
+
+
+class StressSpec(StrictModel):
+    """How the load is raised, and what counts as broken besides death, errors and memory."""
+
+    load: StressLoad = Field(
+        default=StressLoad.REPLICAS,
+        description="What is raised: replicas, or rate (requests per second and replica, of a scenario server or http).",
+    )
+    first: float = Field(default=1.0, gt=0, le=1e6, description="Load of the first point.")
+    most: float = Field(default=64.0, gt=0, le=1e6, description="Load of the last point, if nothing broke before.")
+    factor: float | None = Field(
+        default=None, gt=1, le=100, description="From one point to the next; null means 2, unless `step` is given."
+    )
+    step: float | None = Field(default=None, gt=0, le=1e6, description="Added from one point to the next, instead.")
+    latency_limit_ms: dict[Percentile, float] = Field(
+        default_factory=dict, description="Percentiles that must stay below, milliseconds, e.g. {p99: 50}; {} is none."
+    )
+    least_gain_percent: float = Field(
+        default=5.0,
+        gt=0,
+        le=100,
+        description="Growth of the throughput per doubling of the load: below it, more load brings nothing.",
+    )
+
+    @model_validator(mode="after")
+    def _loads_can_be(self) -> StressSpec:
+        if self.factor is not None and self.step is not None:
+            raise ValueError("`factor` and `step` are two ways of raising the load: keep one of them.")
+        if self.most < self.first:
+            raise ValueError(f"`most` {self.most:g} is below `first` {self.first:g}: no load lies between.")
+        if self.load is StressLoad.REPLICAS:
+            odd = next((x for x in (self.first, self.most, self.step or 1.0) if x != int(x)), None)
+            if odd is not None:
+                raise ValueError(f"replicas are whole numbers, and {odd:g} is none.")
+            if self.most > MAX_REPLICAS:
+                raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
+        if any(limit <= 0 for limit in self.latency_limit_ms.values()):
+            raise ValueError("a latency limit must be above 0 ms.")
+        return self
+
+    def loads(self) -> list[float]:
+        """Every load up to the most, ascending; the last is ``most`` itself."""
+        found = [self.first]
+        while found[-1] < self.most:
+            following = found[-1] + self.step if self.step else found[-1] * (self.factor or DEFAULT_FACTOR)
+            if self.load is StressLoad.REPLICAS:
+                following = max(math.floor(following), found[-1] + 1)
+            found.append(min(following, self.most))
+        return found
+
+    def at(self, workload: WorkloadSpec, load: float) -> WorkloadSpec:
+        """The workload at one load. Raises ValueError where a rate is raised and the workload has none."""
+        if self.load is StressLoad.REPLICAS:
+            return workload
+        name = f"{workload.name}-rate-{load:g}".replace(".", "-").replace("+", "")
+        model = workload.model if workload.factory else workload.target
+        return workload.at_rate(load).model_copy(update={"name": name, "model": model})

@@ -1,0 +1,144 @@
+"""What one replica runs."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from enum import StrEnum
+
+from pydantic import Field, field_validator, model_validator
+
+from harness.config.model import StrictModel
+from harness.config.scenario import ScenarioKind, ScenarioSpec
+
+BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper", "chat", "notebook", "resnet50-training", "bert-training")
+CLOSED_LOOP_ONLY = frozenset({"notebook", "resnet50-training", "bert-training"})
+_FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+
+
+class Precision(StrEnum):
+    """Number format of weights and activations."""
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class Execution(StrEnum):
+    """How torch runs the model."""
+
+    EAGER = "eager"
+    COMPILED = "compiled"
+    CUDA_GRAPH = "cuda-graph"
+
+
+class Device(StrEnum):
+    """Where the model runs."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class WorkloadSpec(StrictModel):
+    """One workload of the campaign."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
+        description="Names the experiments: a built-in workload, or a name of your own together with `model` or `factory`.",
+    )
+    model: str | None = Field(
+        default=None,
+        description=f"Built-in workload to run: {', '.join(BUILTIN_WORKLOADS)}; null means the one that `name` names.",
+    )
+    factory: str | None = Field(
+        default=None,
+        description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
+    )
+    batch_size: int = Field(default=1, ge=1, le=4096, description="Inputs in one request.")
+    precision: Precision = Field(default=Precision.FP32, description="fp32, fp16 or bf16.")
+    execution: Execution = Field(default=Execution.EAGER, description="eager, compiled (torch.compile) or cuda-graph.")
+    device: Device = Field(default=Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
+    seed: int = Field(default=0, ge=0, description="Seed of random weights and synthetic inputs.")
+    checkpoint: str | None = Field(
+        default=None, description="Folder or file with local weights; null means random weights from `seed`."
+    )
+    inference_sleep_s: float = Field(
+        default=0.0, ge=0.0, le=3600.0, description="Pause between two requests, in seconds (INFERENCE_SLEEP)."
+    )
+    warmup_requests: int = Field(
+        default=5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
+    )
+    threads: int | None = Field(
+        default=None, ge=1, le=1024, description="CPU threads of one replica; null means torch's own choice."
+    )
+    memory_gb: float | None = Field(
+        default=None, gt=0, description="Memory one replica needs, for preflight; null means the built-in estimate."
+    )
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
+    )
+    scenario: ScenarioSpec | None = Field(
+        default=None,
+        description="How requests come; null means a closed loop: the next one when the last is answered. E.g. {kind: http, "
+        "rate: 100, arrivals: poisson, latency_limit_ms: 50, max_wait_ms: 2, max_queue: 256, max_clients: 512}, {kind: offline, "
+        "duration_s: 600} or {samples_per_query: 8, kind: multi-stream}.",
+    )
+
+    @field_validator("factory")
+    @classmethod
+    def _factory_is_a_path(cls, value: str | None) -> str | None:
+        if value is not None and not _FACTORY.match(value):
+            raise ValueError(f"{value!r} is not of the form module:callable, e.g. my_package.workload:make")
+        return value
+
+    @property
+    def target(self) -> str:
+        """What the replica loads: a built-in workload's name, or ``module:callable``."""
+        return self.factory or self.model or self.name
+
+    @property
+    def open_loop(self) -> bool:
+        """Requests come at times of their own, however long answers take."""
+        return self.scenario is not None and self.scenario.open_loop
+
+    @property
+    def inputs_per_request(self) -> int:
+        """What one request holds: a batch of the closed loop and of offline, a query of multi-stream, else one input."""
+        if self.scenario is None or self.scenario.kind is ScenarioKind.OFFLINE:
+            return self.batch_size
+        return self.scenario.inputs_per_query
+
+    def at_rate(self, rate: float) -> WorkloadSpec:
+        """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
+        if self.scenario is None or not self.open_loop:
+            raise ValueError(f"the workload {self.name} has no scenario with a rate: server or http.")
+        return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
+
+    @model_validator(mode="after")
+    def _known_or_own(self) -> WorkloadSpec:
+        if self.factory is not None and self.model is not None:
+            raise ValueError("`model` names a built-in workload and `factory` one of your own: keep one of them.")
+        if self.factory is None and self.target not in BUILTIN_WORKLOADS:
+            close = difflib.get_close_matches(self.target, BUILTIN_WORKLOADS, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN_WORKLOADS)}."
+            raise ValueError(
+                f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
+            )
+        if self.target == "resnet50-training" and self.batch_size == 1:
+            raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
+        if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
+            raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
+        return self
+
+    @model_validator(mode="after")
+    def _scenario_can_be(self) -> WorkloadSpec:
+        if self.scenario is None:
+            return self
+        if self.factory is None and self.target in CLOSED_LOOP_ONLY:
+            raise ValueError(f"{self.target} makes its own pace: it runs in the closed loop, without a `scenario`.")
+        if self.inference_sleep_s:
+            raise ValueError("`inference_sleep_s` pauses the closed loop; a `scenario` has arrivals of its own.")
+        if self.scenario.kind is ScenarioKind.SINGLE_STREAM and self.batch_size != 1:
+            raise ValueError("scenario single-stream sends one input at a time: leave `batch_size` at 1.")
+        return self

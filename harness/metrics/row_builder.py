@@ -1,0 +1,288 @@
+"""Turns what one tick saw into rows: one per series of every metric, with a value or a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metric, Source
+from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, Family, ReplicaSample
+from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
+from harness.metrics.rows import Row
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import GpuUsage, ProcessUsage, Reading, ReplicaTarget
+
+NO_REQUESTS = "no request finished in the window"
+TOO_FEW = "fewer than two scrapes in the window"
+MIXED_BUCKETS = "the replicas have different latency buckets"
+NO_REPLICA = "no replica could be read"
+NO_TIME = "the workload counted neither part of its time in the window"
+LATE_TICK = "the recorder itself was late by a whole step or more: the machine was overloaded or suspended"
+
+Value = float | Missing
+
+
+class _Replica:
+    """What is remembered of one replica between ticks: its windows and its count."""
+
+    def __init__(self, window_ms: int) -> None:
+        self.counters = CounterWindow(window_ms)
+        self.cpu = CounterWindow(window_ms)
+        self.total = RunningTotal()
+        self.bounds: Vector = np.empty(0)
+        self.families: Mapping[str, Family] = {}
+        self.sample: ReplicaSample | Missing = Missing(TOO_FEW)
+        self.usage: ProcessUsage | Missing = Missing(TOO_FEW)
+        self.rates: Vector | None = None
+        self.cpu_rate: Vector | None = None
+
+    def take_sample(self, time_ms: int, sample: ReplicaSample | Missing, *, counting: bool) -> None:
+        self.sample = sample
+        if not isinstance(sample, Missing):
+            if not np.array_equal(sample.bounds, self.bounds) or sample.families != self.families:
+                self.counters.clear()
+                self.bounds, self.families = sample.bounds, sample.families
+            self.counters.add(time_ms, sample.counters)
+            self.total.observe(float(sample.counters[REQUESTS_AT]), counting=counting)
+        self.rates = self.counters.rate(time_ms)
+
+    def take_usage(self, time_ms: int, usage: ProcessUsage | Missing) -> None:
+        self.usage = usage
+        if not isinstance(usage, Missing):
+            self.cpu.add(time_ms, np.array([usage.cpu_s]))
+        self.cpu_rate = self.cpu.rate(time_ms)
+
+
+class _Group:
+    """The replicas of one workload: they are pooled with each other, and with nobody else.
+
+    Args:
+        series: name of the pooled series.
+        replicas: at least one.
+    """
+
+    def __init__(self, series: str, replicas: Sequence[_Replica]) -> None:
+        self.series = series
+        self._replicas = replicas
+        self._pooled: tuple[Vector, Vector] | Missing = Missing(TOO_FEW)
+
+    def pool(self) -> None:
+        """Take the bounds and summed rates over the replicas that have a window, as ``sum(rate())`` does."""
+        ready = [(replica.bounds, replica.rates) for replica in self._replicas if replica.rates is not None]
+        bounds = ready[0][0] if ready else np.empty(0)
+        if not ready:
+            self._pooled = Missing(TOO_FEW)
+        elif any(not np.array_equal(bounds, others) for others, _ in ready):
+            self._pooled = Missing(MIXED_BUCKETS)
+        else:
+            self._pooled = bounds, np.sum([rates[: BUCKETS_AT + len(bounds)] for _, rates in ready], axis=0)
+
+    def value(self, metric: Metric) -> Value:
+        """The metric over all replicas of the group."""
+        if metric.source is Source.PROCESS_MEMORY:
+            return _sum(
+                [float(r.usage.memory_bytes) for r in self._replicas if not isinstance(r.usage, Missing)], NO_REPLICA
+            )
+        if metric.source is Source.PROCESS_CPU:
+            alive = any(isinstance(r.usage, ProcessUsage) for r in self._replicas)
+            rates = [float(r.cpu_rate[0]) for r in self._replicas if r.cpu_rate is not None and alive]
+            return _sum(rates, TOO_FEW if alive else NO_REPLICA)
+        if not any(isinstance(replica.sample, ReplicaSample) for replica in self._replicas):
+            return Missing(NO_REPLICA)
+        if metric.kind is Kind.COUNTER:
+            return sum(replica.total.counted for replica in self._replicas if replica.total.seen)
+        return _of_window(metric, self._replicas, self._pooled)
+
+
+class TickComputer:
+    """Keeps the windows of every replica and of the node, and computes the rows of a tick.
+
+    Args:
+        targets: the replicas, neighbours among them, in the order of the readings.
+        metrics: what to compute; metrics that are absent on this machine must not be among them.
+        gpu_count: devices in every reading.
+        window_ms: how far rates and quantiles look back.
+        gpu_replica_pids: process ids of one target, to find its share of a device's memory.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[ReplicaTarget],
+        metrics: Sequence[Metric],
+        gpu_count: int,
+        window_ms: int,
+        gpu_replica_pids: Callable[[int], frozenset[int]],
+    ) -> None:
+        self._targets = targets
+        self._metrics = metrics
+        self._gpu_count = gpu_count
+        self._pids = gpu_replica_pids
+        self._replicas = [_Replica(window_ms) for _ in targets]
+        self._groups = _groups(targets, self._replicas)
+        self._pressure = {source: CounterWindow(window_ms) for source in sorted(PRESSURE_SOURCES)}
+        self._gpus: Sequence[GpuUsage] = ()
+        self._stalled: dict[Source, Value] = {}
+
+    def observe(self, time_ms: int, reading: Reading, *, counting: bool) -> None:
+        """Take one reading; ``counting`` is true after the first row."""
+        for replica, sample in zip(self._replicas, reading.replicas, strict=False):
+            replica.take_sample(time_ms, sample, counting=counting)
+        for replica, usage in zip(self._replicas, reading.processes, strict=False):
+            replica.take_usage(time_ms, usage)
+        self._gpus = reading.gpus
+        for source, stalled in reading.pressure.items():
+            if not isinstance(stalled, Missing):
+                self._pressure[source].add(time_ms, np.array([stalled]))
+            rate = self._pressure[source].rate(time_ms)
+            self._stalled[source] = _first(rate) if not isinstance(stalled, Missing) else stalled
+        for group in self._groups:
+            group.pool()
+
+    def rows(self, time_ms: int) -> list[Row]:
+        """Rows of the reading last observed."""
+        return [
+            _row(metric, series, time_ms, value) for metric in self._metrics for series, value in self._series(metric)
+        ]
+
+    def missing_rows(self, time_ms: int, reason: str) -> list[Row]:
+        """Rows of a tick that saw nothing."""
+        return [
+            Row(metric.name, series, time_ms / MS_PER_S, None, reason)
+            for metric in self._metrics
+            for series in self.series(metric)
+        ]
+
+    def series(self, metric: Metric) -> list[str]:
+        """Names of the series of one metric."""
+        if metric.source in PRESSURE_SOURCES:
+            return ["node"]
+        if metric.source in GPU_SOURCES:
+            devices = [f"gpu-{index}" for index in range(self._gpu_count)]
+            return devices + [t.series for t in self._targets] if metric.source is Source.GPU_MEMORY else devices
+        pooled = [group.series for group in self._groups] if metric.pooled else []
+        return [target.series for target in self._targets] + pooled
+
+    def _series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
+        """Each series of one metric with its value."""
+        if metric.source in PRESSURE_SOURCES:
+            stalled = self._stalled.get(metric.source, Missing(TOO_FEW))
+            yield "node", stalled if isinstance(stalled, Missing) else 100.0 * stalled
+        elif metric.source in GPU_SOURCES:
+            yield from self._device_series(metric)
+        else:
+            for target, replica in zip(self._targets, self._replicas, strict=True):
+                yield target.series, _replica_value(metric, replica)
+            for group in self._groups if metric.pooled else ():
+                yield group.series, group.value(metric)
+
+    def _device_series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
+        for index, gpu in enumerate(self._gpus):
+            yield f"gpu-{index}", _device_value(metric.source, gpu)
+        if metric.source is Source.GPU_MEMORY:
+            for index, target in enumerate(self._targets):
+                yield target.series, self._replica_gpu_memory(index)
+
+    def _replica_gpu_memory(self, index: int) -> Value:
+        pids = self._pids(index)
+        held: list[int] = []
+        for gpu in self._gpus:
+            if isinstance(gpu.process_memory_bytes, Missing):
+                return gpu.process_memory_bytes
+            held += [size for pid, size in gpu.process_memory_bytes.items() if pid in pids]
+        if not held:
+            return Missing("NVML lists no process of this replica (it uses no GPU, or lives in another PID namespace)")
+        return float(sum(held))
+
+
+def _groups(targets: Sequence[ReplicaTarget], replicas: Sequence[_Replica]) -> list[_Group]:
+    """One group per workload, in the order of the targets."""
+    members: dict[str, list[_Replica]] = {}
+    for target, replica in zip(targets, replicas, strict=True):
+        members.setdefault(target.pooled_series, []).append(replica)
+    return [_Group(series, group) for series, group in members.items()]
+
+
+def _replica_value(metric: Metric, replica: _Replica) -> Value:
+    if metric.source is Source.PROCESS_MEMORY:
+        return replica.usage if isinstance(replica.usage, Missing) else replica.usage.memory_bytes
+    if metric.source is Source.PROCESS_CPU:
+        return replica.usage if isinstance(replica.usage, Missing) else _first(replica.cpu_rate)
+    if isinstance(replica.sample, Missing):
+        return replica.sample
+    if metric.kind is Kind.COUNTER:
+        return replica.total.counted
+    own = Missing(TOO_FEW) if replica.rates is None else (replica.bounds, replica.rates)
+    return _of_window(metric, [replica], own)
+
+
+def _of_window(metric: Metric, replicas: Sequence[_Replica], pooled: tuple[Vector, Vector] | Missing) -> Value:
+    """A metric of the window's rates; ``pooled``: bounds and rates of what all replicas publish."""
+    if metric.source is Source.PUBLISHED:
+        return _published(metric, replicas)
+    return pooled if isinstance(pooled, Missing) else _from_rates(metric, *pooled)
+
+
+def _from_rates(metric: Metric, bounds: Vector, rates: Vector) -> Value:
+    """A latency or the throughput, from the rates of one replica or of all."""
+    if metric.source is Source.REQUESTS:
+        return float(rates[REQUESTS_AT])
+    return _of_histogram(metric, bounds, rates[SUM_AT : BUCKETS_AT + len(bounds)])
+
+
+def _of_histogram(metric: Metric, bounds: Vector, rates: Vector) -> Value:
+    """A quantile or the mean, from the rates of a histogram's sum, count and buckets."""
+    if metric.quantile is not None:
+        value = histogram_quantile(metric.quantile, bounds, rates[BUCKETS_AT - SUM_AT :])
+    else:
+        count = rates[COUNT_AT - SUM_AT]
+        value = float(rates[0] / count) if count > 0 else math.nan
+    return Missing(NO_REQUESTS) if math.isnan(value) else value
+
+
+def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
+    """A metric of the workload's own families, over the replicas whose workload publishes them."""
+    publishing = [replica for replica in replicas if all(family in replica.families for family in metric.families)]
+    if not publishing:
+        return Missing(f"the workload does not publish {metric.families[0]}")
+    ready = [(replica.families, replica.rates) for replica in publishing if replica.rates is not None]
+    if not ready:
+        return Missing(TOO_FEW)
+    if metric.of_histogram:
+        family = metric.families[0]
+        bounds = ready[0][0][family].bounds
+        if any(families[family].bounds != bounds for families, _ in ready):
+            return Missing(MIXED_BUCKETS)
+        return _of_histogram(metric, np.array(bounds), np.sum([_part(f[family], r) for f, r in ready], axis=0))
+    sums = [sum(float(rates[families[name].at]) for families, rates in ready) for name in metric.families]
+    if metric.kind is Kind.RATE:
+        return sums[0]
+    return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)
+
+
+def _part(family: Family, rates: Vector) -> Vector:
+    """A histogram's sum, count and buckets out of all rates of a replica."""
+    return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
+
+
+def _device_value(source: Source, gpu: GpuUsage) -> Value:
+    if source is Source.GPU_UTILIZATION:
+        return gpu.utilization_percent
+    if source is Source.GPU_MEMORY:
+        return gpu.memory_bytes
+    return gpu.power_w if source is Source.GPU_POWER else gpu.temperature_celsius
+
+
+def _first(rate: Vector | None) -> Value:
+    return Missing(TOO_FEW) if rate is None else float(rate[0])
+
+
+def _sum(values: Sequence[float], reason: str) -> Value:
+    return sum(values) if values else Missing(reason)
+
+
+def _row(metric: Metric, series: str, time_ms: int, value: Value) -> Row:
+    if isinstance(value, Missing):
+        return Row(metric.name, series, time_ms / MS_PER_S, None, value.reason)
+    return Row(metric.name, series, time_ms / MS_PER_S, value)

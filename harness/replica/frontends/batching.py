@@ -1,0 +1,183 @@
+"""Requests that wait, and the batches made of them: where an open loop of arrivals meets one model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from harness.replica.custom_metrics import Histogram
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import RequestMetrics
+
+IDLE_S = 0.1
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Pending:
+    """One request.
+
+    Attributes:
+        inputs: how many inputs it brings.
+        intended_ns: when it should have been sent, by ``time.perf_counter_ns``.
+        arrived_ns: when it came, by the same clock.
+        token: whatever its answer needs.
+    """
+
+    inputs: int
+    intended_ns: int
+    arrived_ns: int
+    token: object
+
+
+class Batcher:
+    """A queue that hands out batches: as many requests as fit, as soon as there is no reason to wait longer.
+
+    Args:
+        max_inputs: inputs of one batch; a single request with more is a batch by itself.
+        max_wait_s: how long the oldest request may wait for a fuller batch.
+        max_queue: inputs that may wait; None: no limit.
+        on_depth: told the number of requests that wait or are being served, at every change.
+    """
+
+    def __init__(
+        self, max_inputs: int, max_wait_s: float, max_queue: int | None, on_depth: Callable[[int], None]
+    ) -> None:
+        self._max_inputs = max_inputs
+        self._max_wait_ns = round(max_wait_s * NS_PER_S)
+        self._max_queue = max_queue
+        self._on_depth = on_depth
+        self._queue: deque[Pending] = deque()
+        self._inputs = 0
+        self._serving: list[Pending] = []
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait or are being served."""
+        return len(self._queue) + len(self._serving)
+
+    def offer(self, request: Pending) -> bool:
+        """Queue a request, from any thread; False when the queue is full or closed."""
+        with self._changed:
+            if self._closed or (self._max_queue is not None and self._inputs + request.inputs > self._max_queue):
+                return False
+            self._queue.append(request)
+            self._inputs += request.inputs
+            self._on_depth(self.depth)
+            self._changed.notify()
+            return True
+
+    def take(self) -> Sequence[Pending]:
+        """Wait for the next batch, which ``done`` must follow; empty after a tenth of a second, or a ``nudge``."""
+        with self._changed:
+            if not self._queue:
+                self._changed.wait(IDLE_S)
+            if not self._queue:
+                return ()
+            full_ns = self._queue[0].arrived_ns + self._max_wait_ns
+            while self._inputs < self._max_inputs and not self._closed:
+                left_ns = full_ns - time.perf_counter_ns()
+                if left_ns <= 0 or not self._changed.wait(left_ns / NS_PER_S):
+                    break
+            return self._pop()
+
+    def _pop(self) -> list[Pending]:
+        batch = [self._queue.popleft()]
+        inputs = batch[0].inputs
+        while self._queue and inputs + self._queue[0].inputs <= self._max_inputs:
+            batch.append(self._queue.popleft())
+            inputs += batch[-1].inputs
+        self._inputs -= inputs
+        self._serving = batch
+        return batch
+
+    def done(self) -> None:
+        """The batch last taken is served."""
+        with self._changed:
+            self._serving = []
+            self._on_depth(self.depth)
+
+    def nudge(self) -> None:
+        """Let ``take`` return, for its caller to look around."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take no more requests; those that wait are still handed out."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def drop(self) -> Sequence[Pending]:
+        """Close, and return what was not served: the batch taken and not done, and what still waits."""
+        with self._changed:
+            self._closed = True
+            dropped = [*self._serving, *self._queue]
+            self._serving, self._queue, self._inputs = [], deque(), 0
+            return dropped
+
+
+class Serve(Protocol):
+    """Serves inputs in as few passes of the model as they need."""
+
+    def __call__(self, inputs: int) -> None:
+        """Return when the results are there."""
+        ...
+
+
+class Ledger:
+    """Counts and logs what was served: latency from the intended time, and the service time beside it.
+
+    Args:
+        metrics: takes the latency.
+        services: takes the service time.
+        latency_log: intended time and latency of every request; None: not kept.
+        service_log: beginning of the service and service time of every request; None: not kept.
+    """
+
+    def __init__(
+        self,
+        metrics: RequestMetrics,
+        services: Histogram,
+        latency_log: LatencyLog | None,
+        service_log: LatencyLog | None,
+    ) -> None:
+        self._metrics = metrics
+        self._services = services
+        self._latency_log = latency_log
+        self._service_log = service_log
+        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
+        self.epoch_ns = time.time_ns() - time.perf_counter_ns()
+
+    def add(self, request: Pending, start_ns: int, end_ns: int) -> None:
+        """Take one request that was served from ``start_ns`` to ``end_ns`` of ``time.perf_counter_ns``."""
+        latency_ns = end_ns - request.intended_ns
+        self._metrics.observe(latency_ns, request.inputs)
+        self._services.observe(end_ns - start_ns)
+        if self._latency_log is not None:
+            self._latency_log.append(self.epoch_ns + request.intended_ns, latency_ns)
+        if self._service_log is not None:
+            self._service_log.append(self.epoch_ns + start_ns, end_ns - start_ns)
+
+
+def serve_next(
+    batcher: Batcher, serve: Serve, ledger: Ledger, answer: Callable[[Sequence[Pending], int, int], None]
+) -> int:
+    """Serve the next batch, if one comes soon; returns how many requests it had."""
+    batch = batcher.take()
+    if not batch:
+        return 0
+    start_ns = time.perf_counter_ns()
+    serve(sum(request.inputs for request in batch))
+    end_ns = time.perf_counter_ns()
+    answer(batch, start_ns, end_ns)
+    for request in batch:
+        ledger.add(request, start_ns, end_ns)
+    batcher.done()
+    return len(batch)

@@ -1,0 +1,245 @@
+"""MLPerf's LoadGen inside the replica: it makes the requests, times them, and judges its own test.
+
+LoadGen runs in a thread of its own and hands over samples; the model runs in the main thread, as ever. What it
+says is MLPerf-like and never an MLPerf result: the models, their weights and the durations are not MLPerf's.
+One run is a settling test, the test that counts, and further ones of the same load until the replica is stopped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlperf_loadgen as loadgen
+
+from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
+from harness.replica.frontends.loadgen_schedule import ScheduledTimes
+from harness.replica.scenario import Scenario
+
+SWITCH_INTERVAL_S = 0.0005
+"""LoadGen's thread waits for the interpreter at most this long; Python's own 5 ms would be in every tail."""
+MOST_OFFLINE_SAMPLES = 2_000_000
+SAMPLES = 1024
+_KINDS = {
+    "offline": loadgen.TestScenario.Offline,
+    "server": loadgen.TestScenario.Server,
+    "single-stream": loadgen.TestScenario.SingleStream,
+    "multi-stream": loadgen.TestScenario.MultiStream,
+}
+_LOG_FILES = ("mlperf_log_summary.txt", "mlperf_log_detail.txt")
+_USELESS_FILES = ("mlperf_log_accuracy.json", "mlperf_log_trace.json")
+
+
+class LoadGenFrontend:
+    """Serves what LoadGen asks.
+
+    Args:
+        scenario: what LoadGen does.
+        serve: the model.
+        batch_size: most inputs of one pass.
+        ledger: takes what was served.
+        on_depth: told the number of requests that wait or are being served.
+        seed: of the arrivals.
+        folder: for LoadGen's own logs; None: nobody wants them.
+        pass_s: seconds that one full pass takes, measured at warm-up.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        serve: Serve,
+        *,
+        batch_size: int,
+        ledger: Ledger,
+        on_depth: Callable[[int], None],
+        seed: int,
+        folder: Path | None,
+        pass_s: float,
+    ) -> None:
+        self._scenario = scenario
+        self._serve = serve
+        self._batch_size = batch_size
+        self._ledger = ledger
+        self._on_depth = on_depth
+        self._seed = seed
+        self._folder = folder
+        self._samples_per_s = batch_size / pass_s
+        self._batcher = Batcher(batch_size, scenario.max_wait_ms / 1e3, None, on_depth)
+        self._offline: list[int] = []
+        self._handed_over = threading.Event()
+        self._over = threading.Event()
+        self._schedule: ScheduledTimes | None = None
+        self._round = ""
+        self._issued = 0
+        self._completed = 0
+        self._results: dict[str, dict[str, Any]] = {}
+
+    def facts(self) -> dict[str, object]:
+        """How far it has come, and what LoadGen said of the tests that are over."""
+        return {
+            "kind": self._scenario.kind,
+            "round": self._round,
+            "issued": self._issued,
+            "completed": self._completed,
+            "waiting": self._batcher.depth,
+            "rounds": self._results,
+        }
+
+    def run(self, stopping: threading.Event) -> None:
+        """Serve test after test until ``stopping``."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        for number, (name, duration_s) in enumerate(self._rounds()):
+            if stopping.is_set():
+                return
+            self._round = name
+            result = self._run_one(number, name, duration_s, stopping)
+            if result and name in {"settle", "test"}:
+                self._results[name] = result
+
+    def close(self) -> None:
+        """Nothing to close: what LoadGen still waits for is of no use to anybody, and its thread ends with the process."""
+
+    def _rounds(self) -> Iterator[tuple[str, float]]:
+        scenario = self._scenario
+        settle = [("settle", scenario.settle_s)] if scenario.settle_s > 0 else []
+        yield from settle
+        yield "test", scenario.test_s
+        yield from itertools.repeat(("after", scenario.test_s))
+
+    def _run_one(self, number: int, name: str, duration_s: float, stopping: threading.Event) -> dict[str, Any]:
+        """One test of LoadGen's; empty when it was stopped before its end."""
+        self._over.clear()
+        self._handed_over.clear()
+        self._offline = []
+        settings = self._settings(number, duration_s)
+        if name == "settle":
+            settings.min_query_count = self._batch_size  # nobody judges it, so it need not be long enough
+        if self._scenario.kind == "server":
+            self._schedule = ScheduledTimes(settings.schedule_rng_seed, settings.server_target_qps)
+        started_s = time.time()
+        with tempfile.TemporaryDirectory(prefix="loadgen-") as scratch:
+            place = self._folder / "loadgen" / name if self._folder and name != "after" else Path(scratch)
+            place.mkdir(parents=True, exist_ok=True)
+            arguments = (settings, _log_settings(place))
+            threading.Thread(target=self._run_loadgen, args=arguments, name="loadgen", daemon=True).start()
+            begun_ns = time.perf_counter_ns()
+            if self._scenario.kind == "offline":
+                self._serve_offline(stopping)
+            while not (stopping.is_set() or self._over.is_set()):
+                serve_next(self._batcher, self._serve, self._ledger, self._answer)
+            if not self._over.is_set():
+                return {}
+            elapsed_s = (time.perf_counter_ns() - begun_ns) / NS_PER_S
+            for useless in _USELESS_FILES:
+                (place / useless).unlink(missing_ok=True)
+            return {"started_s": started_s, "duration_s": elapsed_s, **read_result(place)}
+
+    def _run_loadgen(self, settings: Any, log: Any) -> None:
+        library = loadgen.ConstructQSL(SAMPLES, SAMPLES, _ignore, _ignore)
+        system = loadgen.ConstructSUT(self._issue, _ignore_nothing)
+        try:
+            loadgen.StartTestWithLogSettings(system, library, settings, log, "")
+        finally:
+            loadgen.DestroySUT(system)
+            loadgen.DestroyQSL(library)
+            self._over.set()
+            self._batcher.nudge()
+
+    def _issue(self, samples: Sequence[Any]) -> None:
+        """Called by LoadGen, from its own thread: take over the samples of one query."""
+        now_ns = time.perf_counter_ns()
+        self._issued += len(samples)
+        tokens = [sample.id for sample in samples]
+        if self._scenario.kind == "offline":
+            self._offline = tokens
+            self._handed_over.set()
+            return
+        intended_ns = self._schedule.next_ns(now_ns) if self._schedule else now_ns
+        self._batcher.offer(Pending(len(tokens), intended_ns, now_ns, tokens))
+
+    def _serve_offline(self, stopping: threading.Event) -> None:
+        """Serve all samples in full batches; the latency of one is its service time, as nobody waits for it."""
+        while not self._handed_over.wait(0.1):
+            if stopping.is_set() or self._over.is_set():
+                return
+        begun_ns = time.perf_counter_ns()
+        for first in range(0, len(self._offline), self._batch_size):
+            if stopping.is_set():
+                return
+            tokens = self._offline[first : first + self._batch_size]
+            self._on_depth(1)
+            start_ns = time.perf_counter_ns()
+            self._serve(len(tokens))
+            end_ns = time.perf_counter_ns()
+            self._on_depth(0)
+            batch = Pending(len(tokens), start_ns, start_ns, tokens)
+            self._answer([batch], start_ns, end_ns)
+            self._ledger.add(batch, start_ns, end_ns)
+        self._samples_per_s = len(self._offline) * NS_PER_S / (time.perf_counter_ns() - begun_ns)
+
+    def _answer(self, batch: Sequence[Pending], _start_ns: int, _end_ns: int) -> None:
+        tokens = [token for request in batch for token in request.token]  # type: ignore[attr-defined]
+        self._completed += len(tokens)
+        loadgen.QuerySamplesComplete([loadgen.QuerySampleResponse(token, 0, 0) for token in tokens])
+
+    def _settings(self, number: int, duration_s: float) -> Any:
+        scenario, settings = self._scenario, loadgen.TestSettings()
+        settings.scenario = _KINDS[scenario.kind]
+        settings.mode = loadgen.TestMode.PerformanceOnly
+        settings.min_duration_ms = max(1, round(duration_s * 1e3))
+        settings.schedule_rng_seed = (self._seed * 1_000_003 + number) % 2**32
+        settings.sample_index_rng_seed = settings.schedule_rng_seed
+        if scenario.kind == "server":
+            settings.server_target_qps = scenario.rate
+            # LoadGen always has a limit; where the campaign has none, one that nothing breaks.
+            limit_ms = scenario.latency_limit_ms or 3_600_000
+            settings.server_target_latency_ns = round(limit_ms * 1e6)
+        elif scenario.kind == "offline":
+            most = MOST_OFFLINE_SAMPLES / 1.1 / duration_s
+            settings.offline_expected_qps = min(self._samples_per_s, most)
+            settings.min_query_count = self._batch_size
+        else:
+            expected_ns = self._scenario_inputs() / self._samples_per_s * NS_PER_S
+            settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
+            settings.multi_stream_samples_per_query = scenario.samples_per_query
+        return settings
+
+    def _scenario_inputs(self) -> int:
+        return self._scenario.samples_per_query if self._scenario.kind == "multi-stream" else 1
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What LoadGen's log says of a test: validity, reasons, rates and percentiles, under LoadGen's names."""
+    found: dict[str, Any] = {}
+    for line in (folder / _LOG_FILES[1]).read_text(encoding="utf-8").splitlines():
+        if not line.startswith(":::MLLOG "):
+            continue
+        entry = json.loads(line.removeprefix(":::MLLOG "))
+        if entry["key"].startswith(("result_", "early_stopping")):
+            found[entry["key"].removeprefix("result_")] = entry["value"]
+        elif entry["metadata"].get("is_error"):
+            found.setdefault("errors", []).append(str(entry["value"]))
+    return found
+
+
+def _log_settings(folder: Path) -> Any:
+    settings = loadgen.LogSettings()
+    settings.log_output.outdir = str(folder)
+    settings.log_output.copy_summary_to_stdout = False
+    settings.enable_trace = False
+    return settings
+
+
+def _ignore(_samples: Sequence[int]) -> None:
+    """Samples are loaded already: the workload has its own inputs."""
+
+
+def _ignore_nothing() -> None:
+    """Nothing is held back that could be flushed."""

@@ -1,0 +1,167 @@
+"""What the built-in workloads share: the device, the number format, and how torch runs a model."""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from harness.replica.errors import CannotBeMetError
+from harness.replica.settings import Settings
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+POOL_BYTES = 64 * 2**20
+POOL_MOST_BATCHES = 8
+_CAPTURE_WARMUPS = 3
+
+Step = Callable[..., Tensor]
+
+
+def prepare_device(settings: Settings) -> torch.device:
+    """Choose the device and set torch's threads. Raises CannotBeMetError when a GPU is demanded and absent."""
+    if settings.torch_threads:
+        torch.set_num_threads(settings.torch_threads)
+    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    if settings.device == "cuda" and not has_gpu:
+        built = "is built without CUDA" if torch.version.cuda is None else "sees no GPU"
+        raise CannotBeMetError(
+            f"DEVICE: cuda is demanded and torch {torch.__version__} {built}; check the driver, or use cpu or auto."
+        )
+    if settings.execution == "cuda-graph" and not has_gpu:
+        raise CannotBeMetError("EXECUTION: cuda-graph needs a GPU and there is none; use eager or compiled.")
+    return torch.device("cuda" if has_gpu else "cpu")
+
+
+def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict[str, object]:
+    """Return the facts about a torch workload that ``replica.json`` carries."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
+        "device_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else "",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda if on_gpu else None,
+        "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]
+        "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
+        "threads": torch.get_num_threads(),
+        "weights": str(settings.checkpoint) if settings.checkpoint else f"random, seed {settings.seed}",
+    }
+
+
+def input_generator(settings: Settings) -> torch.Generator:
+    """Return the source of synthetic inputs: the same for the same seed and replica, another for another one."""
+    return torch.Generator().manual_seed((settings.seed * 1_000_003 + settings.replica + 1) % 2**63)
+
+
+def input_pool(make_batch: Callable[[], Tensor], device: torch.device, batches: int | None = None) -> list[Tensor]:
+    """Return host batches to serve in turn, page-locked for a GPU so that their copy is asynchronous.
+
+    ``batches``: how many; None: a few, and fewer where they are large.
+    """
+    first = make_batch()
+    pool = [first, *(make_batch() for _ in range((batches or _few_batches(first)) - 1))]
+    return [batch.pin_memory() for batch in pool] if device.type == "cuda" else pool
+
+
+def labelled_pool(make_batch: Callable[[], tuple[Tensor, Tensor]], device: torch.device) -> list[tuple[Tensor, Tensor]]:
+    """Return host batches of inputs and their labels to train on in turn, page-locked for a GPU."""
+    first = make_batch()
+    pool = [first, *(make_batch() for _ in range(_few_batches(first[0]) - 1))]
+    return [(inputs.pin_memory(), labels.pin_memory()) for inputs, labels in pool] if device.type == "cuda" else pool
+
+
+def _few_batches(batch: Tensor) -> int:
+    return max(1, min(POOL_MOST_BATCHES, POOL_BYTES // max(batch.nbytes, 1)))
+
+
+def accelerate(forward: Step, examples: tuple[Tensor, ...], settings: Settings, device: torch.device) -> Step:
+    """Return ``forward`` run the way EXECUTION says.
+
+    The result takes tensors of exactly the shapes of ``examples``, from the host or the device, and returns one
+    tensor on the device; with cuda-graph that tensor is overwritten by the next call.
+    """
+    if settings.execution == "cuda-graph":
+        return Captured(forward, examples, device)
+    run = compiled(forward) if settings.execution == "compiled" else forward
+
+    def step(*inputs: Tensor) -> Tensor:
+        return run(*(tensor.to(device, non_blocking=True) for tensor in inputs))
+
+    def step_of_one(given: Tensor) -> Tensor:
+        return run(given.to(device, non_blocking=True))
+
+    return step_of_one if len(examples) == 1 else step
+
+
+def accelerate_up_to(
+    forward: Step, example: Tensor, settings: Settings, device: torch.device
+) -> Callable[[Tensor, int], Tensor]:
+    """Return ``forward`` for the first ``inputs`` rows of a batch like ``example``, run the way EXECUTION says.
+
+    Compiled code and CUDA graphs know one shape each: one is made for every power of two, and a batch in
+    between is padded to the next.
+    """
+    if settings.execution == "eager":
+        step = accelerate(forward, (example,), settings, device)
+        return lambda batch, inputs: step(batch[:inputs])
+    largest = len(example)
+    sizes = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+    steps = [accelerate(forward, (example[:size],), settings, device) for size in sizes]
+    for size, step in zip(sizes, steps, strict=True):
+        step(example[:size])  # compiled at the first call: before anybody waits for an answer
+
+    def run(batch: Tensor, inputs: int) -> Tensor:
+        place = bisect_left(sizes, inputs)
+        return steps[place](batch[: sizes[place]])
+
+    return run
+
+
+def compiled(forward: Step) -> Step:
+    """Return ``forward`` compiled for the shapes of its first call."""
+    run: Step = torch.compile(forward, dynamic=False)
+    return run
+
+
+class Captured:
+    """One recorded call: no Python and no launch per kernel is left.
+
+    A graph knows only addresses, so ``forward`` is kept, and with it the weights and buffers that it works on.
+
+    Args:
+        forward: what to record; it is run a few times first, and its work of those times is done.
+        examples: tensors of exactly the shapes to come.
+        device: a GPU.
+        training: ``forward`` computes gradients.
+    """
+
+    def __init__(
+        self, forward: Step, examples: tuple[Tensor, ...], device: torch.device, *, training: bool = False
+    ) -> None:
+        with torch.inference_mode(mode=not training):
+            self._record(forward, examples, device)
+
+    def _record(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
+        self._forward = forward
+        self._inputs = [example.to(device, copy=True) for example in examples]
+        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(side_stream):
+            for _ in range(_CAPTURE_WARMUPS):
+                forward(*self._inputs)
+        torch.cuda.current_stream(device).wait_stream(side_stream)
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = forward(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        """Copy the inputs to where the graph reads them, and run it."""
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        self._graph.replay()
+        return self._output

@@ -1,0 +1,111 @@
+"""Training as a workload: one request is one step of the optimiser on one batch.
+
+Weights and the optimiser's state stay in fp32; ``PRECISION`` is that of the arithmetic (automatic mixed precision),
+with a scaled loss for fp16. There is no dropout, so that a step is the same work and the same result every time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from harness.replica.errors import SettingError, WorkloadError
+from harness.replica.models import execution
+from harness.replica.settings import Settings
+
+
+def check(settings: Settings) -> None:
+    """Raise SettingError for what cannot be trained with."""
+    if settings.execution == "cuda-graph" and settings.precision == "fp16":
+        raise SettingError(
+            "PRECISION: fp16 scales its loss by what the last step overflowed, which a CUDA graph cannot look at; use bf16 or fp32."
+        )
+
+
+class Training:
+    """Steps over a pool of labelled batches, in turn.
+
+    Args:
+        model: in training mode, on the device; inputs [B, ...] -> logits [B, classes].
+        optimizer: over its parameters.
+        pool: batches of inputs and labels [B] on the host.
+        settings: precision and execution.
+        device: where it runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        pool: list[tuple[Tensor, Tensor]],
+        settings: Settings,
+        device: torch.device,
+    ) -> None:
+        self.name = settings.workload
+        self.model = model
+        self.pool = pool
+        self.steps = 0
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+        self._optimizer = optimizer
+        self._device = device
+        self._mixed = settings.precision != "fp32"
+        self._dtype = execution.DTYPES[settings.precision]
+        self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
+        self._facts = execution.describe(settings, device, model)
+        self._loss_of = execution.compiled(self._loss) if settings.execution == "compiled" else self._loss
+        self._train: execution.Step = self._step
+        if settings.execution == "cuda-graph":
+            self._train = execution.Captured(self._step, pool[0], device, training=True)
+        if device.type == "cpu":
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(_let_signals_in)  # type: ignore[no-untyped-call]
+        self._next_batch = itertools.cycle(pool).__next__
+        self._batch_size = settings.batch_size
+
+    def describe(self) -> dict[str, object]:
+        """Return what runs where."""
+        return self._facts
+
+    def outcome(self) -> dict[str, object]:
+        """Return how far it has come: steps, those of the warm-up included, and the first and the last one's loss."""
+        return {"training_steps": self.steps, "loss_first": self.first_loss, "loss_last": self.last_loss}
+
+    def infer(self) -> int:
+        """Train one step, until its loss is on the host; returns the batch size.
+
+        Raises WorkloadError when the loss is no number any more: what follows would be no training.
+        """
+        loss = self._train(*self._next_batch()).item()
+        self.steps += 1
+        self.last_loss = loss
+        if self.first_loss is None:
+            self.first_loss = loss
+        if not math.isfinite(loss):
+            raise WorkloadError(
+                f"the loss of training step {self.steps} is {loss}; use a lower learning_rate, or PRECISION fp32 or bf16."
+            )
+        return self._batch_size
+
+    def _step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One step on inputs [B, ...] and labels [B], from the host or the device -> their loss before it, a scalar."""
+        inputs, labels = (tensor.to(self._device, non_blocking=True) for tensor in (inputs, labels))
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._loss_of(inputs, labels)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return loss.detach()
+
+    def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._mixed):
+            logits = self.model(inputs)
+        return cross_entropy(logits.float(), labels)
+
+
+def _let_signals_in(_parameter: Tensor) -> None:
+    """Let Python look for signals: on a CPU a backward pass is one long call, which a drain must be able to end."""

@@ -1,0 +1,310 @@
+"""Whisper speech-to-text (the base size: 72,593,920 parameters) over synthetic clips of 3, 5 and 7 s.
+
+The network of Radford et al. 2022. Tensors are named as in the `transformers` library's
+``WhisperForConditionalGeneration``, whose checkpoints load as they are. One request is the whole way from sound
+to tokens: log-mel front end, encoder, and a fixed number of greedily chosen tokens (the end-of-text token is
+never chosen), so that every request is the same amount of work. Keys and values live in tensors of a fixed
+size, so that the same code runs eagerly, compiled and as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from harness.replica.errors import SettingError
+from harness.replica.models import checkpoint, execution
+from harness.replica.models.layers import Conv1d, Embedding, Linear
+from harness.replica.models.log_mel import CLIP_FRAMES, SAMPLE_RATE_HZ, LogMel
+from harness.replica.settings import Settings
+
+CLIPS_S = (3, 5, 7)
+# Start of transcript, English, transcribe, no timestamps.
+_MULTILINGUAL_PROMPT = (50_258, 50_259, 50_359, 50_363)
+_MULTILINGUAL_VOCABULARY = 51_865
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of one model size."""
+
+    width: int
+    hidden: int
+    heads: int
+    layers: int
+    vocabulary: int
+    bands: int
+    positions: int
+    prompt: tuple[int, ...]
+    end_token: int
+
+
+SIZES = {
+    "base": Shape(512, 2048, 8, 6, _MULTILINGUAL_VOCABULARY, 80, 448, _MULTILINGUAL_PROMPT, end_token=50_257),
+    # For tests and quick starts: the same code at a thousandth of the work; no size of the published models.
+    "tiny": Shape(32, 64, 2, 2, vocabulary=1000, bands=80, positions=64, prompt=(1, 2, 3, 4), end_token=0),
+}
+
+
+class Attention(nn.Module):
+    """Multi-head attention in three steps, since keys and values outlive a call."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.heads = shape.heads
+        self.k_proj = Linear(shape.width, shape.width, bias=False)
+        self.v_proj = Linear(shape.width, shape.width)
+        self.q_proj = Linear(shape.width, shape.width)
+        self.out_proj = Linear(shape.width, shape.width)
+
+    def keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, T, width] -> keys and values, each [B, heads, T, width / heads]."""
+        return self._split(self.k_proj(x)), self._split(self.v_proj(x))
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """[B, T, width] -> [B, T, width]; mask [T, keys] is True where a query may look."""
+        mixed = scaled_dot_product_attention(self._split(self.q_proj(x)), keys, values, attn_mask=mask)
+        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.heads, -1).transpose(1, 2)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention over the whole clip, and a feed-forward."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.self_attn_layer_norm = nn.LayerNorm(shape.width)
+        self.fc1 = Linear(shape.width, shape.hidden)
+        self.fc2 = Linear(shape.hidden, shape.width)
+        self.final_layer_norm = nn.LayerNorm(shape.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 1500, width] -> [B, 1500, width]."""
+        normal = self.self_attn_layer_norm(x)
+        x = x + self.self_attn(normal, *self.self_attn.keys_values(normal))
+        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
+        return out
+
+
+class Encoder(nn.Module):
+    """Log-mel frames to states, half as many."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.conv1 = Conv1d(shape.bands, shape.width, kernel_size=3, padding=1)
+        self.conv2 = Conv1d(shape.width, shape.width, kernel_size=3, stride=2, padding=1)
+        self.embed_positions = Embedding(CLIP_FRAMES // 2, shape.width)
+        self.layers = nn.Sequential(*(EncoderLayer(shape) for _ in range(shape.layers)))
+        self.layer_norm = nn.LayerNorm(shape.width)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        """[B, bands, 3000] -> [B, 1500, width]."""
+        x = gelu(self.conv2(gelu(self.conv1(mel)))).transpose(1, 2)
+        out: Tensor = self.layer_norm(self.layers(x + self.embed_positions.weight))
+        return out
+
+
+class Memory:
+    """Keys and values of every decoder layer: of the text so far, and of the clip."""
+
+    def __init__(self, shape: Shape, batch_size: int, text_tokens: int, model: nn.Module) -> None:
+        like = next(model.parameters())
+        heads = (shape.layers, 2, batch_size, shape.heads)
+        self.text = like.new_zeros(*heads, text_tokens, shape.width // shape.heads)
+        self.clip = like.new_zeros(*heads, CLIP_FRAMES // 2, shape.width // shape.heads)
+        self.positions = torch.arange(text_tokens, device=like.device)
+
+
+class DecoderLayer(nn.Module):
+    """Attention to the text so far and to the clip, and a feed-forward."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.self_attn_layer_norm = nn.LayerNorm(shape.width)
+        self.encoder_attn = Attention(shape)
+        self.encoder_attn_layer_norm = nn.LayerNorm(shape.width)
+        self.fc1 = Linear(shape.width, shape.hidden)
+        self.fc2 = Linear(shape.hidden, shape.width)
+        self.final_layer_norm = nn.LayerNorm(shape.width)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, text: Tensor, clip: Tensor) -> Tensor:
+        """[B, T, width] -> [B, T, width]; writes the keys and values of ``positions`` [T] into ``text``."""
+        normal = self.self_attn_layer_norm(x)
+        for kept, new in zip(text, self.self_attn.keys_values(normal), strict=True):
+            kept.index_copy_(2, positions, new)
+        x = x + self.self_attn(normal, text[0], text[1], mask)
+        x = x + self.encoder_attn(self.encoder_attn_layer_norm(x), clip[0], clip[1])
+        out: Tensor = x + self.fc2(gelu(self.fc1(self.final_layer_norm(x))))
+        return out
+
+
+class Decoder(nn.Module):
+    """Tokens so far, and the clip, to states."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(shape.vocabulary, shape.width)
+        self.embed_positions = Embedding(shape.positions, shape.width)
+        self.layers = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.layers))
+        self.layer_norm = nn.LayerNorm(shape.width)
+
+    def forward(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+        """[B, T] at positions [T] -> [B, T, width]."""
+        x = self.embed_tokens(tokens) + self.embed_positions(positions)
+        mask = memory.positions <= positions[:, None]
+        for index, layer in enumerate(self.layers):
+            x = layer(x, positions, mask, memory.text[index], memory.clip[index])
+        out: Tensor = self.layer_norm(x)
+        return out
+
+    def listen(self, states: Tensor, memory: Memory) -> None:
+        """Write the clip's keys and values, made of ``states`` [B, 1500, width], into ``memory``."""
+        for layer, clip in zip(cast("list[DecoderLayer]", self.layers), memory.clip, strict=True):
+            for kept, new in zip(clip, layer.encoder_attn.keys_values(states), strict=True):
+                kept.copy_(new)
+
+
+class EncoderDecoder(nn.Module):
+    """Both halves, under the name that checkpoints give them."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.encoder = Encoder(shape)
+        self.decoder = Decoder(shape)
+
+
+class Whisper(nn.Module):
+    """The whole network; the output matrix is the table of tokens."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.model = EncoderDecoder(shape)
+        self.end_token = shape.end_token
+
+    def listen(self, mel: Tensor, memory: Memory) -> Tensor:
+        """[B, bands, 3000] -> [B, 1500, width]; writes the clip's keys and values into ``memory``."""
+        states: Tensor = self.model.encoder(mel)
+        self.model.decoder.listen(states, memory)
+        return states
+
+    def next_token(self, tokens: Tensor, positions: Tensor, memory: Memory) -> Tensor:
+        """[B, T] at positions [T] -> the likeliest token after the last one, [B]."""
+        last = self.model.decoder(tokens, positions, memory)[:, -1]
+        logits = last @ self.model.decoder.embed_tokens.weight.T
+        logits[:, self.end_token] = -math.inf
+        token: Tensor = logits.argmax(-1)
+        return token
+
+
+class WhisperWorkload:
+    """Transcribes synthetic sound, one batch of clips of the same length a request."""
+
+    name = "whisper"
+
+    def __init__(self, settings: Settings) -> None:
+        settings.known_options("model_size", "new_tokens")
+        shape = _shape(settings)
+        new_tokens = settings.option("new_tokens", 24)
+        most_tokens = shape.positions - len(shape.prompt)
+        if not 1 <= new_tokens <= most_tokens:
+            raise SettingError(f"WORKLOAD_OPTIONS: new_tokens {new_tokens} is not between 1 and {most_tokens}.")
+        device = execution.prepare_device(settings)
+        model = self.model = checkpoint.build(lambda: Whisper(shape), settings, device)
+        generator = execution.input_generator(settings)
+        clips_s = itertools.cycle(CLIPS_S)
+        self.pool = execution.input_pool(
+            lambda: synthetic_speech(settings.batch_size, next(clips_s), generator), device, batches=len(CLIPS_S)
+        )
+        self._facts = execution.describe(settings, device, model)
+        self._log_mel = LogMel(shape.bands, device)
+        self._dtype = execution.DTYPES[settings.precision]
+        self._prompt = torch.tensor([shape.prompt] * settings.batch_size, device=device)
+        positions = torch.arange(len(shape.prompt) + new_tokens, device=device)
+        self._prompt_positions = positions[: len(shape.prompt)]
+        self._positions = list(positions[len(shape.prompt) :, None])
+        self._tokens = torch.zeros(settings.batch_size, new_tokens, dtype=torch.long, device=device)
+        memory = Memory(shape, settings.batch_size, len(positions), model)
+        mel = torch.zeros(settings.batch_size, shape.bands, CLIP_FRAMES, device=device, dtype=self._dtype)
+        step = (self._tokens[:, :1], self._positions[0])
+
+        def listen(mel: Tensor) -> Tensor:
+            return model.listen(mel, memory)
+
+        def next_token(tokens: Tensor, positions: Tensor) -> Tensor:
+            return model.next_token(tokens, positions, memory)
+
+        self._listen = execution.accelerate(listen, (mel,), settings, device)
+        self._first_token = execution.accelerate(next_token, (self._prompt, self._prompt_positions), settings, device)
+        self._next_token = execution.accelerate(next_token, step, settings, device)
+        self._device = device
+        self._next_batch = itertools.cycle(self.pool).__next__
+        self._batch_size = settings.batch_size
+
+    def describe(self) -> dict[str, object]:
+        """Return what runs where."""
+        return self._facts
+
+    def serving(self) -> torch.inference_mode:
+        """Entered once around all requests: entering it for each costs an eager request 1 %."""
+        return torch.inference_mode()
+
+    def transcribe(self, sound: Tensor) -> Tensor:
+        """[B, samples] on the host -> tokens [B, new_tokens] on the host."""
+        mel = self._log_mel(sound.to(self._device, non_blocking=True))
+        self._listen(mel.to(self._dtype))
+        tokens = self._tokens
+        tokens[:, 0] = self._first_token(self._prompt, self._prompt_positions)
+        for index in range(1, tokens.shape[1]):
+            tokens[:, index] = self._next_token(tokens[:, index - 1 : index], self._positions[index - 1])
+        return tokens.cpu()
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        self.transcribe(self._next_batch())
+        return self._batch_size
+
+
+def synthetic_speech(batch_size: int, duration_s: int, generator: torch.Generator) -> Tensor:
+    """Return [B, duration x 16,000]: a voice's harmonics that swell like syllables, in a little noise."""
+    time_s = torch.arange(duration_s * SAMPLE_RATE_HZ) / SAMPLE_RATE_HZ
+    pitch_hz = 90 + 130 * torch.rand(batch_size, 1, generator=generator)
+    harmonics = torch.arange(1, 9).view(-1, 1, 1)
+    voice = (torch.sin(2 * math.pi * pitch_hz * harmonics * time_s) / harmonics).sum(0)
+    syllables = torch.sin(2 * math.pi * 2.0 * time_s).clamp_min(0.0)
+    return 0.1 * voice * syllables + 0.003 * torch.randn(batch_size, len(time_s), generator=generator)
+
+
+def _shape(settings: Settings) -> Shape:
+    shape = settings.choice_of("model_size", SIZES, "base")
+    config = checkpoint.read_config(settings)
+    if not config:
+        return shape
+    vocabulary = checkpoint.config_int(config, "vocab_size", shape.vocabulary)
+    start_token = checkpoint.config_int(config, "decoder_start_token_id", shape.prompt[0])
+    return Shape(
+        width=checkpoint.config_int(config, "d_model", shape.width),
+        hidden=checkpoint.config_int(config, "encoder_ffn_dim", shape.hidden),
+        heads=checkpoint.config_int(config, "encoder_attention_heads", shape.heads),
+        layers=checkpoint.config_int(config, "encoder_layers", shape.layers),
+        vocabulary=vocabulary,
+        bands=checkpoint.config_int(config, "num_mel_bins", shape.bands),
+        positions=checkpoint.config_int(config, "max_target_positions", shape.positions),
+        prompt=_MULTILINGUAL_PROMPT if vocabulary == _MULTILINGUAL_VOCABULARY else (start_token,),
+        end_token=checkpoint.config_int(config, "eos_token_id", shape.end_token),
+    )
+
+
+def make(settings: Settings) -> WhisperWorkload:
+    """Make the workload."""
+    return WhisperWorkload(settings)

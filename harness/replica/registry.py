@@ -1,0 +1,91 @@
+"""From a name to a workload: the built-in ones, and anybody's own as ``module:factory``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol, cast
+
+from harness.replica.errors import CannotBeMetError
+from harness.replica.settings import Settings
+
+BUILTIN = {
+    "resnet50": "harness.replica.models.resnet50:make",
+    "distilbert": "harness.replica.models.distilbert:make",
+    "whisper": "harness.replica.models.whisper:make",
+    "chat": "harness.replica.models.chat:make",
+    "notebook": "harness.replica.models.notebook:make",
+    "resnet50-training": "harness.replica.models.resnet50_training:make",
+    "bert-training": "harness.replica.models.bert_training:make",
+}
+
+
+class Workload(Protocol):
+    """What a replica runs.
+
+    More methods are called where they exist: ``describe() -> dict``, facts for ``replica.json`` (device,
+    device_name, parameters, ...); ``outcome() -> dict``, facts for it about what was served; ``published()``, what
+    ``/metrics`` shows besides (see ``harness.replica.custom_metrics``); ``think_s() -> float``, a pause before the next
+    request, which is not latency; ``serve_up_to()``, which returns what serves any number of inputs up to the batch
+    size in one pass, for dynamic batching; ``serving()``, a context that is entered once around all requests; and
+    ``close()``, after the last request.
+    """
+
+    name: str
+
+    def infer(self) -> int:
+        """Serve one request: make or take the input, compute, have the result on the host.
+
+        Returns the number of inputs served. Whatever it raises ends the replica.
+        """
+        ...
+
+
+Factory = Callable[[Settings], Workload]
+
+
+def load(settings: Settings) -> Workload:
+    """Import what ``settings.workload`` names and make the workload; imports torch only when that does."""
+    factory = find_factory(settings.workload)
+    workload = factory(settings)
+    if not callable(getattr(workload, "infer", None)):
+        raise CannotBeMetError(
+            f"{settings.workload} returned a {type(workload).__name__} that has no infer() method; see docs/workloads.md."
+        )
+    return workload
+
+
+def find_factory(target: str) -> Factory:
+    """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for."""
+    module_name, colon, attribute = BUILTIN.get(target, target).partition(":")
+    if not colon or not module_name or not attribute:
+        close = difflib.get_close_matches(target, BUILTIN, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN)}"
+        raise CannotBeMetError(
+            f"WORKLOAD: {target!r} is no built-in workload and not of the form module:factory; {hint}."
+        )
+    module = _import(module_name)
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        close = difflib.get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {close[0]}?" if close else "."
+        raise CannotBeMetError(
+            f"WORKLOAD: module {module_name} ({module.__file__}) has no callable {attribute!r}{hint}"
+        )
+    return cast("Factory", factory)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
+            raise  # the module was found; something that it imports was not
+        raise CannotBeMetError(
+            f"WORKLOAD: there is no module {missing!r} to import, looked for from {Path.cwd()} and in PYTHONPATH; "
+            f"start in the folder that holds it."
+        ) from error

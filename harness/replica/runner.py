@@ -1,0 +1,305 @@
+"""The replica: load the workload, warm it up, serve until told to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from harness.replica import errors, registry
+from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
+from harness.replica.frontends.frontend import SERVICE_LOG_NAME, OpenFrontend
+from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
+from harness.replica.registry import Workload
+from harness.replica.server import MetricsServer, Response
+from harness.replica.settings import Settings, from_environment
+from harness.replica.status import ReplicaStatus
+
+LOG_NAME = "latencies.bin"
+T = TypeVar("T")
+
+
+def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
+    """Run one replica until a signal or a failure; returns the exit code."""
+    watcher = SignalWatcher()
+    try:
+        settings = from_environment(environment)
+    except WorkloadError as error:
+        _say(str(error))
+        return error.exit_code
+    status = ReplicaStatus(settings)
+    try:
+        Replica(settings, status, watcher).run()
+    # Whatever a workload raises, also SystemExit, must end as one line and a code that the starter can read.
+    except BaseException as error:  # noqa: BLE001
+        return _report_failure(error, status)
+    return ExitCode.STOPPED
+
+
+class Replica:
+    """One replica's life: start, load, warm up, serve, drain."""
+
+    def __init__(self, settings: Settings, status: ReplicaStatus, watcher: SignalWatcher) -> None:
+        self._settings = settings
+        self._status = status
+        self._watcher = watcher
+        self._metrics = RequestMetrics()
+        self._log: LatencyLog | None = None
+        self._outcome: Callable[[], Mapping[str, object]] = dict
+        self._phase_change = threading.Lock()
+        self._stopping = threading.Event()
+        self._told_to_stop = threading.Event()
+
+    def run(self) -> None:
+        """Serve until told to stop. Raises what the workload raises."""
+        self._open_files()
+        server = self._listen()
+        self._watcher.watch(self)
+        self._enter("loading", port=server.port)
+        workload = registry.load(self._settings)
+        self._describe(workload)
+        self._outcome = getattr(workload, "outcome", dict)
+        self._metrics.publish(_asked(workload, "published", ()))
+        with _serving(workload):
+            self._warm_up_and_serve(workload)
+        self._linger()
+        self._close(workload)
+
+    def begin_drain(self) -> None:
+        """Stop after the request in flight; before the first one, end the process."""
+        with self._phase_change:
+            self._stopping.set()
+            self._told_to_stop.set()
+            if self._status.phase == "failed":
+                return  # it ends by itself, with its own code
+            if self._status.phase not in {"serving", "finished"}:
+                self._end_process("stopped", ExitCode.STOPPED)
+            self._status.update(phase="draining")
+
+    def give_up(self) -> None:
+        """End the process although a request is stuck in it; what was measured before is kept."""
+        error = f"the request in flight could not be stopped within {DEADLINE_S:g} s of the signal; it is stuck outside Python"
+        if self._log:
+            self._log.close()
+        self._end_process("stopped", ExitCode.STUCK, error=error)
+
+    def _open_files(self) -> None:
+        folder = self._settings.replica_dir
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._status.update()
+            self._log = LatencyLog(folder / LOG_NAME)
+        except OSError as error:
+            raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
+
+    def _listen(self) -> MetricsServer:
+        routes = {
+            "/metrics": self._answer_metrics,
+            "/health": self._answer_health,
+            "/status": self._answer_status,
+            "/latencies": self._answer_latencies,
+            "/services": self._answer_services,
+        }
+        host, port = self._settings.host, self._settings.port
+        try:
+            return MetricsServer(host, port, routes)
+        except OSError as error:
+            raise CannotBeMetError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another HOST or PORT (0: any free one)."
+            ) from error
+
+    def _enter(self, phase: str, **facts: object) -> None:
+        """Enter a phase, unless a signal came first: then wait for the watcher to end the process."""
+        with self._phase_change:
+            self._status.update(phase=phase, **facts)
+        _say(f"{phase} {self._settings.workload} (replica {self._settings.replica}, port {self._status.fact('port')})")
+
+    def _warm_up_and_serve(self, workload: Workload) -> None:
+        self._enter("warming")
+        for _ in range(self._settings.warmup_requests):
+            _checked(workload.infer(), workload)
+        # What loading left behind lives as long as the process: let no collection walk it again.
+        gc.collect()
+        gc.freeze()
+        self._metrics.forget_warm_up()
+        frontend = self._open_frontend(workload)
+        self._enter("serving", **({"scenario": frontend.frontend.facts()} if frontend else {}))
+        limit = _timer(self._settings.run_s, self._stopping.set)
+        try:
+            if frontend is None:
+                self._serve(workload)
+            else:
+                frontend.run(self._stopping)
+        except RequestAbandoned:
+            self._status.update(abandoned_requests=1)
+            _say(
+                f"the request in flight was abandoned: it took more than {FINISH_REQUEST_S:g} s to finish after the signal"
+            )
+        finally:
+            limit.cancel()
+            self._metrics.in_flight = 0
+            self._status.update(**self._outcome())
+            if self._log:
+                self._log.close()
+
+    def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
+        """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
+        if self._settings.scenario is None:
+            return None
+        return OpenFrontend(
+            self._settings,
+            workload,
+            metrics=self._metrics,
+            latency_log=self._log,
+            phase=lambda: self._status.phase,
+            report=lambda facts: self._status.update(**facts),
+        )
+
+    def _linger(self) -> None:
+        """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
+        with self._phase_change:
+            if self._told_to_stop.is_set() or self._settings.run_s is None:
+                return
+            self._status.update(phase="finished")
+        _say(
+            f"finished after {self._metrics.requests} requests; stays {self._settings.linger_s:g} s to be asked for them"
+        )
+        self._told_to_stop.wait(self._settings.linger_s)
+
+    def in_request(self) -> bool:
+        """Whether a request is in flight."""
+        return self._metrics.in_flight > 0
+
+    def _waits_to_be_asked(self) -> bool:
+        """Whether requests come from outside: then a warm replica is ready before the first one."""
+        scenario = self._settings.scenario
+        return scenario is not None and scenario.kind == "http"
+
+    def _describe(self, workload: Workload) -> None:
+        self._status.update(**_asked(workload, "describe", {}))
+        labels = ("workload", "precision", "execution", "batch_size", "device")
+        self._metrics.set_info({label: self._status.fact(label) for label in labels})
+
+    def _serve(self, workload: Workload) -> None:
+        """Serve request after request: the loop that is measured, so nothing here that need not be."""
+        infer, metrics, log = workload.infer, self._metrics, self._log
+        stopping, pause_s, now_ns = self._stopping, _pause(self._settings, workload), time.perf_counter_ns
+        # Anchored once: a step of the wall clock in mid-run must not reorder requests.
+        epoch_ns = time.time_ns() - now_ns()
+        while not stopping.is_set():
+            metrics.in_flight = 1
+            start_ns = now_ns()
+            inputs = infer()
+            latency_ns = now_ns() - start_ns
+            metrics.in_flight = 0
+            metrics.observe(latency_ns, inputs if type(inputs) is int else _checked(inputs, workload))
+            if log is not None:
+                log.append(epoch_ns + start_ns, latency_ns)
+            if pause_s is not None:
+                stopping.wait(pause_s())
+
+    def _close(self, workload: Workload) -> None:
+        _asked(workload, "close", None)
+        self._status.update(phase="stopped")
+        self._watcher.drained.set()
+        _say(f"stopped after {self._metrics.requests} requests")
+
+    def _answer_metrics(self) -> Response:
+        return Response(200, self._metrics.render(), CONTENT_TYPE)
+
+    def _answer_health(self) -> Response:
+        phase, requests = self._status.phase, self._metrics.requests
+        served = requests > 0 or self._waits_to_be_asked()
+        ready = phase == "serving" and served
+        body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
+        return Response(200 if ready else 503, body, "application/json")
+
+    def _answer_status(self) -> Response:
+        return Response(200, self._status.render(**self._outcome()), "application/json")
+
+    def _answer_latencies(self) -> Response:
+        if self._log is None:
+            return Response(404, b"no REPLICA_DIR is set, so no latencies are kept\n")
+        self._log.flush()
+        return Response(200, b"", "application/octet-stream", self._log.path)
+
+    def _answer_services(self) -> Response:
+        path = self._settings.replica_dir / SERVICE_LOG_NAME if self._settings.replica_dir else None
+        if path is None or not path.exists():
+            return Response(404, b"no service times are kept beside the latencies in the closed loop\n")
+        return Response(200, b"", "application/octet-stream", path)
+
+    def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
+        try:
+            self._status.update(phase=phase, **facts)
+            _say(str(facts.get("error") or phase))
+        finally:
+            os._exit(code)
+
+
+def _timer(duration_s: float | None, action: Callable[[], None]) -> threading.Timer:
+    """Return a timer, running unless there is no time to run."""
+    timer = threading.Timer(duration_s or 0.0, action)
+    timer.daemon = True
+    if duration_s is not None:
+        timer.start()
+    return timer
+
+
+def _asked(workload: Workload, method: str, otherwise: T) -> T:
+    """Return what an optional method of the workload returns."""
+    ask: Callable[[], T] | None = getattr(workload, method, None)
+    return ask() if ask else otherwise
+
+
+def _pause(settings: Settings, workload: Workload) -> Callable[[], float] | None:
+    """Return what tells the pause after a request, in seconds; None: there is none."""
+    think_s: Callable[[], float] | None = getattr(workload, "think_s", None)
+    sleep_s = settings.inference_sleep_s
+    if think_s is None:
+        return (lambda: sleep_s) if sleep_s else None
+    return lambda: sleep_s + think_s()
+
+
+def _serving(workload: Workload) -> contextlib.AbstractContextManager[object]:
+    return _asked(workload, "serving", contextlib.nullcontext())
+
+
+def _checked(inputs: object, workload: Workload) -> int:
+    if type(inputs) is not int or inputs < 0:
+        name = getattr(workload, "name", type(workload).__name__)
+        raise CannotBeMetError(f"infer() of workload {name} must return the number of inputs served, not {inputs!r}.")
+    return inputs
+
+
+def _report_failure(error: BaseException, status: ReplicaStatus) -> ExitCode:
+    """Put the failure into ``replica.json`` and, as the last line, on stderr."""
+    error = errors.translated(error)
+    if isinstance(error, WorkloadError):
+        message, code = str(error), error.exit_code
+    else:
+        traceback.print_exception(error)
+        message = f"workload failed while {status.phase}: {type(error).__name__}: {error}"
+        code = ExitCode.FAILED
+    try:
+        status.update(phase="failed", error=message)
+    except OSError as unwritable:
+        message = f"{message} (and replica.json cannot be written: {unwritable.strerror})"
+    _say(message)
+    return code
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"replica: {message}\n")
+    sys.stderr.flush()

@@ -1,0 +1,188 @@
+"""The settings of one replica, read from its environment."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from harness.replica.errors import SettingError
+from harness.replica.scenario import Scenario, parse_scenario
+
+PRECISIONS = ("fp32", "fp16", "bf16")
+EXECUTIONS = ("eager", "compiled", "cuda-graph")
+DEVICES = ("auto", "cpu", "cuda")
+
+OptionValue = str | int | float | bool
+T = TypeVar("T", str, int, bool)
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one replica runs; every field is an environment variable of the same name unless it says otherwise.
+
+    Attributes:
+        workload: built-in name, or ``module:factory``.
+        batch_size: inputs in one request.
+        precision: number format of weights and activations: fp32, fp16 or bf16.
+        execution: eager, compiled (torch.compile) or cuda-graph.
+        device: auto (a GPU where there is one), cpu, or cuda (demanded).
+        seed: of random weights and synthetic inputs.
+        checkpoint: folder or file with local weights; None: random weights from the seed.
+        inference_sleep_s: pause between two requests, in seconds (``INFERENCE_SLEEP``).
+        warmup_requests: requests before the replica counts; they are not measured.
+        torch_threads: CPU threads; None: torch's own choice.
+        options: JSON object, for the workload itself (``WORKLOAD_OPTIONS``).
+        host: address that ``/metrics`` listens on.
+        port: its port; 0: any free one.
+        replica: index; it varies the synthetic inputs, never the weights. Unset, a number made of ``REPLICA_NAME``.
+        replica_dir: folder of ``replica.json`` and ``latencies.bin``; None: neither is written.
+        run_s: seconds to serve before it ends by itself (``RUN_SECONDS``); None: until a signal.
+        linger_s: seconds it then stays to be asked for what it wrote, serving nothing (``LINGER_SECONDS``).
+        scenario: JSON object, how requests come; None: in a closed loop.
+    """
+
+    workload: str = "resnet50"
+    batch_size: int = 1
+    precision: str = "fp32"
+    execution: str = "eager"
+    device: str = "auto"
+    seed: int = 0
+    checkpoint: Path | None = None
+    inference_sleep_s: float = 0.0
+    warmup_requests: int = 5
+    torch_threads: int | None = None
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
+    host: str = "0.0.0.0"  # noqa: S104 - a pod is scraped from outside; the local backend passes 127.0.0.1
+    port: int = 8000
+    replica: int = 0
+    replica_dir: Path | None = None
+    run_s: float | None = None
+    linger_s: float = 0.0
+    scenario: Scenario | None = None
+
+    def option(self, name: str, default: T) -> T:
+        """Return option ``name``, of the kind of its default. Raises SettingError on another kind."""
+        value = self.options.get(name, default)
+        if type(value) is not type(default):
+            raise SettingError(
+                f"WORKLOAD_OPTIONS: {name} must be a {type(default).__name__}, e.g. {json.dumps(default)}, not {value!r}."
+            )
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        """Return option ``name``, a number that is not negative. Raises SettingError for anything else."""
+        value = self.options.get(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} must be a number, e.g. {default:g}, not {value!r}.")
+        return float(value)
+
+    def choice_of(self, name: str, choices: Mapping[str, C], default: str) -> C:
+        """Return what option ``name`` chooses. Raises SettingError when it is none of the choices."""
+        value = self.option(name, default)
+        if value not in choices:
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} {value!r} is not one of {', '.join(choices)}.")
+        return choices[value]
+
+    def known_options(self, *names: str) -> None:
+        """Raise SettingError when an option is none of ``names``."""
+        for given in self.options:
+            if given not in names:
+                raise SettingError(
+                    f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}{_hint(given, names)}"
+                )
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """Read the settings; an unset or empty variable takes its default. Raises SettingError."""
+    given = {name: value.strip() for name, value in environment.items() if value.strip()}
+    default = Settings()
+    return Settings(
+        workload=given.get("WORKLOAD", default.workload),
+        batch_size=_integer(given, "BATCH_SIZE", default.batch_size, minimum=1),
+        precision=_choice(given, "PRECISION", PRECISIONS, default.precision),
+        execution=_choice(given, "EXECUTION", EXECUTIONS, default.execution),
+        device=_choice(given, "DEVICE", DEVICES, default.device),
+        seed=_integer(given, "SEED", default.seed, maximum=2**63 - 1),
+        checkpoint=_path(given, "CHECKPOINT"),
+        inference_sleep_s=_seconds(given, "INFERENCE_SLEEP", default.inference_sleep_s),
+        warmup_requests=_integer(given, "WARMUP_REQUESTS", default.warmup_requests),
+        torch_threads=_integer(given, "TORCH_THREADS", 0, minimum=1) if "TORCH_THREADS" in given else None,
+        options=_options(given),
+        host=given.get("HOST", default.host),
+        port=_integer(given, "PORT", default.port, maximum=65_535),
+        replica=_integer(given, "REPLICA", _number_of(given.get("REPLICA_NAME", ""))),
+        replica_dir=_path(given, "REPLICA_DIR"),
+        run_s=_seconds(given, "RUN_SECONDS", 0.0) if "RUN_SECONDS" in given else None,
+        linger_s=_seconds(given, "LINGER_SECONDS", default.linger_s),
+        scenario=_scenario(given, "SCENARIO"),
+    )
+
+
+def _number_of(name: str) -> int:
+    """Pods of one Deployment share their settings and differ in name alone; their inputs shall differ, too."""
+    return zlib.crc32(name.encode()) % 2**31
+
+
+def _hint(given: str, known: tuple[str, ...]) -> str:
+    close = difflib.get_close_matches(given, known, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; it takes {', '.join(known) or 'none'}."
+
+
+def _choice(given: Mapping[str, str], name: str, choices: tuple[str, ...], default: str) -> str:
+    value = given.get(name, default)
+    if value not in choices:
+        raise SettingError(f"{name}: {value!r} is not one of {', '.join(choices)}.")
+    return value
+
+
+def _integer(given: Mapping[str, str], name: str, default: int, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
+    text = given.get(name, str(default))
+    try:
+        value = int(text)
+    except ValueError:
+        raise SettingError(f"{name}: {text!r} is not a whole number.") from None
+    if name in given and not minimum <= value <= maximum:
+        raise SettingError(f"{name}: {value} is not between {minimum} and {maximum}.")
+    return value
+
+
+def _seconds(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, str(default))
+    try:
+        value = float(text)
+    except ValueError:
+        raise SettingError(f"{name}: {text!r} is not a number of seconds.") from None
+    if not (math.isfinite(value) and value >= 0):
+        raise SettingError(f"{name}: {text} is not a number of seconds, 0 or more.")
+    return value
+
+
+def _path(given: Mapping[str, str], name: str) -> Path | None:
+    return Path(given[name]) if name in given else None
+
+
+def _scenario(given: Mapping[str, str], name: str) -> Scenario | None:
+    return parse_scenario(given[name]) if name in given else None
+
+
+def _options(given: Mapping[str, str]) -> dict[str, OptionValue]:
+    text = given.get("WORKLOAD_OPTIONS", "{}")
+    try:
+        options = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise SettingError(f"WORKLOAD_OPTIONS is not JSON ({error}): {text[:200]!r}") from None
+    if not isinstance(options, dict):
+        raise SettingError(
+            f'WORKLOAD_OPTIONS must be a JSON object, e.g. {{"model_size": "tiny"}}, not {text[:200]!r}.'
+        )
+    for name, value in options.items():
+        if not isinstance(value, OptionValue):
+            raise SettingError(f"WORKLOAD_OPTIONS: {name} must be a string, a number or a boolean, not {value!r}.")
+    return options

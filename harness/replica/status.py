@@ -1,0 +1,69 @@
+"""``replica.json``: what this replica is and how far it has come, for whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from datetime import UTC, datetime
+
+from harness.replica.host import describe_host
+from harness.replica.settings import Settings
+
+FILE_NAME = "replica.json"
+
+
+class ReplicaStatus:
+    """The replica's phase and facts; every change is written by one rename, so that no reader sees half of it.
+
+    Phases: starting, loading, warming, serving, finished (it had a time to run), draining, stopped; or failed,
+    with the error.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._path = settings.replica_dir / FILE_NAME if settings.replica_dir else None
+        self._lock = threading.RLock()
+        self._facts: dict[str, object] = {
+            "pid": os.getpid(),
+            "replica": settings.replica,
+            "port": None,
+            "workload": settings.workload,
+            "device": "",
+            "device_name": "",
+            "precision": settings.precision,
+            "execution": settings.execution,
+            "batch_size": settings.batch_size,
+            "parameters": None,
+            "torch": None,
+            "cuda": None,
+            "started_at": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "phase": "starting",
+            "abandoned_requests": 0,
+            "error": "",
+            "host": describe_host(),
+        }
+
+    @property
+    def phase(self) -> str:
+        """How far the replica has come."""
+        return str(self._facts["phase"])
+
+    def fact(self, name: str) -> str:
+        """Return one fact as text; empty when it is not known."""
+        value = self._facts.get(name)
+        return "" if value is None else str(value)
+
+    def render(self, **more: object) -> bytes:
+        """Return all facts as the file has them, and ``more``."""
+        with self._lock:
+            return json.dumps(self._facts | more, indent=1).encode() + b"\n"
+
+    def update(self, **facts: object) -> None:
+        """Change facts and write the file. Raises OSError."""
+        with self._lock:
+            self._facts.update(facts)
+            if self._path is None:
+                return
+            temporary = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
+            temporary.write_bytes(self.render())
+            temporary.replace(self._path)

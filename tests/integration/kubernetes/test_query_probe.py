@@ -1,0 +1,223 @@
+"""Preflight and canary against a real Prometheus: what it does not see, or not as often as assumed, is said before."""
+
+import contextlib
+import threading
+
+import pytest
+
+from harness.backends.base import Severity
+from harness.backends.kubernetes.monitoring import check_prometheus, cost_of
+from harness.backends.kubernetes.query_probe import rehearse
+from harness.clock import SystemClock
+from harness.config import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.metrics.catalogue import STANDARD, select
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.recording_target import Origin
+from tests.integration.metrics.pages import Pages
+from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
+from tests.support.ports import free_port
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+SPEC = KubernetesSpec(scrape_interval_s=1.0)
+TIMING = Timing(step_s=1.0, record_s=10.0, drain_timeout_s=3.0)
+EXPERIMENT = ExperimentSpec(
+    workload=WorkloadSpec(name="resnet50"),
+    replicas=1,
+    sharing=Sharing.TIME_SLICING,
+    repeat=1,
+    timing=TIMING,
+    metrics=list(STANDARD),
+    limits=Limits(),
+)
+
+
+class Canary:
+    stopped_after_s = None
+
+    def stop(self, *, timeout_s):
+        self.stopped_after_s = timeout_s
+        return []
+
+
+class Scene:
+    """Pages, and the server that scrapes them."""
+
+    def __init__(self, folder, **options):
+        self._stack = contextlib.ExitStack()
+        self.pages = self._stack.enter_context(contextlib.closing(Pages(**options)))
+        running = self._stack.enter_context(RunningPrometheus(folder, self.pages.config()))
+        self.server = self._stack.enter_context(PrometheusServer(running.url, timeout_s=5))
+
+    def close(self):
+        self._stack.close()
+
+    def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all"):
+        canary = Canary()
+        origin = Origin(self.server.url, "inference", pods, nodes)
+        found = rehearse(
+            canary,
+            self.server,
+            origin,
+            select(metrics),
+            TIMING,
+            scrape_interval_s=1.0,
+            clock=SystemClock(),
+            abort=abort or threading.Event(),
+        )
+        assert canary.stopped_after_s == 3.0
+        return found
+
+    def check(self, spec=SPEC, experiment=EXPERIMENT, ahead_s=0.0):
+        clock = SystemClock()
+        return check_prometheus(self.server, spec, [experiment], lambda: clock.now_s() - ahead_s)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    with contextlib.closing(Scene(tmp_path_factory.mktemp("scene"))) as scene:
+        assert scene.rehearse() == []  # by then every page has been scraped
+        yield scene
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """Longer than the 5 s in which a Prometheus that was just started has no targets."""
+    monkeypatch.setattr("harness.backends.kubernetes.query_probe.LEAST_S", 6.0)
+
+
+def test_a_canary_that_is_seen_in_every_metric_gets_no_remark(scene):
+    assert scene.rehearse() == []
+
+
+def test_a_pod_that_is_not_discovered_is_one_error_with_the_servers_reason(scene):
+    found = {one.severity: one for one in scene.rehearse(pods=("work-x",))}
+    error, warning = found[Severity.ERROR], found[Severity.WARNING]
+    assert len(found) == 2
+    assert error.message.startswith(
+        "latency_avg, latency_p50, latency_p95, latency_p99, throughput, total_count of a running replica have no value"
+    )
+    assert (
+        "has no target with the label pod=work-x: its discovery does not find it. A query was: sum by (pod) (rate("
+        in (error.message)
+    )
+    assert "its page /targets" in error.advice
+    assert warning.message.startswith("cpu_usage, memory_usage of a running replica have no value")
+    assert "it matches nothing. A query was: sum by (pod)" in warning.message
+
+
+def test_a_pod_that_cannot_be_scraped_is_an_error_with_the_scrapes_own(scene):
+    scene.pages.down.add("work-b")
+    try:
+        [found] = scene.rehearse(pods=("work-b",), metrics=["throughput"])
+    finally:
+        scene.pages.down.clear()
+    assert "cannot scrape http://127.0.0.1" in found.message
+    assert "/work-b: server returned HTTP status 500" in found.message
+
+
+def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discovery(scene):
+    [found] = scene.rehearse(metrics=["ttft_p50"])
+    assert (found.severity, "it matches nothing. The query was" in found.message) == (Severity.WARNING, True)
+
+
+def test_an_exporter_that_is_down_is_a_warning(scene):
+    scene.pages.down.add("dcgm")
+    try:
+        found = scene.rehearse(nodes=("n1",), metrics=["gpu_power", "total_count"])
+    finally:
+        scene.pages.down.clear()
+    # Its old samples are in the window still, its newest are marked as stale.
+    assert [one.severity for one in found] == [Severity.WARNING]
+    assert "gpu_power of a running replica has no value" in found[0].message
+
+
+def test_containers_that_are_measured_too_rarely_are_told(tmp_path):
+    with contextlib.closing(Scene(tmp_path, housekeeping_s=3.0)) as scene:
+        [found] = [one for one in scene.rehearse(metrics=["cpu_usage", "total_count"]) if "new sample" in one.message]
+    assert "cpu_usage have a new sample every 3.0 s, and a row is wanted every 1 s" in found.message
+    assert "--housekeeping-interval" in found.advice
+
+
+def test_an_interrupted_rehearsal_ends_the_canary_at_once(scene):
+    abort = threading.Event()
+    abort.set()
+    assert scene.rehearse(pods=("work-x",), abort=abort) == []
+
+
+def test_a_prometheus_as_assumed_gets_no_remark(scene):
+    assert scene.check() == []
+
+
+def test_a_prometheus_that_is_not_there():
+    with PrometheusServer(f"http://127.0.0.1:{free_port()}", timeout_s=1) as server:
+        [found] = check_prometheus(server, SPEC, [EXPERIMENT], SystemClock().now_s)
+    assert (found.severity, found.check) == (Severity.ERROR, "prometheus")
+    assert "cannot be reached" in found.message
+
+
+@pytest.mark.parametrize(
+    ("step_s", "severity", "words"),
+    [
+        (0.5, Severity.ERROR, "scrapes dcgm-exporter every 1 s, and a row is wanted every 0.5 s: gpu_utilization"),
+        (5.0, None, ""),
+    ],
+)
+def test_a_scrape_interval_that_is_longer_than_the_step(scene, step_s, severity, words):
+    timing = Timing(step_s=step_s, record_s=10.0)
+    found = scene.check(experiment=EXPERIMENT.model_copy(update={"timing": timing}))
+    assert {one.severity for one in found} == ({severity} if severity else set())
+    assert not words or any(words in one.message for one in found)
+
+
+def test_a_scrape_interval_that_is_not_the_assumed_one(scene):
+    found = scene.check(KubernetesSpec(scrape_interval_s=5.0), EXPERIMENT.model_copy(update={"timing": Timing()}))
+    messages = [one.message for one in found if one.check == "scrape interval"]
+    assert "Prometheus scrapes dcgm-exporter every 1 s; the campaign assumes 5 s." in messages
+
+
+def test_clocks_that_differ(scene):
+    [found] = scene.check(ahead_s=30)
+    assert (found.severity, found.check) == (Severity.ERROR, "clock")
+    assert "30.0 s ahead of this machine's" in found.message
+
+
+def test_another_number_of_gpus_than_expected(scene):
+    [found] = scene.check(KubernetesSpec(scrape_interval_s=1.0, expected_gpus=2))
+    assert "1 GPUs where 2 were expected" in found.message
+
+
+def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):
+    with contextlib.closing(Scene(tmp_path)) as scene:
+        scene.pages.down.add("node")
+        assert scene.rehearse(metrics=["total_count"]) == []
+        found = {one.check: one for one in scene.check()}
+    assert "1 of 5 targets of Prometheus are down: node-exporter 127.0.0.1" in found["targets"].message
+    assert "500" in found["targets"].message
+    assert "will be absent: Prometheus has no sample of node_pressure_" in found["metrics"].message
+
+
+def test_a_server_that_forgets_before_it_is_collected(scene):
+    timing = Timing(step_s=1.0, record_s=20 * 86_400)
+    assert scene.check(experiment=EXPERIMENT.model_copy(update={"timing": timing})) == []
+    timing = Timing(step_s=1.0, record_s=30 * 86_400.0)
+    server = scene.server
+
+    class Forgetful:
+        def __getattr__(self, name):
+            return getattr(server, name)
+
+        def read(self, path, **params):
+            return {"storage.tsdb.retention.time": "1d"} if path == "status/flags" else server.read(path, **params)
+
+    experiment = EXPERIMENT.model_copy(update={"timing": timing})
+    [found] = check_prometheus(Forgetful(), SPEC, [experiment], SystemClock().now_s)
+    assert "forgets after 86400 s" in found.message
+
+
+def test_the_cost_of_a_deployment(scene):
+    assert cost_of(scene.server, "inference", "work") > 0
+    assert cost_of(scene.server, "monitoring", "grafana") is None

@@ -1,0 +1,131 @@
+"""A replica under the real LoadGen: its scenarios, its own percentiles against our log, its end."""
+
+import json
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+
+from harness.replica.frontends.loadgen_schedule import offsets_ns
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def under(start, own_source):
+    """Start a replica under a scenario."""
+
+    def start_replica(infer="time.sleep(0.002)", batch_size=1, **scenario):
+        text = json.dumps({"settle_s": 0.2, "test_s": 0.5, **scenario})
+        return start(own_source(infer), BATCH_SIZE=str(batch_size), SCENARIO=text)
+
+    return start_replica
+
+
+def result_of(replica):
+    """LoadGen's word on the test, once it has ended."""
+    replica.wait_for(lambda: "test" in replica.status.get("scenario", {}).get("rounds", {}), 30)
+    return replica.status["scenario"]["rounds"]["test"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "batch_size", "rate_key"),
+    [
+        ({"kind": "offline"}, 1, "samples_per_second"),
+        ({"kind": "offline"}, 8, "samples_per_second"),
+        ({"kind": "single-stream"}, 1, "qps_with_loadgen_overhead"),
+        ({"kind": "multi-stream", "samples_per_query": 4}, 2, "99.00_percentile_per_query_latency_ns"),
+        ({"kind": "server", "rate": 100.0, "latency_limit_ms": 1000.0}, 1, "completed_samples_per_sec"),
+    ],
+    ids=["offline", "offline batch 8", "single-stream", "multi-stream", "server"],
+)
+def test_every_scenario_runs_under_the_real_loadgen(under, scenario, batch_size, rate_key):
+    replica = under(batch_size=batch_size, **scenario)
+
+    test = result_of(replica)
+    metrics = replica.metrics()
+    code, seconds = replica.stop()
+
+    assert test["validity"] in {"VALID", "INVALID"}
+    assert test[rate_key] > 0
+    assert test["min_queries_met"] is True
+    assert metrics["inference_requests_total"] > 50
+    assert metrics["inference_service_seconds_count"] == metrics["inference_requests_total"]
+    assert (replica.folder / "loadgen/test/mlperf_log_summary.txt").read_text().startswith("=====")
+    assert code == 0
+    assert seconds < 2
+
+
+def test_our_log_counts_from_loadgens_own_schedule(under):
+    """A request of a random length, so that queues form: our percentiles are LoadGen's to a few microseconds."""
+    replica = under(
+        "import random; time.sleep(random.uniform(0.0005, 0.006))", kind="server", rate=200.0, settle_s=0.0, test_s=1.5
+    )
+
+    test = result_of(replica)
+    replica.stop()
+
+    latencies_ns = np.sort(np.array(replica.latencies)[: test["query_count"], 1])
+    # At p99 a busy machine comes between our stamp of an answer and LoadGen's.
+    for percent, name, within in ((50, "50.00", 0.03), (90, "90.00", 0.03), (99, "99.00", 0.15)):
+        ours_ns = latencies_ns[int(np.ceil(len(latencies_ns) * percent / 100)) - 1]
+        assert ours_ns == pytest.approx(test[f"{name}_percentile_latency_ns"], rel=within, abs=300_000)
+    services_ns = np.fromfile(replica.folder / "services.bin", "<i8").reshape(-1, 2)[:, 1]
+    assert np.median(latencies_ns) > np.median(services_ns)
+
+
+def test_the_schedule_is_loadgens_for_any_seed_and_rate():
+    """Figures taken from LoadGen 6.0.17 itself: scheduled offsets of its first queries."""
+    first = [offset for offset, _ in zip(offsets_ns(12345, 500.0), range(100_000), strict=False)]
+
+    gaps_s = np.diff(first) / 1e9
+    assert first[0] == 0
+    assert gaps_s.mean() == pytest.approx(1 / 500, rel=0.02)
+    assert gaps_s.var() == pytest.approx(1 / 500**2, rel=0.05)
+    assert first[:50] != [offset for offset, _ in zip(offsets_ns(12346, 500.0), range(50), strict=False)]
+
+
+def test_under_an_offered_load_that_no_replica_holds_it_still_ends_in_time(under):
+    replica = under("time.sleep(0.01)", kind="server", rate=1000.0)
+    replica.wait_for(lambda: replica.status.get("scenario", {}).get("waiting", 0) > 50, 20)
+
+    assert replica.metrics()["inference_queue_depth"] > 50
+    code, seconds = replica.stop()
+
+    assert code == 0
+    assert seconds < 2
+    assert "test" not in replica.status["scenario"]["rounds"]
+    assert len(replica.latencies) > 10
+
+
+@pytest.mark.parametrize("kind", ["offline", "single-stream"])
+def test_a_request_that_hangs_is_abandoned(under, kind):
+    replica = under(
+        "while __import__('os').path.exists('hold'): time.sleep(0.001)\n        time.sleep(0.002)", kind=kind
+    )
+    replica.wait_for_phase("serving", 30)
+    (replica.folder / "hold").touch()
+    time.sleep(0.1)  # longer than any request takes: the next one hangs
+
+    code, seconds = replica.stop()
+
+    assert code == 0
+    assert seconds < 2
+    assert replica.status["abandoned_requests"] == 1
+
+
+def test_a_limit_below_one_service_time_is_refused(under):
+    replica = under(kind="server", rate=10.0, latency_limit_ms=1.0)
+
+    assert replica.process.wait(timeout=20) == 3
+    assert "latency_limit_ms 1 is below one service time (2." in replica.last_line
+
+
+def test_its_results_can_be_fetched_over_http(under):
+    replica = under(kind="single-stream")
+    result_of(replica)
+
+    assert json.loads(replica.get("/status")[1])["scenario"]["kind"] == "single-stream"
+    with urllib.request.urlopen(f"http://127.0.0.1:{replica.status['port']}/services", timeout=5) as answer:
+        assert len(answer.read()) % 16 == 0

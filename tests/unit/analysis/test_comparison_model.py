@@ -1,0 +1,206 @@
+"""The six questions on made-up results of known truth."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.capacity import carried
+from harness.analysis.compare import compare
+from harness.analysis.comparison_input import Place, Pool, Setup, gather
+from harness.analysis.comparison_model import Answer, Asked, asked
+from harness.analysis.comparison_page import answers, overheads, write_page
+from harness.analysis.context_switch import switching
+from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_per_million
+from harness.analysis.recommendation import choices
+from harness.config import ConditionSpec, Sharing
+from harness.errors import UsageError
+from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
+
+SHAPE = Shape(record_s=4, noise=0.005)
+MODES = [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS]
+POWER_W = 57.0
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    folder = tmp_path_factory.mktemp("results") / "modes"
+    return gather([write_campaign(folder, replicas=[1, 3, 8], repeats=3, shape=SHAPE, sharing=MODES)])
+
+
+@pytest.fixture(scope="module")
+def half_idle(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+    """Time-slicing alone, once each, of a workload that leaves the GPU idle half of the time."""
+    shape = replace(SHAPE, utilization_alone=45.0)
+    folder = tmp_path_factory.mktemp("results") / "idle"
+    return gather([write_campaign(folder, replicas=[1, 3], repeats=1, shape=shape)])
+
+
+def setup(pool: Pool, label: str) -> Setup:
+    (found,) = [one for one in pool.setups if one.label == label]
+    return found
+
+
+def answered(pool: Pool, wanted: Asked | None = None) -> dict[str, Answer]:
+    return {answer.name: answer for answer in answers(pool, compare(pool), wanted or Asked())}
+
+
+def test_rates_that_were_set_are_compared_as_no_speeds() -> None:
+    served = gather(list((Path(__file__).parents[3] / "examples" / "h200").glob("h200-server-*")))
+    cost = answered(served)["cost"]
+    assert cost.table is not None
+    assert len(cost.table.rows) == 5
+    assert not [sentence for sentence in cost.sentences if "alone" in sentence]
+
+
+def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Pool) -> None:
+    found = answered(pool, Asked(0.012, 3.0, 0.25))
+    assert list(found) == ["cost", "carrying", "isolation", "switching", "choosing", "price"]
+    for answer in found.values():
+        assert answer.sentences, answer.name
+        assert answer.table is not None
+        assert all(len(row) == len(answer.table.headers) for row in answer.table.rows)
+        assert answer.pictures or answer.name == "choosing"
+
+
+def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Pool) -> None:
+    said = " ".join(answered(pool)["cost"].sentences)
+    ts, alone = sum(rates("resnet50", 8, SHAPE)), 1 / SERVICE_S["resnet50"]
+    gain = re.search(r"against one alone, (\d\.\d+) times", said)
+    assert gain
+    assert float(gain[1]) == pytest.approx(ts / alone, rel=0.02)
+    assert "1 replica: throughput under mps against exclusive: no significant difference" in said
+    assert re.search(r"8 replicas: throughput under mps against time-slicing: 5\d\.\d % higher", said)
+
+
+def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: Pool) -> None:
+    slicing = setup(pool, "time-slicing")
+    p99 = {count: slicing.cells[Place("resnet50", count)].estimates["latency_p99"] for count in (1, 3, 8)}
+    three, eight = p99[3].high, p99[8].low
+    assert three is not None
+    assert eight is not None
+    held = carried(slicing, "resnet50", (three + eight) / 2)
+    assert (held.most, held.breaks, held.undecided) == (3, 8, [])
+    held = carried(slicing, "resnet50", p99[3].mean)
+    assert (held.most, held.breaks, held.undecided) == (1, 8, [3])
+    held = carried(slicing, "resnet50", p99[1].mean / 2)
+    assert (held.most, held.breaks) == (0, 1)
+    assert carried(slicing, "resnet50", 1.0).most == 8
+
+
+def test_a_limit_below_one_service_time_is_said(pool: Pool) -> None:
+    said = " ".join(answered(pool, Asked(latency_limit_s=0.001))["carrying"].sentences)
+    assert "not even 1 replica keeps it" in said
+
+
+def test_one_repeat_decides_nothing(half_idle: Pool) -> None:
+    held = carried(half_idle.setups[0], "resnet50", 1.0)
+    assert (held.most, held.breaks, held.undecided) == (0, None, [1, 3])
+    assert "Repeat" in " ".join(answered(half_idle, Asked(latency_limit_s=1.0))["carrying"].sentences)
+
+
+def test_switching_is_the_time_that_a_request_takes_more(pool: Pool) -> None:
+    costs, _ = switching(pool)
+    (mps,) = [one for one in costs if one.reference == "mps" and one.replicas == 8]
+    mine, other = (sum(rates("resnet50", 8, replace(SHAPE, sharing=mode))) for mode in MODES[1:])
+    assert mps.extra_s.mean == pytest.approx(1 / mine - 1 / other, rel=0.05)
+    assert mps.extra_s.low is not None
+    assert mps.extra_s.high is not None
+    assert mps.extra_s.low < 1 / mine - 1 / other < mps.extra_s.high
+    assert mps.p is not None
+    assert mps.p < 0.05
+    (alone,) = [one for one in costs if one.reference == "alone" and one.replicas == 8]
+    assert alone.extra_s.mean < 0
+    assert "none that can be told" in " ".join(answered(pool)["switching"].sentences)
+
+
+def test_a_gpu_that_is_idle_alone_tells_nothing_of_switching(half_idle: Pool) -> None:
+    answer = answered(half_idle)["switching"]
+    assert not answer.sentences
+    assert any("45 % busy" in sentence for sentence in answer.missing)
+    assert any("mps" in sentence for sentence in answer.missing)
+
+
+def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
+    found = {choice.criterion.wish: choice for choice in choices(pool)}
+    most = found["most throughput with many replicas"]
+    assert most.clear
+    assert (most.best[0], most.best[1].replicas) == ("mps", 8)
+    fairest = found["fairest between many replicas"]
+    assert fairest.next is not None
+    assert not fairest.clear
+    said = " ".join(answered(pool)["choosing"].sentences)
+    assert "no significant difference for fairest between many replicas" in said
+
+
+def test_energy_time_and_price_of_a_million(pool: Pool) -> None:
+    cell = setup(pool, "time-slicing").cells[Place("resnet50", 3)]
+    rate = sum(rates("resnet50", 3, SHAPE))
+    kwh, hours = kwh_per_million(cell), gpu_hours_per_million(cell)
+    assert kwh is not None
+    assert hours is not None
+    assert kwh.mean == pytest.approx(POWER_W / rate * 1e6 / 3.6e6, rel=0.02)
+    assert hours.mean == pytest.approx(1e6 / rate / 3600, rel=0.02)
+    cost = cost_per_million(cell, Asked(price_per_gpu_hour=3.0, price_per_kwh=0.25))
+    assert cost is not None
+    assert cost.mean == pytest.approx(3 * hours.mean + 0.25 * kwh.mean)
+    assert cost.half_width is not None
+    assert cost_per_million(cell, Asked()) is None
+
+
+def test_half_of_a_cost_is_no_cost(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "cpu", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=False))
+    (only,) = gather([folder]).setups
+    cell = only.cells[Place("resnet50", 1)]
+    assert cost_per_million(cell, Asked(price_per_kwh=0.25)) is None
+    assert cost_per_million(cell, Asked(price_per_gpu_hour=3.0)) is not None
+
+
+def test_what_is_missing_names_the_run_that_would_tell(half_idle: Pool) -> None:
+    found = answered(half_idle)
+    assert any("sharing: [time-slicing, exclusive, mps]" in sentence for sentence in found["cost"].missing)
+    assert any("--latency-limit-ms" in sentence for sentence in found["carrying"].missing)
+    assert any("--price-per-gpu-hour" in sentence for sentence in found["price"].missing)
+    assert "nothing to choose from" in found["choosing"].missing[0]
+    assert not found["choosing"].sentences
+
+
+@pytest.mark.parametrize(
+    "given", [(-1.0, None, None), (0.0, None, None), (None, -3.0, None), (None, None, float("nan"))]
+)
+def test_impossible_limits_and_prices_are_refused(given: tuple[float | None, float | None, float | None]) -> None:
+    with pytest.raises(UsageError, match="positive number"):
+        asked(*given)
+
+
+def test_conditions_show_their_overhead_on_the_page(tmp_path: Path) -> None:
+    conditions = [ConditionSpec(name="alone"), ConditionSpec(name="beside")]
+    folder = write_campaign(tmp_path / "c", replicas=[1], repeats=2, shape=SHAPE, conditions=conditions)
+    pool = gather([folder])
+    found = overheads(pool)
+    assert found is not None
+    assert "beside against alone" in found.sentences()[0]
+    page = write_page(tmp_path / "page.html", pool, compare(pool), [], "").read_text()
+    assert "Overhead against alone" in page
+
+
+def test_energy_may_be_free() -> None:
+    assert asked(50.0, 3.0, 0.0) == Asked(0.05, 3.0, 0.0)
+
+
+def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_path: Path) -> None:
+    comparison = compare(pool)
+    given = answers(pool, comparison, Asked())
+    given[0].sentences.append("<b>bold</b>")
+    path = write_page(tmp_path / "page.html", pool, comparison, given, "harness compare 'a <b>'")
+    page = path.read_text()
+    assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
+    assert "<script" not in page
+    assert "<b>bold" not in page
+    assert "&lt;b&gt;bold" in page
+    assert len(page.encode()) < 1_000_000
+    with pytest.raises(UsageError, match=r"ending in \.html"):
+        write_page(tmp_path / "absent" / "page.html", pool, comparison, given, "")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.analysis.format import clipped, duration, number, quantity, with_interval
+from harness.analysis.statistics import Estimate
+
+
+def estimate(mean: float, half: float | None) -> Estimate:
+    if half is None:
+        return Estimate(mean, None, None, 1, None)
+    return Estimate(mean, mean - half, mean + half, 3, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (1234567, "1,234,567"),
+        (837.4, "837"),
+        (12.345, "12.3"),
+        (1.0, "1.00"),
+        (9.996, "10.0"),
+        (0.9997, "1.00"),
+        (0.01234, "0.0123"),
+        (-5.5, "-5.50"),
+    ],
+)
+def test_three_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0.0057, "s", "5.70 ms"),
+        (2.5, "s", "2.50 s"),
+        (3e-5, "s", "30.0 µs"),
+        (3.34e9, "bytes", "3.11 GiB"),
+        (512, "bytes", "512 B"),
+        (0.25, "J", "250 mJ"),
+        (173, "requests/s", "173 requests/s"),
+    ],
+)
+def test_units_that_fit(value: float, unit: str, text: str) -> None:
+    assert quantity(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [
+        (0.0057, 0.00012, "5.70 ± 0.12 ms"),
+        (0.0057, None, "5.70 ms"),
+        (0.0057, 0.0, "5.70 ± 0 ms"),
+        (0.0057, 1e-7, "5.70 ± <0.01 ms"),
+        (0.098, 0.05, "98.0 ± 50.0 ms"),
+        (0.0, 0.0, "0 ± 0 µs"),
+    ],
+)
+def test_interval_shares_decimals_and_unit(mean: float, half: float | None, text: str) -> None:
+    assert with_interval(estimate(mean, half), "s") == text
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (12.34, 245, 3725)] == ["12.3 s", "4 min 05 s", "1 h 02 min"]
+
+
+def test_long_stories_are_cut_to_one_line() -> None:
+    assert clipped("a\n b") == "a b"
+    assert clipped("x" * 400) == "x" * 297 + "..."

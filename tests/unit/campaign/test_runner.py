@@ -1,0 +1,389 @@
+"""The runner on a fake backend, simulated time and scripted metrics."""
+
+import dataclasses
+import json
+import threading
+
+import pytest
+
+from harness.backends.base import Finding, Severity
+from harness.backends.fake import FakeBackend
+from harness.campaign import events
+from harness.campaign.folder import create, open_folder
+from harness.campaign.journal import read_events
+from harness.campaign.progress import campaign_status
+from harness.campaign.runner import CampaignRunner
+from harness.clock import SimulatedClock
+from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
+from harness.errors import BackendError, CampaignInterruptedError, ConflictError, ReplicaDiedError, StorageError
+from harness.metrics.fakes import FakeGpus, fake_sources, gpu_usage, sample
+from harness.results.experiment import verify_campaign
+from harness.results.manifest import Status, read_manifest
+from tests.support.experiments import campaign
+
+TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
+
+
+class Stage:
+    """A campaign folder, and whatever happens on it."""
+
+    def __init__(self, results, **changes):
+        values = {"timing": TIMING, "metrics": ["latency_p50", "throughput", "total_count", "cpu_psi", "gpu_power"]}
+        self.folder = create(results, campaign(**values | changes), text="text", source="shipped:test")
+        self.backend = FakeBackend()
+        self.events = []
+        self.react = lambda _event: None
+
+    def runner(self, clock=None, gpus=FakeGpus):
+        def listen(event):
+            self.events.append(event)
+            self.react(event)
+
+        return CampaignRunner(self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, gpus=gpus)
+
+    def steps(self, experiment_id):
+        return [e.step for e in self.events if isinstance(e, events.StepBegins) and e.experiment_id == experiment_id]
+
+    def manifest(self, experiment_id):
+        return read_manifest(self.folder.final_folder(experiment_id))
+
+
+@pytest.fixture
+def stage(tmp_path):
+    return lambda **changes: Stage(tmp_path, **changes)
+
+
+BESIDE = ConditionSpec(
+    name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="noisy", factory="a:b"), replicas=2)]
+)
+ONE, TWO = "tiny_r1_time-slicing_rep1", "tiny_r2_time-slicing_rep1"
+
+
+def test_every_experiment_is_done_and_verifies(stage):
+    on = stage()
+    clock = SimulatedClock()
+    begun_s = clock.now_s()
+
+    outcome = on.runner(clock).run()
+
+    assert outcome.statuses == {ONE: Status.VALID, TWO: Status.VALID}
+    assert verify_campaign(on.folder.path).ok
+    assert on.steps(ONE) == ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
+    assert all(deployment.stopped for deployment in on.backend.deployments)
+    assert clock.now_s() - begun_s == pytest.approx(2 * (10 + 20 + 30), abs=15)
+
+
+def test_the_manifest_tells_how_the_attempt_went(stage):
+    on = stage()
+    on.runner().run()
+
+    manifest = on.manifest(TWO)
+    assert manifest.rows == 21
+    assert manifest.attempt == 1
+    assert manifest.absent_metrics == {"gpu_power": "no NVIDIA driver: libnvidia-ml.so.1 not found"}
+    assert list(manifest.steps) == ["preflight", "deploy", "stabilise", "record", "clean-up"]
+    assert len(manifest.replicas) == 2
+    assert manifest.start_s % 1 == 0
+
+
+def test_what_is_done_is_verified_and_not_repeated(stage):
+    on = stage()
+    on.runner().run()
+    before = {
+        path: path.read_bytes() for path in on.folder.path.rglob("*") if path.is_file() and path.name != "state.jsonl"
+    }
+
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+
+    assert len(on.backend.deployments) == 2
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_an_experiment_whose_files_were_edited_is_kept_aside_and_run_again(stage):
+    on = stage()
+    on.runner().run()
+    edited = next(on.folder.final_folder(ONE).glob("*throughput*.csv"))
+    edited.write_text(edited.read_text().replace("100.0", "900.0"))
+
+    on.runner().run()
+
+    assert verify_campaign(on.folder.path).ok
+    assert len(on.backend.deployments) == 3
+    kept = list((on.folder.path / "attempts").glob(f"{ONE}-*/*throughput*.csv"))
+    assert "900.0" in kept[0].read_text()
+    assert any(isinstance(event, events.Notice) and "was changed" in event.message for event in on.events)
+
+
+def test_a_failed_deployment_is_tried_again(stage):
+    on = stage(limits=Limits(retries=1))
+    on.backend.deploy_errors = [BackendError("port on fire.")]
+
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+
+    assert on.manifest(ONE).attempt == 2
+    assert (on.folder.path / "attempts" / f"{ONE}-1").is_dir()
+
+
+def test_data_that_say_nothing_are_a_failure_to_try_again(stage):
+    on = stage(replicas=[1], limits=Limits(retries=1))
+    idle = [True, False]
+
+    def once_idle(replicas):
+        served = 0 if idle.pop(0) else 100
+        return fake_sources(replicas, lambda _replica, scrape: sample([0.004] * (served * scrape)))
+
+    on.backend.sources = once_idle
+
+    assert on.runner().run().statuses == {ONE: Status.VALID}
+
+    assert on.manifest(ONE).attempt == 2
+    assert any(isinstance(event, events.Notice) and "tried again" in event.message for event in on.events)
+
+
+def test_an_experiment_that_never_starts_is_invalid_with_its_reason_and_the_campaign_goes_on(stage):
+    on = stage(limits=Limits(retries=1))
+    on.backend.deploy_errors = [ReplicaDiedError("out of memory.", advice="Buy more.")] * 2
+
+    outcome = on.runner().run()
+
+    assert outcome.statuses == {ONE: Status.INVALID, TWO: Status.VALID}
+    assert outcome.invalid == [ONE]
+    manifest = on.manifest(ONE)
+    assert manifest.verdict.reasons == ["deploy: out of memory."]
+    assert manifest.verdict.advice == ["Buy more."]
+    assert set(manifest.absent_metrics) == set(manifest.experiment.metrics)
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_invalid_experiments_run_again_only_when_asked(stage):
+    on = stage(limits=Limits(retries=0))
+    on.backend.deploy_errors = [BackendError("no.")]
+    on.runner().run()
+
+    assert on.runner().run().invalid == [ONE]
+    assert on.runner().run(again=[Status.INVALID]).invalid == []
+
+
+def test_a_refused_preflight_starts_nothing(stage):
+    on = stage(limits=Limits(retries=0))
+    on.backend.findings = [Finding(Severity.ERROR, "memory", "too little memory.", "Use fewer replicas.")]
+
+    assert on.runner().run().invalid == [ONE, TWO]
+
+    assert on.backend.deployments == []
+    assert on.manifest(ONE).verdict.advice == ["Use fewer replicas."]
+
+
+def test_what_preflight_warned_of_is_in_the_manifest(stage):
+    on = stage(replicas=[1])
+    on.backend.findings = [Finding(Severity.WARNING, "load", "other work runs on this machine.")]
+
+    assert on.runner().run().statuses == {ONE: Status.VALID}
+
+    assert on.manifest(ONE).steps["preflight"].reasons == ["other work runs on this machine."]
+    assert on.manifest(ONE).steps["deploy"].reasons == []
+
+
+def die_at(on, row, replica=0, neighbour=""):
+    def react(event):
+        if isinstance(event, events.RowsRecorded) and event.rows == row:
+            on.backend.deployments[-1].die(replica, at_s=0.0, neighbour=neighbour)
+
+    on.react = react
+
+
+def test_a_death_degrades_and_is_named(stage):
+    on = stage(replicas=[2], limits=Limits(on_replica_death=OnReplicaDeath.DEGRADE))
+    die_at(on, 5)
+
+    assert on.runner().run().statuses == {TWO: Status.DEGRADED}
+
+    assert on.manifest(TWO).rows == 21
+    assert "replica 0 was killed by signal 9" in on.manifest(TWO).verdict.reasons[0]
+
+
+def test_a_death_is_a_retry_where_the_campaign_says_so(stage):
+    on = stage(replicas=[2], limits=Limits(on_replica_death=OnReplicaDeath.RETRY, retries=1))
+    die_at(on, 5)
+    done = threading.Event()
+
+    def react(event):
+        if isinstance(event, events.RowsRecorded) and event.rows == 5 and not done.is_set():
+            done.set()
+            on.backend.deployments[-1].die(0, at_s=0.0)
+
+    on.react = react
+
+    assert on.runner().run().statuses == {TWO: Status.VALID}
+
+    assert on.manifest(TWO).attempt == 2
+    assert len(on.backend.deployments) == 2
+
+
+def test_the_death_of_all_ends_the_recording_and_what_was_recorded_is_kept(stage):
+    on = stage(replicas=[1], limits=Limits(retries=0))
+    die_at(on, 5)
+
+    assert on.runner().run().statuses == {ONE: Status.INVALID}
+
+    assert on.manifest(ONE).rows == 5
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_a_neighbour_has_its_own_series_and_place_in_the_manifest(stage):
+    on = stage(replicas=[1], conditions=[BESIDE])
+
+    assert on.runner().run().statuses == {"tiny_r1_time-slicing_beside_rep1": Status.VALID}
+
+    manifest = on.manifest("tiny_r1_time-slicing_beside_rep1")
+    assert len(manifest.replicas) == 1
+    assert [status["phase"] for status in manifest.neighbours["noisy"]] == ["serving", "serving"]
+    assert manifest.recording["metrics"]["throughput"]["series"] == [
+        "replica-0",
+        "noisy/replica-0",
+        "noisy/replica-1",
+        "all",
+        "noisy/all",
+    ]
+    assert "neighbours/noisy/logs/replica-1.log" in manifest.files
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_the_death_of_a_neighbour_degrades_and_is_named_and_the_recording_goes_on(stage):
+    on = stage(replicas=[1], conditions=[BESIDE])
+    die_at(on, 5, replica=1, neighbour="noisy")
+
+    assert on.runner().run().statuses == {"tiny_r1_time-slicing_beside_rep1": Status.DEGRADED}
+
+    manifest = on.manifest("tiny_r1_time-slicing_beside_rep1")
+    assert manifest.rows == 21
+    assert "replica 1 of the neighbour noisy was killed by signal 9" in manifest.verdict.reasons[0]
+
+
+def test_an_unclean_end_degrades(stage):
+    on = stage(replicas=[1])
+    on.backend.stop_problems = ["replica 0 did not drain within 10 s and was killed."]
+
+    assert on.runner().run().statuses == {ONE: Status.DEGRADED}
+
+
+@pytest.mark.parametrize(
+    "step", ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
+)
+def test_an_interruption_in_any_step_leaves_a_campaign_that_goes_on(stage, step):
+    on = stage()
+    runner = on.runner()
+    on.react = lambda event: runner.interrupt() if isinstance(event, events.StepBegins) and event.step == step else None
+
+    with pytest.raises(CampaignInterruptedError, match="what was finished is kept") as caught:
+        runner.run()
+    assert "harness resume" in caught.value.advice
+    assert all(deployment.stopped for deployment in on.backend.deployments)
+
+    on.react = lambda _event: None
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_a_full_disk_ends_the_campaign_with_the_replicas_stopped_and_everything_kept(stage):
+    on = stage()
+
+    def react(event):
+        if isinstance(event, events.RowsRecorded) and event.rows == 5:
+            raise StorageError("Cannot write x: No space left on device.", advice="Free some space and resume.")
+
+    on.react = react
+    with pytest.raises(StorageError):
+        on.runner().run()
+    assert on.backend.deployments[0].stopped
+
+    on.react = lambda _event: None
+    assert on.runner().run().invalid == []
+
+
+@pytest.mark.parametrize(("celsius", "rest_s"), [(20, 30), (50, 5)])
+def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, celsius, rest_s):
+    timing = TIMING.model_copy(update={"cooldown_gpu_celsius": celsius})
+    on = stage(replicas=[1], timing=timing)
+
+    def cooling(_device, reading):
+        return dataclasses.replace(gpu_usage(), temperature_celsius=55.0 - reading)
+
+    on.runner(gpus=lambda: FakeGpus(1, cooling)).run()
+
+    cool_down = next(e for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down")
+    assert cool_down.seconds == pytest.approx(rest_s, abs=1.5)
+
+
+def test_two_harnesses_on_one_campaign(stage):
+    on = stage()
+    caught = []
+
+    def react(event):
+        if isinstance(event, events.StepBegins) and event.step == "record" and not caught:
+            try:
+                CampaignRunner(open_folder(on.folder.path), FakeBackend(), clock=SimulatedClock()).run()
+            except ConflictError as error:
+                caught.append(error)
+
+    on.react = react
+
+    assert on.runner().run().invalid == []
+    assert len(caught) == 1
+
+
+def test_every_step_is_in_the_journal_before_the_next_begins(stage):
+    on = stage(replicas=[1])
+    seen = []
+
+    def react(event):
+        if isinstance(event, events.StepBegins):
+            lines = [(e["event"], e.get("step")) for e in read_events(on.folder.state)]
+            seen.append(lines[-1] == ("step-begins", event.step))
+
+    on.react = react
+    on.runner().run()
+
+    assert seen == [True] * 8
+
+
+def test_status_before_during_and_after(stage):
+    on = stage()
+    assert campaign_status(on.folder.path).done == 0
+    found = []
+    on.react = lambda event: (
+        found.append(campaign_status(on.folder.path))
+        if isinstance(event, events.StepBegins) and event.experiment_id == TWO and event.step == "record"
+        else None
+    )
+
+    on.runner().run()
+
+    during, after = found[0], campaign_status(on.folder.path)
+    assert (during.done, during.running, during.remaining_s) == (1, True, 60)
+    assert [each.status for each in during.experiments] == ["VALID", "pending"]
+    assert during.experiments[1].note == "last step: record"
+    assert (after.done, after.running, after.remaining_s) == (2, False, 0)
+    assert after.activity == "finished"
+    json.dumps(after.as_dict())
+
+
+def test_the_backend_rehearses_once_a_run_and_what_it_found_is_kept(stage):
+    on = stage(replicas=[1, 2])
+    on.backend.rehearsal = [Finding(Severity.WARNING, "canary", "io_psi gives no sample here.")]
+
+    assert set(on.runner().run().statuses.values()) == {Status.VALID}
+
+    assert on.backend.rehearsed == [ONE]
+    assert "io_psi gives no sample here." in on.manifest(ONE).steps["preflight"].reasons
+
+
+def test_a_rehearsal_that_fails_spends_no_hour_and_is_tried_again_by_the_next_experiment(stage):
+    on = stage(replicas=[1, 2], limits=Limits(retries=0))
+    on.backend.rehearsal = BackendError("the canary did not serve.")
+
+    assert set(on.runner().run().statuses.values()) == {Status.INVALID}
+
+    assert on.backend.deployments == []
+    assert len(on.backend.rehearsed) == 2
+    assert on.manifest(ONE).verdict.reasons == ["preflight: the canary did not serve."]

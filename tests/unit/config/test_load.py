@@ -1,0 +1,311 @@
+"""The campaign file: every fault is named with its line and what to do."""
+
+import json
+import re
+
+import pytest
+
+from harness.campaign.init_template import starter_text
+from harness.campaign.source import read_source, shipped_names
+from harness.config import CampaignSpec, KubernetesSpec
+from harness.config.load import parse_campaign
+from harness.config.model import StrictModel
+from harness.errors import CampaignFileError
+
+GOOD = """
+name: mine
+workloads:
+  - name: resnet50
+replicas: [1, 3]
+"""
+CONDITIONS = GOOD + "conditions:\n  - name: alone\n"
+
+
+def faults(text):
+    with pytest.raises(CampaignFileError) as caught:
+        parse_campaign(text, origin="c.yaml")
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_short_file_is_enough():
+    spec = parse_campaign(GOOD, origin="c.yaml")
+
+    assert spec.timing.rows == 721
+    assert spec.timing.window_s == 20
+    assert [sharing.value for sharing in spec.sharing] == ["time-slicing"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "orderr: random\n", "c.yaml:6: unknown key `orderr`; did you mean `order`?"),
+        (GOOD + "timing:\n  stepp_s: 5\n", "c.yaml:7: unknown key `timing.stepp_s`; did you mean `step_s`?"),
+        (
+            GOOD.replace("name: resnet50", "name: resnet5"),
+            "c.yaml:4: `workloads.0`: unknown workload 'resnet5': did you mean resnet50?",
+        ),
+        (
+            GOOD.replace("name: resnet50", "name: resnet50\n    batchsize: 2"),
+            "c.yaml:5: unknown key `workloads.0.batchsize`; did you mean `batch_size`?",
+        ),
+        (
+            GOOD.replace("[1, 3]", "[0]"),
+            "c.yaml:5: `replicas.0`: Input should be greater than or equal to 1 (found 0).",
+        ),
+        (
+            GOOD.replace("[1, 3]", "[100000]"),
+            "c.yaml:5: `replicas.0`: Input should be less than or equal to 256 (found 100000).",
+        ),
+        (GOOD.replace("[1, 3]", "[3, 3]"), "the same value is listed twice; use `repeats`"),
+        (GOOD.replace("[1, 3]", "['3']"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found '3')."),
+        (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found True)."),
+        (
+            GOOD + "timing: {step_s: 7}\n",
+            "c.yaml:6: `timing`: step_s 7 does not divide record_s 3600: use record_s 3598 or 3605.",
+        ),
+        (GOOD + "timing: {step_s: 0.01}\n", "greater than or equal to 0.1"),
+        (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s must be at least 4 steps (20 s)"),
+        (GOOD + "timing: {telemetry_interval_s: 1}\n", "less than or equal to 0.25"),
+        (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
+        (GOOD + "sharing: [mgi]\n", "Input should be 'exclusive', 'time-slicing', 'mps' or 'mig' (found 'mgi')"),
+        (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps among the sharing modes"),
+        (
+            GOOD + "sharing: [mps]\nmps: {equal_share: true, active_thread_percentage: 50}\n",
+            "both set the share: keep one of them",
+        ),
+        (GOOD + "sharing: [mps]\nmps: {active_thread_percentage: 800}\n", "less than or equal to 100 (found 800)"),
+        (GOOD.replace("[1, 3]", "[3]") + "sharing: [exclusive]\n", "no replica count is as low as `gpus` (1)"),
+        (GOOD + "order: backwards\n", "'listed', 'interleaved' or 'random'"),
+        (GOOD.replace("name: mine\n", ""), "`name` is missing."),
+        (GOOD.replace("mine", "My Campaign"), "c.yaml:2: `name`: String should match pattern"),
+        (GOOD.replace("name: resnet50", "name: own\n    factory: nonsense"), "is not of the form module:callable"),
+        (GOOD.replace("name: resnet50", "name: a\n    model: whisper\n    factory: m:f"), "keep one of them"),
+        (GOOD.replace("name: resnet50", "name: resnet50\n  - name: resnet50"), "two workloads are called 'resnet50'"),
+        (
+            GOOD.replace("name: resnet50", "name: resnet50\n    device: cpu\n    execution: cuda-graph"),
+            "execution cuda-graph needs a GPU",
+        ),
+        (CONDITIONS + "  - name: Beside\n", "c.yaml:8: `conditions.1.name`: String should match pattern"),
+        (CONDITIONS + "  - name: alone\n", "two conditions are called 'alone'"),
+        (
+            CONDITIONS + "  - {name: b, neighbor: []}\n",
+            "unknown key `conditions.1.neighbor`; did you mean `neighbours`?",
+        ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: resnet5}}]}\n",
+            "c.yaml:8: `conditions.1.neighbours.0.workload`: unknown workload 'resnet5': did you mean resnet50?",
+        ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper}}, {workload: {name: whisper}}]}\n",
+            "two neighbours are called 'whisper': raise `replicas`",
+        ),
+        (
+            CONDITIONS + "  - {name: b, neighbours: [{workload: {name: whisper, scenario: {kind: http, rate: 5}}}]}\n",
+            "a neighbour cannot have scenario http",
+        ),
+        (CONDITIONS + "  - {name: b, layer: {}}\n", "a layer needs `prefix`, `environment` or `preload`"),
+        (CONDITIONS + "  - {name: b, layer: {prefix: ['']}}\n", "a word of the command is empty"),
+        (CONDITIONS + "  - {name: b, layer: {environment: {'A B': c}}}\n", "'A B' is no name of a variable"),
+        (
+            CONDITIONS + "  - {name: b, layer: {preload: a.so, environment: {LD_PRELOAD: b.so}}}\n",
+            "`preload` sets LD_PRELOAD: keep one of them",
+        ),
+        (
+            CONDITIONS + "overhead_limit_percent: 0\n",
+            "c.yaml:8: `overhead_limit_percent`: Input should be greater than 0",
+        ),
+        ("- 1\n- 2\n", "holds no campaign"),
+        ("", "holds no campaign"),
+        ("name: [unclosed\n", "is not YAML"),
+        ("name: !!python/object:os.system {}\n", "is not YAML"),
+    ],
+)
+def test_each_fault_is_named_with_its_line_and_its_mend(text, expected):
+    assert expected in faults(text)
+
+
+def test_all_faults_are_named_at_once():
+    message = faults(GOOD.replace("[1, 3]", "[0, 900]") + "orderr: random\nrepeets: 3\n")
+
+    assert message.startswith("c.yaml has 4 faults:")
+    assert len(re.findall(r"c\.yaml:\d+:", message)) == 4
+
+
+def test_variants_of_a_builtin_have_names_of_their_own():
+    text = GOOD.replace("name: resnet50", "name: resnet50-fp16\n    model: resnet50\n    precision: fp16")
+
+    assert parse_campaign(text, origin="c.yaml").workloads[0].target == "resnet50"
+
+
+def models(model=CampaignSpec):
+    yield model
+    for definition in model.model_json_schema().get("$defs", {}):
+        yield (
+            next(each for each in StrictModel.__subclasses__() if each.__name__ == definition)
+            if definition in {each.__name__ for each in StrictModel.__subclasses__()}
+            else model
+        )
+
+
+@pytest.mark.parametrize(
+    "model", sorted(set(models()), key=lambda model: model.__name__), ids=lambda model: model.__name__
+)
+def test_every_field_is_described(model):
+    for name, field in model.model_fields.items():
+        assert field.description, f"{model.__name__}.{name} has no description"
+
+
+def test_the_schema_is_json_and_refuses_unknown_keys():
+    jsonschema = pytest.importorskip("jsonschema")
+    schema = json.loads(json.dumps(CampaignSpec.model_json_schema()))
+    good = {"name": "mine", "workloads": [{"name": "resnet50"}], "replicas": [1]}
+
+    jsonschema.validate(good, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**good, "orderr": "random"}, schema)
+
+
+def test_what_is_shipped_is_valid_and_the_scaling_matrix_is_the_published_one():
+    specs = {name: read_source(name).spec for name in shipped_names()}
+
+    assert set(specs) == {"mlperf-like", "quickstart", "replica-scaling", "smoke"}
+    assert all(spec.name == name for name, spec in specs.items())
+    scaling = specs["replica-scaling"]
+    assert [workload.name for workload in scaling.workloads] == ["resnet50", "distilbert", "whisper"]
+    assert scaling.replicas == [1, 3, 8]
+    timing = scaling.timing
+    assert (timing.stabilise_s, timing.record_s, timing.cooldown_s, timing.step_s) == (300, 3600, 120, 5)
+
+
+def test_an_unknown_campaign_gets_a_suggestion():
+    with pytest.raises(CampaignFileError, match="Did you mean quickstart"):
+        read_source("quikstart")
+
+
+def test_the_starter_is_valid_and_names_every_field():
+    text = starter_text("My Campaign")
+
+    assert parse_campaign(text, origin="starter").name == "my-campaign"
+    for model in set(models()) - {CampaignSpec}:
+        if model.__name__ not in {"ExperimentSpec", "Toleration"}:
+            assert all(re.search(rf"\b{name}:", text) for name in model.model_fields), model
+
+
+def test_uncommenting_everything_in_the_starter_is_valid():
+    lines = [re.sub(r"^(\s*)# (\w+: |\w+:$)", r"\1\2", line) for line in starter_text("mine").splitlines()]
+
+    text = (
+        "\n".join(lines)
+        .replace("backend: local", "backend: kubernetes")
+        .replace("sharing: [time-slicing]", "sharing: [mps]")
+    )
+    spec = parse_campaign(text, origin="starter")
+    assert spec.limits.retries == 1
+    assert spec.kubernetes == KubernetesSpec()
+
+
+CLUSTER = GOOD + "backend: kubernetes\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (CLUSTER, "backend kubernetes needs a section `kubernetes`"),
+        (GOOD + "kubernetes: {}\n", "`kubernetes` has no effect with backend local"),
+        (GOOD + "backend: slurm\n", "c.yaml:6: `backend`: Input should be 'local' or 'kubernetes'"),
+        (CLUSTER + "kubernetes: {contex: a}\n", "c.yaml:7: unknown key `kubernetes.contex`; did you mean `context`?"),
+        (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: String should match pattern"),
+        (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
+        (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: Input should be 'deployment' or 'job'"),
+        (
+            CLUSTER + "kubernetes: {}\nconditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]\n",
+            "neighbours and layers need backend local",
+        ),
+        (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
+    ],
+)
+def test_a_cluster_is_described_strictly(text, expected):
+    assert expected in faults(text)
+
+
+def test_every_field_of_a_cluster_has_a_default():
+    assert parse_campaign(CLUSTER + "kubernetes: {}\n", origin="c").kubernetes == KubernetesSpec()
+
+
+@pytest.mark.parametrize(
+    ("timing", "expected"),
+    [
+        ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 3600"),
+        ("{stop_when_known: {metrics: [latency_p90]}}", "'throughput', 'latency_p50', 'latency_p95' or 'latency_p99'"),
+        ("{stop_when_known: {metrics: [throughput, throughput]}}", "the same metric is listed twice"),
+        ("{stop_when_known: {metrics: []}}", "at least 1 item"),
+        ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
+        ("{stop_when_known: {}}\nbackend: kubernetes\nkubernetes: {}", "stop_when_known` needs backend local"),
+    ],
+)
+def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
+    assert expected in faults(GOOD + f"timing: {timing}\n")
+
+
+def test_a_test_of_loadgen_is_not_cut_short():
+    workload = "    scenario: {kind: server, rate: 10}\n"
+    text = GOOD.replace("  - name: resnet50\n", "  - name: resnet50\n" + workload)
+
+    assert "would cut LoadGen's test of resnet50 short" in faults(text + "timing: {stop_when_known: {}}\n")
+
+
+def test_stopping_when_known_takes_its_defaults():
+    spec = parse_campaign(GOOD + "timing: {stop_when_known: {}}\n", origin="c.yaml")
+
+    assert spec.timing.stop_when_known.relative_half_width == 0.02
+    assert [metric.value for metric in spec.timing.stop_when_known.metrics] == [
+        "throughput",
+        "latency_p50",
+        "latency_p99",
+    ]
+
+
+STRESS = GOOD.replace("replicas: [1, 3]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (GOOD + "stress: {}\n", "leave `replicas` out"),
+        (STRESS + "stress: {first: 8, most: 4}\n", "`most` 4 is below `first` 8"),
+        (STRESS + "stress: {first: 1.5}\n", "replicas are whole numbers, and 1.5 is none"),
+        (STRESS + "stress: {most: 1000}\n", "above the 256 replicas"),
+        (STRESS + "stress: {factor: 2, step: 1}\n", "keep one of them"),
+        (STRESS + "stress: {latency_limit_ms: {p99: 0}}\n", "above 0 ms"),
+        (STRESS + "stress: {latency_limit_ms: {p90: 1}}\n", "'p50', 'p95' or 'p99'"),
+        (STRESS + "stress: {}\nconditions: [{name: a}]\n", "compares no `conditions`"),
+        (STRESS + "stress: {load: rate}\n", "`replicas` is missing"),
+        (GOOD + "stress: {load: rate}\n", "give one in `replicas`"),
+        (STRESS + "replicas: [2]\nstress: {load: rate}\n", "resnet50 has no rate to raise"),
+        (STRESS, "`replicas` is missing"),
+    ],
+)
+def test_a_load_that_cannot_be_raised_is_a_fault(text, expected):
+    assert expected in faults(text)
+
+
+def test_a_stress_campaign_begins_with_its_first_point():
+    spec = parse_campaign(STRESS + "stress: {first: 2, most: 20, factor: 1.5}\n", origin="c.yaml")
+
+    assert spec.replicas == [2]
+    assert [cell.replicas for cell in spec.cells()] == [2, 3, 4, 6, 9, 13, 19, 20]
+    again = CampaignSpec.model_validate_json(json.dumps(spec.model_dump(mode="json")), strict=True)
+    assert again == spec
+
+
+def test_a_raised_rate_names_its_points():
+    workload = "    scenario: {kind: http, rate: 1}\nreplicas: [2]\n"
+    text = STRESS.replace("  - name: resnet50\n", "  - name: resnet50\n" + workload)
+    spec = parse_campaign(text + "stress: {load: rate, first: 12.5, most: 50}\n", origin="c.yaml")
+
+    assert [cell.experiment_id(1) for cell in spec.cells()] == [
+        f"resnet50-rate-{rate}_r2_time-slicing_rep1" for rate in ("12-5", "25", "50")
+    ]
+    assert [cell.workload.scenario.rate for cell in spec.cells()] == [12.5, 25, 50]
+    assert {cell.workload.target for cell in spec.cells()} == {"resnet50"}

@@ -1,0 +1,29 @@
+"""What a campaign file may say of a built-in workload, and what it gets by that."""
+
+import pytest
+
+from harness.campaign.plan import expand
+from harness.config.load import parse_campaign
+from harness.config.workload import BUILTIN_WORKLOADS
+from harness.errors import CampaignFileError
+from harness.metrics.catalogue import STANDARD
+
+FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}, batch_size: {batch_size}}}\n"
+
+
+@pytest.mark.parametrize("model", BUILTIN_WORKLOADS)
+def test_every_built_in_workload_has_the_fifteen_metrics_first(model):
+    (experiment,) = expand(parse_campaign(FILE.format(model=model, batch_size=2), origin="c.yaml"))
+    assert experiment.metrics[:15] == list(STANDARD)
+    assert (len(experiment.metrics) == 15) == (model in {"resnet50", "distilbert", "whisper"})
+
+
+def test_named_metrics_are_the_named_ones_for_every_workload():
+    text = FILE.format(model="chat", batch_size=1) + "metrics: [throughput, ttft_p95]\n"
+    (experiment,) = expand(parse_campaign(text, origin="c.yaml"))
+    assert experiment.metrics == ["throughput", "ttft_p95"]
+
+
+def test_training_with_batch_normalisation_needs_two_images():
+    with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*resnet50-training needs `batch_size` 2 or more"):
+        parse_campaign(FILE.format(model="resnet50-training", batch_size=1), origin="c.yaml")

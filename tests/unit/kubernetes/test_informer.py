@@ -1,0 +1,113 @@
+"""The picture that a watcher keeps is the server's, whatever happens to its watches."""
+
+import threading
+import time
+
+import pytest
+
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.fake import FakeCluster
+from harness.backends.kubernetes.informer import Watcher
+from harness.config import KubernetesSpec
+from tests.support.faulty_proxy import FaultyProxy
+
+PODS = "/api/v1/namespaces/inference/pods"
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def api(cluster, tmp_path):
+    return KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "direct")), api_timeout_s=1))
+
+
+@pytest.fixture
+def proxy(cluster):
+    with FaultyProxy(cluster.url, cluster.token, share=1.0, stall_s=0.7) as faulty:
+        yield faulty
+
+
+@pytest.fixture
+def watch(proxy, tmp_path):
+    seen = []
+    spec = KubernetesSpec(kubeconfig=str(proxy.write_kubeconfig(tmp_path / "faulty")), api_timeout_s=0.3)
+    watcher = Watcher(
+        KubernetesApi(spec), PODS, labels="wanted=yes", listener=lambda kind, one: seen.append((kind, name(one)))
+    )
+    watcher.seen = seen
+    yield watcher
+    watcher.stop()
+
+
+def name(one):
+    return one["metadata"]["name"]
+
+
+def pod(title, wanted="yes"):
+    return {"metadata": {"name": title, "labels": {"wanted": wanted}}, "spec": {"containers": [{"image": "x"}]}}
+
+
+def wait_for(what):
+    deadline_s = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_what_is_there_comes_and_goes(api, watch):
+    api.apply(f"{PODS}/a", pod("a"))
+    watch.start()
+    api.apply(f"{PODS}/b", pod("b"))
+    api.apply(f"{PODS}/other", pod("other", wanted="no"))
+    api.patch(f"{PODS}/a/status", {"status": {"phase": "Running"}})
+    api.delete(f"{PODS}/b")
+    wait_for(lambda: ("DELETED", "b") in watch.seen)
+
+    assert watch.seen == [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b")]
+    assert [one["status"]["phase"] for one in watch.objects] == ["Running"]
+
+
+def test_what_happened_while_the_server_was_away_and_forgot_is_told(api, watch, proxy, cluster):
+    for title in ("kept", "gone", "changed"):
+        api.apply(f"{PODS}/{title}", pod(title))
+    watch.start()
+    proxy.away.set()
+    wait_for(lambda: watch.away_s > 0)
+    api.delete(f"{PODS}/gone")
+    api.apply(f"{PODS}/new", pod("new"))
+    api.patch(f"{PODS}/changed/status", {"status": {"phase": "Running"}})
+    cluster.store.expire()
+    watch.seen.clear()
+    proxy.away.clear()
+    wait_for(lambda: len(watch.seen) == 3)
+
+    assert sorted(watch.seen) == [("ADDED", "new"), ("DELETED", "gone"), ("MODIFIED", "changed")]
+    assert [name(one) for one in watch.objects] == ["changed", "kept", "new"]
+
+
+def test_the_picture_is_right_after_forty_faults(api, watch, proxy):
+    watch.start()
+    proxy.faults, proxy.share = 40, 0.8
+    for number in range(60):
+        api.apply(f"{PODS}/p{number}", pod(f"p{number}"))
+        if number % 3 == 0:
+            api.delete(f"{PODS}/p{number}")
+        time.sleep(0.05)
+    wait_for(lambda: proxy.faults == 0)
+    expected = sorted(f"p{number}" for number in range(60) if number % 3)
+    wait_for(lambda: [name(one) for one in watch.objects] == expected)
+
+    assert {title for kind, title in watch.seen if kind == "ADDED"} >= set(expected)
+
+
+def test_it_ends_at_once_when_it_is_told_to(api, watch):
+    del api
+    watch.start()
+    wait_for(lambda: watch._answer is not None)
+    watch.stop()
+
+    wait_for(lambda: not [one for one in threading.enumerate() if one.name == f"watch {PODS}"])

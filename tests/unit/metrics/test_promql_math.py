@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.metrics.promql_math import CounterWindow, RunningTotal, extrapolated_rate, histogram_quantile, to_ms
+
+INF = math.inf
+
+
+def rate(samples: list[tuple[int, float]], start_ms: int, end_ms: int) -> float:
+    times_ms = [time_ms for time_ms, _ in samples]
+    values = np.array([[value] for _, value in samples])
+    result = extrapolated_rate(times_ms, values, start_ms, end_ms)
+    assert result is not None
+    return float(result[0])
+
+
+def test_a_steady_counter_has_its_own_rate():
+    assert rate([(1000, 100), (2000, 110), (3000, 120), (4000, 130)], 0, 4000) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("phase_ms", [1, 250, 700, 999])
+def test_the_phase_of_the_scrapes_does_not_matter(phase_ms):
+    samples = [(phase_ms + 1000 * k, 1000.0 + 7 * k) for k in range(4)]
+    assert rate(samples, 0, 4000) == pytest.approx(7.0, rel=1e-12)
+
+
+def test_a_reset_counts_what_came_after_it():
+    # 100 to 110 is 10, then from zero to 5 and on to 15: 25 in 3 s, extrapolated by the step before the first sample.
+    assert rate([(1000, 100), (2000, 110), (3000, 5), (4000, 15)], 0, 4000) == pytest.approx(25 * (4 / 3) / 4)
+
+
+def test_a_counter_is_never_extrapolated_below_zero():
+    # 1 at the first sample, 10 a second: it was zero 0.1 s before, not a whole step before.
+    assert rate([(1000, 1), (2000, 11), (3000, 21), (4000, 31)], 0, 4000) == pytest.approx(30 * (3.1 / 3) / 4)
+
+
+def test_a_gap_at_an_edge_is_bridged_by_half_an_interval():
+    # The window's last two scrapes are missing: 1 s of samples, 1 s before them, half an interval after.
+    assert rate([(1000, 100), (2000, 110)], 0, 4000) == pytest.approx(10 * 2.5 / 4)
+
+
+def test_one_sample_has_no_rate():
+    assert extrapolated_rate([1000], np.array([[5.0]]), 0, 4000) is None
+
+
+def test_every_column_is_treated_by_itself():
+    values = np.array([[100.0, 50.0], [110.0, 2.0]])
+    result = extrapolated_rate([1000, 2000], values, 0, 2000)
+    assert result is not None
+    assert result.tolist() == pytest.approx([10.0, 2.0])
+
+
+def test_the_window_is_left_open_and_slides():
+    window = CounterWindow(2000)
+    for k in range(5):
+        window.add(1000 * k, np.array([10.0 * k * k]))
+    # (2000, 4000] holds 3000 and 4000: 160 - 90.
+    assert window.rate(4000) == pytest.approx(70.0)
+
+
+def test_another_set_of_buckets_starts_a_new_window():
+    window = CounterWindow(4000)
+    window.add(1000, np.array([1.0, 2.0]))
+    window.add(2000, np.array([1.0, 2.0, 3.0]))
+    assert window.rate(2000) is None
+
+
+@given(st.lists(st.integers(1, 50), min_size=6, max_size=40), st.integers(2, 5))
+def test_the_window_agrees_with_the_plain_formula(increments, steps):
+    window = CounterWindow(1000 * steps)
+    values = np.cumsum([1000, *increments]).astype(float)
+    for k, value in enumerate(values):
+        window.add(1000 * k, np.array([value]))
+    expected = (values[-1] - values[-steps]) / (steps - 1)
+    found = window.rate(1000 * (len(values) - 1))
+    assert found is not None
+    assert found[0] == pytest.approx(expected)
+
+
+BOUNDS = np.array([1.0, 2.0, 4.0, INF])
+
+
+@pytest.mark.parametrize(
+    ("quantile", "cumulative", "expected"),
+    [
+        (0.5, [10, 20, 40, 40], 2.0),
+        (0.25, [10, 20, 40, 40], 1.0),
+        (0.75, [10, 20, 40, 40], 3.0),
+        (0.05, [10, 20, 40, 40], 0.2),
+        (0.99, [10, 20, 40, 80], 4.0),
+        (0.5, [0, 0, 8, 8], 3.0),
+    ],
+)
+def test_quantiles_are_linear_inside_a_bucket(quantile, cumulative, expected):
+    assert histogram_quantile(quantile, BOUNDS, np.array(cumulative, dtype=float)) == pytest.approx(expected)
+
+
+def test_the_infinite_bucket_gives_the_highest_finite_bound():
+    assert histogram_quantile(0.5, BOUNDS, np.array([0.0, 0, 0, 9])) == 4.0
+
+
+@pytest.mark.parametrize("bounds", [BOUNDS, np.array([INF])])
+def test_no_observation_no_quantile(bounds):
+    assert math.isnan(histogram_quantile(0.5, bounds, np.zeros(len(bounds))))
+
+
+def test_buckets_torn_by_a_scrape_are_made_monotonic():
+    assert histogram_quantile(0.5, BOUNDS, np.array([10.0, 9.0, 20.0, 20.0])) == pytest.approx(1.0)
+
+
+@given(st.lists(st.floats(0.001, 3.99), min_size=1, max_size=200), st.sampled_from([0.5, 0.95, 0.99]))
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(latencies, quantile):
+    data = np.sort(latencies)
+    cumulative = np.searchsorted(data, BOUNDS, side="right").astype(float)
+    rank = math.ceil(quantile * len(data) - 1e-9)
+    true = data[max(rank, 1) - 1]
+    upper = BOUNDS[np.searchsorted(BOUNDS, true, side="left")]
+    lower = {1.0: 0.0, 2.0: 1.0, 4.0: 2.0}[upper]
+    assert lower <= histogram_quantile(quantile, BOUNDS, cumulative) <= upper
+
+
+def test_totals_go_on_counting_after_a_reset():
+    total = RunningTotal()
+    total.observe(1000, counting=False)
+    seen = []
+    for value in (1010, 1030, 4, 10):
+        total.observe(value, counting=True)
+        seen.append(total.counted)
+    assert seen == [10, 30, 34, 40]
+
+
+def test_a_total_without_a_base_starts_at_its_first_reading():
+    total = RunningTotal()
+    assert not total.seen
+    total.observe(500, counting=True)
+    total.observe(503, counting=True)
+    assert total.counted == 3
+
+
+def test_milliseconds_round_instead_of_cutting():
+    assert to_ms(1795237221.3) == 1795237221300

@@ -1,0 +1,200 @@
+"""Batches out of waiting requests, and what is counted of them."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from harness.replica.custom_metrics import Histogram
+from harness.replica.errors import SettingError
+from harness.replica.frontends.batching import Batcher, Ledger, Pending, serve_next
+from harness.replica.frontends.frontend import batch_sizes, in_passes, warm_up
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import RequestMetrics
+from harness.replica.scenario import parse_scenario
+
+MS = 1_000_000
+
+
+def pending(inputs=1, token=None):
+    now_ns = time.perf_counter_ns()
+    return Pending(inputs, now_ns, now_ns, token)
+
+
+def batcher(max_inputs=4, max_wait_s=0.0, max_queue=None, on_depth=lambda _depth: None):
+    return Batcher(max_inputs, max_wait_s, max_queue, on_depth)
+
+
+def offered(queue, *inputs):
+    return [queue.offer(pending(size, number)) for number, size in enumerate(inputs)]
+
+
+def test_what_waits_is_served_together_up_to_the_largest_batch_and_in_order():
+    queue = batcher(max_inputs=4)
+    offered(queue, 1, 2, 2, 1, 9)
+
+    taken = [[request.token for request in queue.take()] for _ in range(3)]
+
+    assert taken == [[0, 1], [2, 3], [4]]  # 9 inputs are more than one batch: by itself
+
+
+def test_a_lone_request_is_not_kept_waiting():
+    queue = batcher()
+    offered(queue, 1)
+
+    begun_s = time.perf_counter()
+    assert len(queue.take()) == 1
+    assert time.perf_counter() - begun_s < 0.05
+
+
+def test_a_request_waits_for_company_as_long_as_it_may():
+    queue = batcher(max_inputs=2, max_wait_s=5.0)
+    offered(queue, 1)
+    threading.Timer(0.05, offered, (queue, 1)).start()
+
+    begun_s = time.perf_counter()
+    assert len(queue.take()) == 2
+    assert time.perf_counter() - begun_s < 2
+
+    alone = batcher(max_inputs=2, max_wait_s=0.1)
+    offered(alone, 1)
+    begun_s = time.perf_counter()
+    assert len(alone.take()) == 1
+    assert time.perf_counter() - begun_s >= 0.09
+
+
+def test_a_full_queue_refuses_and_takes_again_when_there_is_room():
+    queue = batcher(max_inputs=4, max_queue=4)
+
+    assert offered(queue, 1, 2, 2, 1) == [True, True, False, True]
+    queue.take()
+    assert queue.offer(pending(2))
+
+
+def test_a_closed_queue_refuses_and_still_hands_out():
+    queue = batcher()
+    offered(queue, 1)
+    queue.close()
+
+    assert not queue.offer(pending())
+    assert len(queue.take()) == 1
+
+
+def test_what_was_not_served_is_returned_when_it_is_dropped():
+    queue = batcher(max_inputs=1)
+    offered(queue, 1, 1)
+    queue.take()
+
+    assert [request.token for request in queue.drop()] == [0, 1]
+    assert queue.depth == 0
+
+
+def test_depth_counts_what_waits_and_what_is_served():
+    depths = []
+    queue = batcher(max_inputs=2, on_depth=depths.append)
+    offered(queue, 1, 1, 1)
+
+    queue.take()
+    assert queue.depth == 3
+    queue.done()
+
+    assert depths == [1, 2, 3, 1]
+
+
+def test_an_empty_queue_lets_the_server_look_around():
+    assert batcher().take() == ()
+
+
+def test_latency_counts_from_the_intended_time_and_service_time_stands_beside_it(tmp_path):
+    metrics, services = RequestMetrics(), Histogram("inference_service_seconds", "x")
+    logs = LatencyLog(tmp_path / "latencies.bin"), LatencyLog(tmp_path / "services.bin")
+    ledger = Ledger(metrics, services, *logs)
+    queue, served = batcher(), []
+    now_ns = time.perf_counter_ns()
+    queue.offer(Pending(3, now_ns - 50 * MS, now_ns, None))
+
+    def serve(inputs):
+        served.append(inputs)
+        time.sleep(0.01)
+
+    assert serve_next(queue, serve, ledger, lambda *_: None) == 1
+    for log in logs:
+        log.close()
+    latency, service = (np.fromfile(tmp_path / name, "<i8") for name in ("latencies.bin", "services.bin"))
+
+    assert served == [3]
+    assert latency[1] >= 60 * MS
+    assert 10 * MS <= service[1] < latency[1] - 45 * MS
+    assert latency[0] + latency[1] == service[0] + service[1]
+    assert metrics.requests == 1
+    assert b"inference_inputs_total 3\n" in metrics.render()
+    assert f"inference_service_seconds_sum {service[1] / 1e9:.9f}" in services.render()
+
+
+class Whole:
+    """Serves whole batches only."""
+
+    def __init__(self):
+        self.passes = []
+
+    def infer(self):
+        self.passes.append("all")
+        return 4
+
+
+class Sized(Whole):
+    def serve_up_to(self):
+        def serve(inputs):
+            self.passes.append(inputs)
+            return inputs
+
+        return serve
+
+
+@pytest.mark.parametrize(
+    ("workload", "batch_size", "inputs", "passes"),
+    [
+        (Whole(), 4, 3, ["all"]),
+        (Whole(), 4, 9, ["all", "all", "all"]),
+        (Sized(), 4, 9, [4, 4, 1]),
+        (Sized(), 1, 2, ["all", "all"]),
+    ],
+)
+def test_inputs_are_served_in_as_few_passes_as_they_need(workload, batch_size, inputs, passes):
+    in_passes(workload, batch_size)(inputs)
+
+    assert workload.passes == passes
+
+
+def test_every_size_that_will_be_computed_was_computed_before_the_replica_is_ready():
+    for batch_size in (1, 5, 64, 100):
+        workload = Sized()
+        serve = in_passes(workload, batch_size)
+        warm_up(workload, serve, batch_size)
+        warmed = set(workload.passes)
+
+        workload.passes.clear()
+        for inputs in range(1, batch_size + 1):
+            serve(inputs)
+
+        assert set(workload.passes) <= warmed
+    assert batch_sizes(100) == [1, 2, 4, 8, 16, 32, 64, 100]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "SCENARIO is not JSON"),
+        ("[]", "must be a JSON object"),
+        ('{"kind": "offlin"}', "of kind offline, server"),
+        ('{"kind": "offline", "reat": 1}', "'reat' is unknown; it takes"),
+        ('{"kind": "offline", "test_s": "1"}', "test_s must be a number, 0 or more, not '1'"),
+        ('{"kind": "offline", "test_s": -1}', "test_s must be a number, 0 or more"),
+        ('{"kind": "http", "max_queue": 1.5}', "max_queue must be a number"),
+        ('{"kind": "server"}', "server needs `rate`"),
+    ],
+)
+def test_a_wrong_setting_is_named(text, said):
+    with pytest.raises(SettingError, match=said.replace("(", r"\(")):
+        parse_scenario(text)
