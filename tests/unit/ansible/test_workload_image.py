@@ -104,7 +104,7 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     }
     for name in sources:
         assert context[name] == (ROOT / name).read_text()
-        assert not re.search(r"^\s*(from|import) harness\.(?!workloads)", context[name], re.MULTILINE), name
+        assert not re.search(r"^\s*(from|import) harness\.(?!replica)", context[name], re.MULTILINE), name
 
 
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
