@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = Path(__file__).with_name("supervisor.py")
 
 
 class Lifeline:

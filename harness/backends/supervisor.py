@@ -1,6 +1,6 @@
 """The parent of one replica: nothing that the replica starts survives the harness, however it dies.
 
-Run as ``python -I -S guard.py LIFELINE_FD COMMAND...``; only the standard library, about 10 MB.
+Run as ``python -I -S supervisor.py LIFELINE_FD COMMAND...``; only the standard library, about 10 MB.
 The harness holds the other end of the lifeline pipe. When it dies, by whatever signal, the kernel
 closes that end and the guard ends every descendant of its own: being a child subreaper, it inherits
 the grandchildren whose parents are gone. Should the guard itself be killed, the replica gets SIGKILL

@@ -178,7 +178,7 @@ def test_no_process_survives_a_harness_that_dies(other_harness, campaign_id, num
 
 
 def test_a_sweep_ends_what_killed_guards_left(other_harness, campaign_id):
-    guards = [process for process in marked(campaign_id) if "guard.py" in " ".join(process.cmdline())]
+    guards = [process for process in marked(campaign_id) if "supervisor.py" in " ".join(process.cmdline())]
     for guard in guards:
         guard.kill()
     other_harness.kill()

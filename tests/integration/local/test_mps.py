@@ -79,7 +79,7 @@ def test_replicas_are_clients_of_a_daemon_of_their_own_within_its_limits(control
 def test_a_daemon_that_ends_by_itself_is_said(control, tmp_path, campaign_id):
     deployment = deploy(tmp_path, campaign_id, factory=control, replicas=1)
     under_guard = [process for process in marked(campaign_id) if process.cmdline()[-1] == "-f"]
-    daemon = next(process for process in under_guard if "guard.py" not in " ".join(process.cmdline()))
+    daemon = next(process for process in under_guard if "supervisor.py" not in " ".join(process.cmdline()))
 
     daemon.send_signal(signal.SIGKILL)
     # Its guard, who tells the harness, ends a moment later.
