@@ -1,7 +1,7 @@
 """The seams between the recorder and the machine: what is read, as data, and by whom.
 
 Every source has one real implementation here in the package and one fake in
-``harness/metrics/fakes.py``. A source never raises while recording: what cannot be read is a
+``tests/support/fake_metrics.py``. A source never raises while recording: what cannot be read is a
 ``Missing`` with its reason.
 """
 

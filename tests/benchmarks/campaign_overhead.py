@@ -12,7 +12,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from harness.backends.fake import FakeBackend
 from harness.backends.local import LocalBackend
 from harness.campaign.folder import create
 from harness.campaign.journal import read_events
@@ -21,7 +20,8 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.source import read_source
 from harness.clock import SimulatedClock
 from harness.metrics.exposition import ReplicaSample
-from harness.metrics.fakes import fake_sources, sample
+from tests.support.fake_backend import FakeBackend
+from tests.support.fake_metrics import fake_sources, sample
 
 HUNDRED = sample([0.004] * 100)
 

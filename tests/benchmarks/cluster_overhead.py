@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.fake import FakeCluster
 from harness.config import KubernetesSpec
 from harness.results import layout
 from tests.integration.cluster.api_server import MISSING, api_server
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment
+from tests.support.fake_cluster import FakeCluster
 
 REPLICAS = (1, 3, 8)
 ROUNDS = 3

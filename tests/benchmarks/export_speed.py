@@ -22,12 +22,12 @@ import numpy as np
 from prometheus_api_client import MetricRangeDataFrame, PrometheusConnect
 
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, select
-from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import cluster, render
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import backfill, prometheus
+from tests.support.fake_metrics import RowList
 
 BAR = 4.0
 REPLICAS, ROWS, STEP_S, WINDOW_S = 8, 721, 5, 20

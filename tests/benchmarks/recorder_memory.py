@@ -20,10 +20,10 @@ import psutil
 from harness.clock import SimulatedClock
 from harness.metrics.catalogue import select
 from harness.metrics.exposition import ReplicaSample
-from harness.metrics.fakes import FakeGpus, fake_sources
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
+from tests.support.fake_metrics import FakeGpus, fake_sources
 
 BAR_BYTES = 50e6
 START_S = 1_800_000_000.0

@@ -22,10 +22,10 @@ from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
 from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import select
-from harness.metrics.fakes import RowList
 from harness.metrics.recorder import Recorder
 from harness.metrics.telemetry import Telemetry
 from harness.results import latencies, layout
+from tests.support.fake_metrics import RowList
 
 SETTLE_S = 3.0
 

@@ -31,9 +31,9 @@ from harness.backends.mps import CONTROL
 from harness.clock import SystemClock
 from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import select
-from harness.metrics.fakes import RowList
 from harness.metrics.recorder import Recorder
 from tests.benchmarks.loop_efficiency import Bare, environment_for
+from tests.support.fake_metrics import RowList
 
 STEP_S = 0.5
 WINDOW_STEPS = 4

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from harness.node.checks import Node, registered
-from harness.node.fake import FakeMachine
 from harness.node.machine import CommandOutput
 from harness.node.verify import judge
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, WORKER, found
+from tests.support.fake_machine import FakeMachine
 from tests.unit.node.healthy import expected
 
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]

@@ -12,10 +12,10 @@ import torch._dynamo  # noqa: F401
 
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.fake import FakeCluster
 from harness.config import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
 from tests.support.cluster_driver import ClusterDriver
+from tests.support.fake_cluster import FakeCluster
 
 
 @dataclass

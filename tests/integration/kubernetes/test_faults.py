@@ -10,13 +10,13 @@ import yaml
 
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.metrics.fakes import FakeGpus
 from harness.results import layout
 from harness.results.experiment import verify_campaign
 from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
+from tests.support.fake_metrics import FakeGpus
 from tests.support.faulty_proxy import FaultyProxy
 
 pytestmark = [

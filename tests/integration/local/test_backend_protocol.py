@@ -7,19 +7,19 @@ import threading
 import pytest
 
 from harness.backends.base import RecordingRequest, Severity
-from harness.backends.fake import FakeBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.fake import FakeCluster
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
 from harness.config import KubernetesSpec, Timing
 from harness.errors import BackendError
 from harness.metrics.catalogue import select
-from harness.metrics.fakes import RowList
 from harness.results import layout
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment
+from tests.support.fake_backend import FakeBackend
+from tests.support.fake_cluster import FakeCluster
+from tests.support.fake_metrics import RowList
 
 pytestmark = pytest.mark.integration
 

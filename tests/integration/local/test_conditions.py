@@ -16,9 +16,9 @@ from harness.clock import SystemClock
 from harness.config import ConditionSpec, LayerSpec, Timing
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.catalogue import select
-from harness.metrics.fakes import RowList
 from harness.results import layout
 from tests.support.experiments import experiment, neighbour
+from tests.support.fake_metrics import RowList
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration

@@ -11,7 +11,6 @@ from harness.clock import SimulatedClock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
 from harness.metrics.exposition import BUCKETS_AT, Family, ReplicaSample
-from harness.metrics.fakes import FakeProcesses, RowList, fake_sources
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.grid import NO_SAMPLE
@@ -21,6 +20,7 @@ from harness.metrics.scrape import Missing
 from harness.metrics.sources import ProcessUsage
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources
 
 pytestmark = [
     pytest.mark.integration,

@@ -10,7 +10,6 @@ import pytest
 from harness.clock import SystemClock
 from harness.errors import NoDataError
 from harness.metrics.catalogue import CATALOGUE, Kind, select
-from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import local, render
@@ -19,6 +18,7 @@ from harness.results import latencies
 from tests.integration.metrics.bursts import END_S, PHASE_S
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
 from tests.integration.metrics.replicas import running_replicas
+from tests.support.fake_metrics import RowList
 
 pytestmark = [
     pytest.mark.integration,

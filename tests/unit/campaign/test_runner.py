@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from harness.backends.base import Finding, Severity
-from harness.backends.fake import FakeBackend
 from harness.campaign import events
 from harness.campaign.folder import create, open_folder
 from harness.campaign.journal import read_events
@@ -16,10 +15,11 @@ from harness.campaign.runner import CampaignRunner
 from harness.clock import SimulatedClock
 from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
 from harness.errors import BackendError, CampaignInterruptedError, ConflictError, ReplicaDiedError, StorageError
-from harness.metrics.fakes import FakeGpus, fake_sources, gpu_usage, sample
 from harness.results.experiment import verify_campaign
 from harness.results.manifest import Status, read_manifest
 from tests.support.experiments import campaign
+from tests.support.fake_backend import FakeBackend
+from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
 
 TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
 

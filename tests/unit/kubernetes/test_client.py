@@ -8,10 +8,10 @@ import time
 import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.fake import FakeCluster, Review
 from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
 from harness.replica.server import MetricsServer, Response
+from tests.support.fake_cluster import FakeCluster, Review
 from tests.support.faulty_proxy import FaultyProxy
 
 PODS = "/api/v1/namespaces/inference/pods"

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.fake import FakeCluster
 from harness.backends.kubernetes.informer import Watcher
 from harness.config import KubernetesSpec
+from tests.support.fake_cluster import FakeCluster
 from tests.support.faulty_proxy import FaultyProxy
 
 PODS = "/api/v1/namespaces/inference/pods"

@@ -12,10 +12,10 @@ import pytest
 
 from harness.errors import NoDataError, PrometheusError
 from harness.metrics.catalogue import select
-from harness.metrics.fakes import RowList
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import WORKERS, export
 from harness.metrics.promql import local
+from tests.support.fake_metrics import RowList
 
 MATRIX = [{"metric": {"pod": "a"}, "values": [[1800000000.1, "1.5"], [1800000000.2, "NaN"]]}]
 

@@ -8,7 +8,11 @@ from harness.clock import SimulatedClock
 from harness.errors import StorageError, UsageError
 from harness.metrics.catalogue import STANDARD, Source, select
 from harness.metrics.exposition import ReplicaParser, ReplicaSample
-from harness.metrics.fakes import (
+from harness.metrics.recorder import Recorder, ReplicaTarget
+from harness.metrics.row_builder import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
+from harness.metrics.scrape import Missing
+from harness.metrics.sources import ProcessUsage
+from tests.support.fake_metrics import (
     BOUNDS,
     FakeGpus,
     FakePressure,
@@ -18,10 +22,6 @@ from harness.metrics.fakes import (
     gpu_usage,
     sample,
 )
-from harness.metrics.recorder import Recorder, ReplicaTarget
-from harness.metrics.row_builder import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import ProcessUsage
 
 START_S = 1_800_000_000.0
 WINDOW_SCRAPES = 4

@@ -8,10 +8,10 @@ import pytest
 
 from harness.clock import SystemClock
 from harness.errors import StorageError
-from harness.metrics.fakes import FakeGpus
 from harness.metrics.nvml import GpuTelemetry
 from harness.metrics.scrape import Missing
 from harness.metrics.telemetry import HostCpu, Telemetry, columns
+from tests.support.fake_metrics import FakeGpus
 
 
 def run(path, source, seconds=0.35, interval_s=0.05):

@@ -7,8 +7,8 @@ from typing import Any
 
 from harness.node.checks import Node
 from harness.node.expected import NVIDIA_PACKAGES, Expected
-from harness.node.fake import BOOT_ID_PATH, FakeMachine
 from harness.node.machine import FileState, PackageState, UnitState
+from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0

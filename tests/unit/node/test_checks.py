@@ -11,10 +11,10 @@ import pytest
 
 from harness.node.checks import registered
 from harness.node.checks.registry import CONTROL_PLANE, WORKER
-from harness.node.fake import FakeMachine
 from harness.node.machine import CommandOutput, FileState, PackageState
 from harness.node.verdict import Verdict
 from harness.node.verify import judge
+from tests.support.fake_machine import FakeMachine
 from tests.unit.node.healthy import (
     BOOT_ID,
     GRAFANA_HEALTH,

@@ -14,12 +14,12 @@ from typing import Any
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.config import ExperimentSpec
 from harness.errors import BackendError, HarnessError
-from harness.metrics.fakes import fake_sources, sample
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget, Sources
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
+from tests.support.fake_metrics import fake_sources, sample
 
 NOBODY = 2**22 + 1  # above the kernel's largest process id
 

@@ -20,9 +20,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from harness.backends.kubernetes.fake_store import Refusal, Store, Target, parse_path
+from tests.support.fake_cluster_store import Refusal, Store, Target, parse_path
 
-TOKEN = "fake-cluster"  # noqa: S105 - of a server that lives as long as a test
+TOKEN = "fake-cluster"
 CHUNK_BYTES = 1 << 16
 RELAY_S = 30.0
 
@@ -58,7 +58,7 @@ class FakeCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._server is not None  # noqa: S101 - entered
+        assert self._server is not None
         self.store.close()
         self._server.shutdown()
         self._server.server_close()
@@ -66,7 +66,7 @@ class FakeCluster:
     @property
     def url(self) -> str:
         """Where it listens."""
-        assert self._server is not None  # noqa: S101 - entered
+        assert self._server is not None
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def write_kubeconfig(self, path: Path) -> Path:
@@ -214,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _relay(self, url: str, headers: dict[str, str]) -> None:
         split = urllib.parse.urlsplit(url)
         connection = (
-            http.client.HTTPSConnection(split.netloc, timeout=RELAY_S, context=ssl._create_unverified_context())  # noqa: S323, SLF001
+            http.client.HTTPSConnection(split.netloc, timeout=RELAY_S, context=ssl._create_unverified_context())  # noqa: S323
             if split.scheme == "https"  # an API server knows its kubelets' certificates; this one believes them
             else http.client.HTTPConnection(split.netloc, timeout=RELAY_S)
         )
