@@ -8,9 +8,9 @@ import pytest
 
 from harness.analysis.load_bands import load_state
 from harness.metrics.catalogue import STANDARD
-from harness.metrics.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
-from harness.metrics.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query
-from harness.metrics.dashboards.queries import per_device, per_node, per_pod, per_workload
+from scripts.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
+from scripts.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query
+from scripts.dashboards.queries import per_device, per_node, per_pod, per_workload
 
 TITLES = {"System Resources", "GPU Performance", "Container Metrics", "System Pressure", "Inference Performance"}
 UNITS = {
@@ -38,7 +38,7 @@ def test_the_five_are_there_and_the_files_are_what_the_code_says():
     assert {dashboard.title for dashboard in DASHBOARDS} == TITLES
     assert {path.name: path.read_text() for path in DEFAULT_FOLDER.glob("*.json")} == {
         f"{dashboard.uid}.json": rendered(dashboard) for dashboard in DASHBOARDS
-    }, "run: python -m harness.metrics.dashboards"
+    }, "run: python -m scripts.dashboards"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["uid"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.metrics.dashboards.model import Dashboard, Panel, Query, Variable
-from harness.metrics.dashboards.queries import REPLICAS, per_pod, per_workload, pooled, rate
+from scripts.dashboards.model import Dashboard, Panel, Query, Variable
+from scripts.dashboards.queries import REPLICAS, per_pod, per_workload, pooled, rate
 
 _QUANTILES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
 _HAS_MODEL = 'inference_info{namespace=~"$namespace"}'

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.metrics.dashboards import containers, gpu, inference, machine
+from scripts.dashboards import containers, gpu, inference, machine
 
-DEFAULT_FOLDER = Path(__file__).parents[3] / "templates" / "dashboards"
+DEFAULT_FOLDER = Path(__file__).parents[2] / "templates" / "dashboards"
 
 DASHBOARDS = (
     machine.SYSTEM_RESOURCES,

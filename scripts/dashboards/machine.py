@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.metrics.dashboards.model import Dashboard, Panel, Query, Variable
-from harness.metrics.dashboards.queries import NODE, per_node, rate
+from scripts.dashboards.model import Dashboard, Panel, Query, Variable
+from scripts.dashboards.queries import NODE, per_node, rate
 
 _NODE = Variable("node", "Node", "node_uname_info", "node")
 _DISKS = f'{NODE},fstype!~"tmpfs|ramfs|overlay|squashfs|nsfs"'

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.metrics.dashboards.model import Dashboard, Panel, Query, Variable
-from harness.metrics.dashboards.queries import CONTAINERS, PODS, per_pod, rate
+from scripts.dashboards.model import Dashboard, Panel, Query, Variable
+from scripts.dashboards.queries import CONTAINERS, PODS, per_pod, rate
 
 _ALL_CONTAINERS = 'container!="",container!="POD"'
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import replace
 
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.dashboards.model import RATE_WINDOW, Query
 from harness.metrics.promql import Dialect, Queries, cluster, render
+from scripts.dashboards.model import RATE_WINDOW, Query
 
 NODE = 'node=~"$node"'
 DEVICE = f'{NODE},gpu=~"$gpu"'

@@ -1,0 +1,1 @@
+"""What the project is built with; no part of what users install."""
