@@ -23,8 +23,6 @@ from harness.campaign.verdict import as_records, give_verdict, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
 from harness.errors import BackendError, HarnessError, StorageError, VerificationError
-from harness.load import scenario_result
-from harness.load.figures import Window
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
@@ -38,6 +36,8 @@ from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
+from harness.traffic import scenario_result
+from harness.traffic.figures import Window
 
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"

@@ -12,10 +12,10 @@ from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline
 from harness.config import Arrivals, ExperimentSpec, ScenarioKind
 from harness.errors import BackendError
-from harness.load.generator import LoadPlan
-from harness.load.scenario_result import LOAD_LOG
 from harness.results import layout
 from harness.results.files import storage_errors
+from harness.traffic.generator import LoadPlan
+from harness.traffic.scenario_result import LOAD_LOG
 
 STOP_S = 5.0
 HOST = "127.0.0.1"
@@ -60,7 +60,7 @@ class LoadProcess:
         self._said = folder / layout.LOGS / "load-generator.log"
         try:
             self._guard = self._lifeline.start(
-                [sys.executable, "-m", "harness.load", str(path)],
+                [sys.executable, "-m", "harness.traffic", str(path)],
                 log=self._said,
                 environment={"PYTHONPATH": str(_ROOT), CAMPAIGN_VARIABLE: campaign_id},
             )

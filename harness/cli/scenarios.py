@@ -25,7 +25,7 @@ def scenarios(
     json: Json = False,
 ) -> None:
     """Show what LoadGen and the load generator measured: rates, percentiles, limits, validity. MLPerf-like."""
-    from harness.load.scenario_result import NOTE, read_scenarios
+    from harness.traffic.scenario_result import NOTE, read_scenarios
 
     found = read_scenarios(path)
     if json:

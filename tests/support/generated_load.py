@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.load.figures import REQUEST
-from harness.load.generator import LoadPlan
+from harness.traffic.figures import REQUEST
+from harness.traffic.generator import LoadPlan
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +31,7 @@ def start(plan: LoadPlan) -> subprocess.Popen:
     path = Path(plan.log).with_suffix(".json")
     path.write_text(plan.to_json())
     return subprocess.Popen(
-        [sys.executable, "-m", "harness.load", str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-m", "harness.traffic", str(path)], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
 
 

@@ -14,7 +14,7 @@ LAYERS = [
     ["cli"],
     ["campaign"],
     ["analysis"],
-    ["backends", "load", "node"],
+    ["backends", "node", "traffic"],
     ["results"],
     ["metrics"],
     ["config"],

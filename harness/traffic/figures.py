@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.load.requests_log import FIELDS, RECORD_BYTES
 from harness.results import latencies
 from harness.results.files import storage_errors
+from harness.traffic.requests_log import FIELDS, RECORD_BYTES
 
 PERCENTS = (50.0, 90.0, 95.0, 99.0, 99.9)
 NS_PER_S = 1e9

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.load.arrivals import NS_PER_S, constant, poisson
+from harness.traffic.arrivals import NS_PER_S, constant, poisson
 
 
 def take(arrivals, number):

@@ -9,9 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from harness.load.arrivals import constant, poisson
-from harness.load.generator import LoadPlan, main
-from harness.load.requests_log import FAILED, UNANSWERED
+from harness.traffic.arrivals import constant, poisson
+from harness.traffic.generator import LoadPlan, main
+from harness.traffic.requests_log import FAILED, UNANSWERED
 from tests.support.generated_load import fake_service, plan_for, records, run, start
 
 pytestmark = pytest.mark.integration

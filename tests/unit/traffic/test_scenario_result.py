@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from harness.errors import ResultsPathError
-from harness.load.figures import REQUEST, Window, of_generator, of_replicas, percentiles_ms
-from harness.load.requests_log import FAILED, RECORD_BYTES, UNANSWERED, RequestsLog
-from harness.load.scenario_result import FILE_NAME, LOAD_LOG, NOTE, evaluate, read_scenarios
 from harness.metrics.quality import Severity
 from harness.results.latencies import RECORD
 from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.traffic.figures import REQUEST, Window, of_generator, of_replicas, percentiles_ms
+from harness.traffic.requests_log import FAILED, RECORD_BYTES, UNANSWERED, RequestsLog
+from harness.traffic.scenario_result import FILE_NAME, LOAD_LOG, NOTE, evaluate, read_scenarios
 from tests.support.experiments import experiment
 
 MS = 1_000_000

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from harness.load.requests_log import FAILED
+from harness.traffic.requests_log import FAILED
 
 _RECEIVE_BYTES = 1 << 16
 _MOST_ANSWER_BYTES = 1 << 20

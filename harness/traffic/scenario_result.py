@@ -14,11 +14,11 @@ from typing import Any
 
 from harness.config import ExperimentSpec, ScenarioKind
 from harness.errors import ResultsPathError
-from harness.load.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.results.manifest import Provenance
+from harness.traffic.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 
 NOTE = "MLPerf-like; not an MLPerf result."
 FILE_NAME = "scenario.json"

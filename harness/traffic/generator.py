@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from harness.load.arrivals import ARRIVALS, NS_PER_S
-from harness.load.clients import Clients, Sent
-from harness.load.requests_log import UNANSWERED, RequestsLog
+from harness.traffic.arrivals import ARRIVALS, NS_PER_S
+from harness.traffic.clients import Clients, Sent
+from harness.traffic.requests_log import UNANSWERED, RequestsLog
 
 PR_SET_TIMERSLACK = 29
 OPEN_AT_ONCE = 32
