@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import struct
 import time
 import uuid
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ CAMPAIGN_YAML = "campaign.yaml"
 STATE = "state.jsonl"
 LOCK = "lock"
 FORMAT = 1
+_FLOCK = "hhqqi0q"
+_WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""The kernel's ``struct flock`` of a write lock on everything; one of this kind belongs to the open file, as flock's does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class CampaignFolder:
             descriptor = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _WHOLE_FILE)
             except BlockingIOError as error:
                 holder = os.pread(descriptor, 64, 0).decode(errors="replace").strip() or "unknown"
                 raise ConflictError(
@@ -92,6 +96,18 @@ class CampaignFolder:
             yield
         finally:
             os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        """Whether a harness holds the campaign; asked without taking the lock, so that nobody who starts trips over it."""
+        try:
+            descriptor = os.open(self.path / LOCK, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+        finally:
+            os.close(descriptor)
+        return struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK
 
 
 def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> CampaignFolder:

@@ -51,6 +51,6 @@ class Journal:
 
 def _cut_torn_line(descriptor: int) -> None:
     size = os.fstat(descriptor).st_size
-    tail = os.pread(descriptor, min(size, 1 << 16), max(size - (1 << 16), 0))
-    if tail and not tail.endswith(b"\n"):
-        os.ftruncate(descriptor, size - len(tail) + tail.rfind(b"\n") + 1)
+    whole = os.pread(descriptor, size, 0).rfind(b"\n") + 1  # all of it: a line may be of any length
+    if whole < size:
+        os.ftruncate(descriptor, whole)

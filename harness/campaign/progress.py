@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.campaign.folder import LOCK, CampaignFolder, open_folder
+from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate
 from harness.campaign.stress import known_experiments
@@ -58,7 +56,7 @@ def campaign_status(path: Path) -> CampaignStatus:
     events = list(read_events(folder.state))
     attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
     last = {e["experiment"]: e for e in events if "step" in e}
-    running = _is_locked(folder)
+    running = folder.is_locked()
     experiments = known_experiments(folder)
     statuses = []
     pending = []
@@ -88,17 +86,3 @@ def all_campaigns(results: Path) -> list[CampaignStatus]:
     return [
         campaign_status(folder) for folder in sorted(folders, key=lambda path: (path / CAMPAIGN_JSON).stat().st_mtime)
     ]
-
-
-def _is_locked(folder: CampaignFolder) -> bool:
-    lock = folder.path / LOCK
-    if not lock.exists():
-        return False
-    descriptor = os.open(lock, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

@@ -7,6 +7,7 @@ import pytest
 
 from harness.campaign import folder as folders
 from harness.campaign.journal import Journal, read_events
+from harness.campaign.progress import campaign_status
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
 from tests.support.experiments import campaign
@@ -45,6 +46,23 @@ def test_a_second_harness_is_refused_and_told_who_holds_the_campaign(made):
         pass
     with made.lock():
         pass
+
+
+def test_whoever_looks_whether_a_campaign_is_held_is_in_nobodys_way(made, monkeypatch):
+    with made.lock():
+        assert campaign_status(made.path).running
+    close, started = os.close, []
+
+    def close_late(descriptor):
+        """The moment in which the lock's file is still open for the look."""
+        monkeypatch.setattr(os, "close", close)
+        with made.lock():
+            started.append(True)
+        close(descriptor)
+
+    monkeypatch.setattr(os, "close", close_late)
+    assert not campaign_status(made.path).running
+    assert started == [True]
 
 
 def test_an_edited_copy_of_the_campaign_file_is_refused(made):
@@ -101,7 +119,7 @@ def test_an_experiment_set_aside_is_kept(made):
     assert not made.final_folder("a").exists()
 
 
-@pytest.mark.parametrize("torn", [b'{"at": "2026', b"{", b""])
+@pytest.mark.parametrize("torn", [b'{"at": "2026', b"{", b"", b"x" * 70_000])
 def test_a_torn_last_line_is_dropped_and_never_joined_to_the_next(tmp_path, torn):
     path = tmp_path / "state.jsonl"
     journal = Journal(path)
