@@ -127,10 +127,10 @@ _REQUESTS_RAW = "inference_requests_total{$replicas}"
 
 
 def _latency_quantile(quantile: float) -> Metric:
-    percent = round(quantile * 100)
+    percent = f"{quantile * 100:g}"
     buckets = "rate(inference_latency_seconds_bucket{$replicas$buckets}[$window])"
     return Metric(
-        name=f"latency_p{percent}",
+        name=f"latency_p{percent.replace('.', '')}",
         title=f"Latency, p{percent}",
         unit="seconds",
         kind=Kind.QUANTILE,
@@ -189,10 +189,10 @@ def _device(
 
 
 def _published_quantile(name: str, title: str, family: str, quantile: float, what: str, workload: str) -> Metric:
-    percent = round(quantile * 100)
+    percent = f"{quantile * 100:g}"
     buckets = f"rate({family}_bucket{{$replicas}}[$window])"
     return Metric(
-        name=f"{name}_p{percent}",
+        name=f"{name}_p{percent.replace('.', '')}",
         title=f"{title}, p{percent}",
         unit="seconds",
         kind=Kind.QUANTILE,

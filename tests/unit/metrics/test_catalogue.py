@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from harness.errors import UsageError
-from harness.metrics import docs
+from harness.metrics import catalogue, docs
 from harness.metrics.catalogue import (
     CATALOGUE,
     PUBLISHED_COUNTERS,
@@ -148,3 +148,16 @@ def test_the_page_is_what_the_catalogue_says(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["docs", str(tmp_path / "page.md")])
     docs.main()
     assert (tmp_path / "page.md").read_text() == docs.document()
+
+
+@pytest.mark.parametrize(
+    ("quantile", "name", "title"),
+    [
+        (0.5, "latency_p50", "Latency, p50"),
+        (0.99, "latency_p99", "Latency, p99"),
+        (0.999, "latency_p999", "Latency, p99.9"),
+    ],
+)
+def test_a_quantile_is_named_for_what_it_is(quantile, name, title):
+    metric = catalogue._latency_quantile(quantile)
+    assert (metric.name, metric.title) == (name, title)
