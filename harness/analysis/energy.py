@@ -9,6 +9,8 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 _COUNTER = r"^gpu\d+_energy_j$"
 _POWER = r"^gpu\d+_power_w$"
 _DEVICE = r"^gpu-\d+$"
+_WHOLE = 0.9
+"""Share of the recording that the readings must span to speak for all of it without a word."""
 
 
 def energy_j(data: ExperimentData) -> tuple[float, str]:
@@ -20,9 +22,11 @@ def energy_j(data: ExperimentData) -> tuple[float, str]:
         telemetry = data.telemetry()
     except NotMeasuredError:
         telemetry = pd.DataFrame()
-    counted_j = _counted_j(telemetry.filter(regex=_COUNTER), data.duration_s)
-    if counted_j is not None:
-        return counted_j, "the GPU's energy counter"
+    counted = _counted_j(telemetry.filter(regex=_COUNTER))
+    if counted is not None:
+        joules, span_s = counted
+        part = f", read over {span_s:.0f} s of {data.duration_s:.0f} s" if span_s < _WHOLE * data.duration_s else ""
+        return joules * data.duration_s / span_s, f"the GPU's energy counter{part}"
     powers_w = telemetry.filter(regex=_POWER).dropna(axis="columns", how="all")
     if len(powers_w.columns):
         return float(powers_w.mean().sum()) * data.duration_s, "mean power x time, without an energy counter"
@@ -30,10 +34,10 @@ def energy_j(data: ExperimentData) -> tuple[float, str]:
     return float(powers_w.mean().sum()) * data.duration_s, "mean power x time, without telemetry"
 
 
-def _counted_j(counters: pd.DataFrame, duration_s: float) -> float | None:
-    """Growth of the counters, scaled from the readings' span to the recording; None when they do not tell."""
+def _counted_j(counters: pd.DataFrame) -> tuple[float, float] | None:
+    """Growth of the counters in joules, and the seconds that it took; None when they do not tell."""
     readings = counters.dropna(axis="columns", how="all").dropna()
     if not len(readings.columns) or len(readings) < 2 or (readings.diff() < 0).to_numpy().any():
         return None  # A counter that fell was reset: the driver was reloaded in between.
     span_s = float(readings.index[-1] - readings.index[0])
-    return float((readings.iloc[-1] - readings.iloc[0]).sum()) * duration_s / span_s
+    return float((readings.iloc[-1] - readings.iloc[0]).sum()), span_s

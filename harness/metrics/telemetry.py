@@ -190,9 +190,16 @@ class Telemetry(threading.Thread):
 
     def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
         row = [_iso(now_s), f"{elapsed_s:.3f}"]
-        for gpu, usage in enumerate(self._source.read_telemetry() if self._gpus else ()):
+        for gpu, usage in enumerate(self._read() if self._gpus else ()):
             row += [self._cell(f"gpu{gpu}_{column}", getattr(usage, column)) for column in GPU_COLUMNS]
         return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
+
+    def _read(self) -> Sequence[GpuTelemetry]:
+        try:
+            return self._source.read_telemetry()
+        except Exception as error:  # noqa: BLE001 - whatever the driver's library raises, the series goes on
+            reason = Missing(f"the GPU could not be read: {type(error).__name__}: {error}")
+            return [GpuTelemetry(*(reason for _ in GPU_COLUMNS))] * self._gpus
 
     def _cell(self, column: str, value: float | Missing) -> str:
         if isinstance(value, Missing):

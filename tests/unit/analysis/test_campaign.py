@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -152,6 +153,17 @@ def test_a_gap_in_the_energy_counter_does_not_matter(tmp_path: Path) -> None:
     edit_then_seal(folder)
     measured = only_experiment(tmp_path).measured
     assert "energy counter." in measured.notes[0]
+    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+
+
+def test_an_energy_counter_that_was_read_over_a_part_only_says_so(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
+    telemetry = pd.read_csv(folder / "telemetry.csv")
+    telemetry.loc[len(telemetry) // 2 :, "gpu0_energy_j"] = float("nan")
+    telemetry.to_csv(folder / "telemetry.csv", index=False)
+    edit_then_seal(folder)
+    measured = only_experiment(tmp_path).measured
+    assert re.fullmatch(r"Energy from the GPU's energy counter, read over \d+ s of \d+ s\.", measured.notes[0])
     assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
 
 

@@ -1,6 +1,7 @@
 import csv
 import os
 import resource
+import threading
 import time
 from datetime import datetime
 
@@ -59,6 +60,28 @@ def test_what_the_driver_does_not_give_is_empty_with_its_reason(tmp_path):
     summary = run(tmp_path / "t.csv", NoEnergy(1), seconds=0.12)
     assert read(tmp_path / "t.csv")[0]["gpu0_energy_j"] == ""
     assert summary.missing["gpu0_energy_j"] == "NVML: Not Supported"
+
+
+def test_a_driver_whose_library_fails_leaves_empty_cells_with_the_reason_and_the_series_goes_on(tmp_path):
+    read_twice = threading.Event()
+
+    class Failing(FakeGpus):
+        def read_telemetry(self):
+            if self.readings:
+                read_twice.set()
+            self.readings += 1
+            raise AttributeError("nvmlDeviceGetUtilizationRates")
+
+    telemetry = Telemetry(tmp_path / "t.csv", interval_s=0.02, clock=SystemClock(), source=Failing(2))
+    telemetry.start()
+    assert read_twice.wait(60)
+    summary = telemetry.finish()
+    rows = read(tmp_path / "t.csv")
+    assert summary.rows == len(rows) >= 2
+    assert {row["gpu1_power_w"] for row in rows} == {""}
+    assert (
+        summary.missing["gpu1_energy_j"] == "the GPU could not be read: AttributeError: nvmlDeviceGetUtilizationRates"
+    )
 
 
 def test_a_slow_driver_skips_readings_instead_of_piling_up(tmp_path):
