@@ -23,6 +23,13 @@ LATE_TICK = "the recorder itself was late by a whole step or more: the machine w
 
 Value = float | Missing
 
+_DEVICE_VALUE: Mapping[Source, Callable[[GpuUsage], Value]] = {
+    Source.GPU_UTILIZATION: lambda gpu: gpu.utilization_percent,
+    Source.GPU_MEMORY: lambda gpu: gpu.memory_bytes,
+    Source.GPU_POWER: lambda gpu: gpu.power_w,
+    Source.GPU_TEMPERATURE: lambda gpu: gpu.temperature_celsius,
+}
+
 
 class _Replica:
     """What is remembered of one replica between ticks: its windows and its count."""
@@ -179,7 +186,7 @@ class TickComputer:
 
     def _device_series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
         for index, gpu in enumerate(self._gpus):
-            yield f"gpu-{index}", _device_value(metric.source, gpu)
+            yield f"gpu-{index}", _DEVICE_VALUE[metric.source](gpu)
         if metric.source is Source.GPU_MEMORY:
             for index, target in enumerate(self._targets):
                 yield target.series, self._replica_gpu_memory(index)
@@ -264,14 +271,6 @@ def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
 def _part(family: Family, rates: Vector) -> Vector:
     """A histogram's sum, count and buckets out of all rates of a replica."""
     return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
-
-
-def _device_value(source: Source, gpu: GpuUsage) -> Value:
-    if source is Source.GPU_UTILIZATION:
-        return gpu.utilization_percent
-    if source is Source.GPU_MEMORY:
-        return gpu.memory_bytes
-    return gpu.power_w if source is Source.GPU_POWER else gpu.temperature_celsius
 
 
 def _first(rate: Vector | None) -> Value:
