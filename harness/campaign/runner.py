@@ -155,10 +155,13 @@ class CampaignRunner:
             why = f"its verdict is {status.value}"
         else:
             why = str(outcome.problems[0])
+        self._set_aside(experiment, journal, why)
+        return None
+
+    def _set_aside(self, experiment: ExperimentSpec, journal: Journal, why: str) -> None:
         place = self._folder.set_aside(experiment.experiment_id)
         journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
-        self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and runs again: {why}"))
-        return None
+        self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and does not count: {why}"))
 
     def _experiment(
         self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
@@ -188,6 +191,8 @@ class CampaignRunner:
                 return verdict.status, verdict.reasons
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
+            elif self._folder.final_folder(experiment.experiment_id).exists():  # or no later attempt could be published
+                self._set_aside(experiment, surroundings.journal, attempt.failures[-1])
             attempt.cool_down()
         return Status.INVALID, attempt.failures
 

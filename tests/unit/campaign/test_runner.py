@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -122,6 +123,24 @@ def test_a_failed_deployment_is_tried_again(stage):
 
     assert on.manifest(ONE).attempt == 2
     assert (on.folder.path / "attempts" / f"{ONE}-1").is_dir()
+
+
+def test_files_that_do_not_verify_are_kept_aside_and_the_retry_is_published(stage):
+    on = stage(replicas=[1])
+    damaged = []
+
+    def react(event):
+        if isinstance(event, events.StepBegins) and event.step == "verify" and not damaged:
+            damaged.append(next(on.folder.final_folder(ONE).glob("*throughput*.csv")))
+            damaged[0].write_text("torn")
+
+    on.react = react
+
+    assert on.runner().run().statuses == {ONE: Status.VALID}
+    assert verify_campaign(on.folder.path).ok
+    assert len(on.backend.deployments) == 2
+    (aside,) = [each for each in read_events(on.folder.state) if each["event"] == "set-aside"]
+    assert (Path(aside["place"]) / damaged[0].name).read_text() == "torn"
 
 
 def test_data_that_say_nothing_are_a_failure_to_try_again(stage):
