@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -14,7 +15,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts, gpu_facts
 from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, Execution, ExperimentSpec, WorkloadSpec
+from harness.config import Device, Execution, ExperimentSpec, Sharing, WorkloadSpec
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.
@@ -79,12 +80,27 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
 
 
 def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:
-    workloads = _workloads(experiment)
-    findings = [_too_little(workloads, "memory", HOST_GB, psutil.virtual_memory().available / 1e9)]
-    on_gpu = [one for one in workloads if one[0].device is not Device.CPU and one[0].factory is None]
-    if gpus and on_gpu:
-        findings.append(_too_little(on_gpu, "GPU memory", GPU_GB, gpus[0].free_bytes / 1e9))
+    findings = [_too_little(_workloads(experiment), "memory", HOST_GB, psutil.virtual_memory().available / 1e9)]
+    for gpu, workloads in _by_gpu(experiment, gpus):
+        findings.append(_too_little(workloads, "GPU memory", GPU_GB, gpu.free_bytes / 1e9))
     return [finding for finding in findings if finding is not None]
+
+
+def _by_gpu(
+    experiment: ExperimentSpec, gpus: Sequence[GpuFacts]
+) -> Iterator[tuple[GpuFacts, list[tuple[WorkloadSpec, int]]]]:
+    """Each GPU with the built-in workloads on it and their replicas there, as ``device_environment`` deals them out."""
+    places = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing is Sharing.MIG else []
+    places = places or [*gpus[: experiment.gpus]]
+    here: dict[str, list[tuple[WorkloadSpec, int]]] = {gpu.uuid: [] for gpu in places}
+    position = 0
+    for workload, replicas in _workloads(experiment):
+        taken = Counter(places[one % len(places)].uuid for one in range(position, position + replicas) if places)
+        position += replicas
+        if workload.device is not Device.CPU and workload.factory is None:
+            for uuid, count in taken.items():
+                here[uuid].append((workload, count))
+    return ((gpu, here[gpu.uuid]) for gpu in gpus if here.get(gpu.uuid))
 
 
 def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:

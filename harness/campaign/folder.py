@@ -107,7 +107,7 @@ class CampaignFolder:
             found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
         finally:
             os.close(descriptor)
-        return struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK
+        return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)
 
 
 def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> CampaignFolder:

@@ -5,21 +5,23 @@ import pytest
 
 from harness.backends import local_check
 from harness.backends.base import Severity
+from harness.backends.devices import GpuFacts
 from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.config.workload import BUILTIN_WORKLOADS
 
 
-def findings(name, replicas, **workload):
+def findings(name, replicas, *, check="memory", sharing=Sharing.TIME_SLICING, gpus=1, **workload):
     experiment = ExperimentSpec(
         workload=WorkloadSpec(name=name, **workload),
         replicas=replicas,
-        sharing=Sharing.TIME_SLICING,
+        sharing=sharing,
+        gpus=gpus,
         repeat=1,
         timing=Timing(),
         metrics=["throughput"],
         limits=Limits(),
     )
-    return [finding for finding in local_check.check_machine([experiment]) if finding.check == "memory"]
+    return [finding for finding in local_check.check_machine([experiment]) if finding.check == check]
 
 
 @pytest.fixture
@@ -51,3 +53,22 @@ def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, w
     assert refused.severity is Severity.ERROR
     assert f"{fit + 1} replicas of {name} need about" in refused.message
     assert "10.0 GB are free" in refused.message
+
+
+@pytest.mark.parametrize(
+    ("sharing", "gpus", "replicas", "refused"),
+    [
+        (Sharing.EXCLUSIVE, 2, 2, False),
+        (Sharing.EXCLUSIVE, 1, 1, False),
+        (Sharing.TIME_SLICING, 1, 2, True),
+        (Sharing.TIME_SLICING, 2, 2, False),
+        (Sharing.TIME_SLICING, 2, 3, True),
+    ],
+)
+def test_the_replicas_of_a_gpu_are_held_against_the_memory_of_that_gpu(monkeypatch, sharing, gpus, replicas, refused):
+    here = [
+        GpuFacts(name="GPU", total_bytes=80 << 30, free_bytes=79_000_000_000, uuid=f"GPU-{one}") for one in range(2)
+    ]
+    monkeypatch.setattr(local_check, "gpu_facts", lambda: (here, ""))
+    found = findings("chat", replicas, check="GPU memory", sharing=sharing, gpus=gpus, memory_gb=60)
+    assert bool(found) is refused
