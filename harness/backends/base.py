@@ -145,6 +145,10 @@ class Backend(Protocol):
         """End what an earlier, killed harness left of this campaign; returns a sentence for each."""
         ...
 
+    def close(self) -> Sequence[str]:
+        """The campaign is over, however it went: put back what was changed for it; returns a sentence for each."""
+        ...
+
     def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 

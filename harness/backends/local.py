@@ -53,6 +53,10 @@ class LocalBackend:
         sweep_pipes(self._campaign_id)
         return ended
 
+    def close(self) -> Sequence[str]:
+        """Nothing: nothing of this machine is changed for a campaign."""
+        return ()
+
     def rehearse(
         self,
         experiment: ExperimentSpec,  # noqa: ARG002 - the protocol's

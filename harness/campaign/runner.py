@@ -97,6 +97,8 @@ class CampaignRunner:
                     return self._run(journal, again)
             finally:
                 journal.close()
+                for sentence in self._backend.close():
+                    self._listener(events.Notice(sentence))
 
     def _run(self, journal: Journal, again: Sequence[Status]) -> Outcome:
         journal.append("campaign-begins")

@@ -113,6 +113,7 @@ class FakeBackend:
         deploy_errors: raised by the next deployments, first one first; None: that one succeeds.
         stop_problems: what ``stop`` of every deployment answers.
         deployments: all that were made, newest last.
+        closed: how often a campaign was over.
     """
 
     name: str = "fake"
@@ -123,6 +124,7 @@ class FakeBackend:
     deploy_errors: list[HarnessError | None] = field(default_factory=list)
     stop_problems: Sequence[str] = ()
     deployments: list[FakeDeployment] = field(default_factory=list)
+    closed: int = 0
 
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:  # noqa: ARG002 - the protocol's
         """The prepared findings."""
@@ -131,6 +133,11 @@ class FakeBackend:
     def sweep(self) -> Sequence[str]:
         """There is never anything left."""
         return ()
+
+    def close(self) -> Sequence[str]:
+        """Count it."""
+        self.closed += 1
+        return ("what was changed is put back.",)
 
     def rehearse(
         self,

@@ -113,8 +113,8 @@ class KubernetesBackend:
         return [*(Finding(Severity.WARNING, "grafana", sentence) for sentence in sentences), *found]
 
     def close(self) -> Sequence[str]:
-        """The campaign is over: let Grafana run again. Returns a sentence for what was done. Raises ClusterError."""
-        return grafana.restore(self.api, self._spec)
+        """Let Grafana run again."""
+        return grafana.restore(self._made, self._spec) if self._made else ()
 
     def deploy(
         self,

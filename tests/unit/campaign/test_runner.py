@@ -1,5 +1,6 @@
 """The runner on a fake backend, simulated time and scripted metrics."""
 
+import contextlib
 import dataclasses
 import json
 import threading
@@ -406,3 +407,25 @@ def test_a_rehearsal_that_fails_spends_no_hour_and_is_tried_again_by_the_next_ex
     assert on.backend.deployments == []
     assert len(on.backend.rehearsed) == 2
     assert on.manifest(ONE).verdict.reasons == ["preflight: the canary did not serve."]
+
+
+@pytest.mark.parametrize("ending", ["whole", "interrupted", "no disk"])
+def test_the_backend_puts_back_what_it_changed_however_a_run_ends(stage, ending):
+    on = stage(replicas=[1])
+    runner = on.runner()
+
+    def react(event):
+        if isinstance(event, events.StepBegins) and event.step == "record":
+            assert on.backend.closed == 0
+            if ending == "interrupted":
+                runner.interrupt()
+            if ending == "no disk":
+                raise StorageError("the disk is full.")
+
+    on.react = react
+    errors = {"interrupted": CampaignInterruptedError, "no disk": StorageError}
+    with pytest.raises(errors[ending]) if ending in errors else contextlib.nullcontext():
+        runner.run()
+
+    assert on.backend.closed == 1
+    assert on.events[-1] == events.Notice("what was changed is put back.")
