@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from harness.replica import errors, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
-from harness.replica.frontends.frontend import SERVICE_LOG_NAME, OpenFrontend
+from harness.replica.frontends.frontend import OpenFrontend
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
@@ -54,6 +54,7 @@ class Replica:
         self._watcher = watcher
         self._metrics = RequestMetrics()
         self._log: LatencyLog | None = None
+        self._frontend: OpenFrontend | None = None
         self._outcome: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
@@ -133,7 +134,7 @@ class Replica:
         gc.collect()
         gc.freeze()
         self._metrics.forget_warm_up()
-        frontend = self._open_frontend(workload)
+        self._frontend = frontend = self._open_frontend(workload)
         self._enter("serving", **({"scenario": frontend.frontend.facts()} if frontend else {}))
         limit = _timer(self._settings.run_s, self._stopping.set)
         try:
@@ -235,10 +236,11 @@ class Replica:
         return Response(200, b"", "application/octet-stream", self._log.path)
 
     def _answer_services(self) -> Response:
-        path = self._settings.replica_dir / SERVICE_LOG_NAME if self._settings.replica_dir else None
-        if path is None or not path.exists():
+        log = self._frontend.service_log if self._frontend else None
+        if log is None:
             return Response(404, b"no service times are kept beside the latencies in the closed loop\n")
-        return Response(200, b"", "application/octet-stream", path)
+        log.flush()
+        return Response(200, b"", "application/octet-stream", log.path)
 
     def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
         try:

@@ -23,7 +23,6 @@ from harness.traffic.figures import NS_PER_MS, Served, Window, of_generator, of_
 NOTE = "MLPerf-like; not an MLPerf result."
 FILE_NAME = "scenario.json"
 LOAD_LOG = "load/requests.bin"
-SERVICE_LOG = "services.bin"
 RULES_S = 600.0
 """MLPerf's rules ask for tests of at least this long."""
 LIMIT_SHARE = 0.99
@@ -110,7 +109,7 @@ def read_scenarios(path: Path) -> list[dict[str, Any]]:
 
 def _served(kind: ScenarioKind, folder: Path, window: Window) -> Served:
     replicas = sorted((folder / layout.REPLICAS).glob("replica-*"))
-    services = [path / SERVICE_LOG for path in replicas if (path / SERVICE_LOG).is_file()]
+    services = [path / layout.SERVICES for path in replicas if (path / layout.SERVICES).is_file()]
     if kind is ScenarioKind.HTTP:
         return of_generator(folder / LOAD_LOG, services, window)
     logs = [path / layout.RAW_LATENCIES for path in replicas if (path / layout.RAW_LATENCIES).is_file()]

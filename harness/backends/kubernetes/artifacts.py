@@ -68,22 +68,31 @@ def last_lines(api: KubernetesApi, pod: str, *, previous: bool) -> tuple[str, ..
     return tuple(line.strip() for line in text.splitlines() if line.strip())[-LAST_LINES:]
 
 
-def results(api: KubernetesApi, replicas: Sequence[PodReplica], folder: Path) -> list[str]:
-    """Fetch status, latencies and log of every replica; a sentence for each that could not be had."""
+def results(api: KubernetesApi, replicas: Sequence[PodReplica], folder: Path, *, services: bool) -> list[str]:
+    """Fetch status, latencies and log of every replica; a sentence for each that could not be had.
+
+    Args:
+        api: of the cluster.
+        replicas: to ask.
+        folder: the attempt's.
+        services: fetch the service times of a scenario, too.
+    """
     with ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="collect") as pool:
-        found = pool.map(lambda replica: _results(api, replica, folder), replicas)
+        found = pool.map(lambda replica: _results(api, replica, folder, services=services), replicas)
         return [sentence for sentences in found for sentence in sentences]
 
 
-def _results(api: KubernetesApi, replica: PodReplica, folder: Path) -> list[str]:
+def _results(api: KubernetesApi, replica: PodReplica, folder: Path, *, services: bool) -> list[str]:
     place = layout.replica_folder(folder, replica.index)
     with storage_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], None]] = {
-        "latencies": lambda: _save_latencies(api, replica, place / layout.RAW_LATENCIES),
+        "latencies": lambda: _download(api, replica, "latencies", place / layout.RAW_LATENCIES),
         "status": lambda: _save_status(api, replica, place / STATUS_FILE),
         "log": lambda: save_log(api, replica.pod, layout.replica_log(folder, replica.index), restarted=False),
     }
+    if services:
+        parts["service times"] = lambda: _download(api, replica, "services", place / layout.SERVICES)
     sentences = []
     for what, fetch in parts.items():
         try:
@@ -93,12 +102,12 @@ def _results(api: KubernetesApi, replica: PodReplica, folder: Path) -> list[str]
     return sentences
 
 
-def _save_latencies(api: KubernetesApi, replica: PodReplica, target: Path) -> None:
+def _download(api: KubernetesApi, replica: PodReplica, route: str, target: Path) -> None:
     """Through a file of another name: half a log must not look like a whole one."""
     partial = target.with_name(f".{target.name}")
     with storage_errors(target):
         try:
-            api.download(proxy_path(replica, "latencies"), partial, patience_s=PATIENCE_S)
+            api.download(proxy_path(replica, route), partial, patience_s=PATIENCE_S)
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -80,7 +80,10 @@ class KubernetesDeployment:
         return self._watchman.deaths if self._watchman else ()
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
-        """What each replica said of itself, and which pod, node and image it is."""
+        """What each replica says of itself now, or said last, and which pod, node and image it is."""
+        if self.replicas and not self._stopped:
+            with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
+                self._statuses = list(pool.map(self._ask_again, self.replicas, self._statuses))
         return self._statuses
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -222,6 +225,12 @@ class KubernetesDeployment:
         self._refuse_silent_cpu()
         self._nodes = self._read_nodes(api)
 
+    def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return {**artifacts.status(self._api, replica, patience_s=artifacts.QUICK_S), **replica.facts()}
+        except ClusterError:
+            return before  # it has ended, or cannot be reached: what it said last is what is known
+
     def _read_nodes(self, api: KubernetesApi) -> list[Object]:
         try:
             found = [api.find(f"/api/v1/nodes/{name}") for name in dict.fromkeys(one.node for one in self.replicas)]
@@ -245,7 +254,9 @@ class KubernetesDeployment:
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
-            return artifacts.results(self._api, [one for one in self.replicas if one.index not in dead], self._folder)
+            alive = [one for one in self.replicas if one.index not in dead]
+            services = self._experiment.workload.scenario is not None
+            return artifacts.results(self._api, alive, self._folder, services=services)
         for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
             log = layout.replica_log(self._folder, index)
             try:

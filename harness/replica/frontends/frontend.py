@@ -73,8 +73,8 @@ class OpenFrontend:
         services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
         metrics.publish_more(services)
         folder = settings.replica_dir
-        self._service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
-        ledger = Ledger(metrics, services, latency_log, self._service_log)
+        self.service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
+        ledger = Ledger(metrics, services, latency_log, self.service_log)
         self.frontend = _make(settings, settings.scenario, serve, ledger, metrics, pass_s, phase, folder)
         self._report = report
         self._over = threading.Event()
@@ -89,8 +89,8 @@ class OpenFrontend:
             self._over.set()
             self.frontend.close()
             self._report({"scenario": self.frontend.facts()})
-            if self._service_log:
-                self._service_log.close()
+            if self.service_log:
+                self.service_log.close()
 
     def _report_until_over(self) -> None:
         while not self._over.wait(REPORT_INTERVAL_S):

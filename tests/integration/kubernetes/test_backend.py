@@ -9,8 +9,10 @@ import pytest
 
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
+from harness.config import ScenarioSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import latencies, layout
+from harness.traffic.figures import Window, of_replicas
 from tests.support.experiments import experiment
 from tests.support.processes import eventually
 
@@ -71,6 +73,20 @@ def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, drive
         assert len(requests) > 1
         assert (layout.replica_folder(folder, index) / "replica.json").is_file()
         assert "serving" in layout.replica_log(folder, index).read_text()
+
+
+def test_what_loadgen_says_of_its_test_is_known_before_the_end_and_its_service_times_are_fetched(deploy):
+    scenario = {"scenario": ScenarioSpec(kind="single-stream")}
+    deployment, folder = deploy(experiment(replicas=1, workload=scenario, timing={"step_s": 0.1, "record_s": 0.5}))
+    wait_for(lambda: "test" in deployment.statuses()[0]["scenario"]["rounds"], 60)
+
+    assert deployment.statuses()[0]["pod"] == deployment.replicas[0].pod
+    assert list(deployment.stop(timeout_s=4)) == []
+    place = layout.replica_folder(folder, 0)
+    window = Window(0.0, time.time())
+    served = of_replicas([place / layout.RAW_LATENCIES], [place / layout.SERVICES], window)
+    assert served.completed > 0
+    assert len(served.service_ns) > 0
 
 
 def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver):
