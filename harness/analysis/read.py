@@ -16,7 +16,7 @@ from harness.analysis.statistics import Floats
 from harness.config import CampaignSpec
 from harness.errors import ResultsPathError
 from harness.results import latencies
-from harness.results.files import storage_errors
+from harness.results.files import read_document, read_object, storage_errors
 from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
 
@@ -76,7 +76,8 @@ class ExperimentData:
         By their end, as the recorder counts them: where requests queue, many begin long before they are answered.
         Raises NotMeasuredError when no latency log was kept.
         """
-        paths = sorted((self.folder / LATENCIES).glob("replica-*.parquet"), key=_replica_of)
+        found_logs = (self.folder / LATENCIES).glob("replica-*.parquet")
+        paths = sorted((path for path in found_logs if path.is_file()), key=_replica_of)
         if not paths:
             raise NotMeasuredError("the replicas wrote no latency log")
         begin_ns = round(self.manifest.start_s * _NS)
@@ -117,9 +118,8 @@ def read_campaign(folder: Path) -> dict[str, Any]:
     with storage_errors(path, "read"):
         if not path.is_file():
             return {}
-        text = path.read_bytes()
+    identity = read_object(path)
     try:
-        identity: dict[str, Any] = json.loads(text)
         identity["spec"] = CampaignSpec.model_validate_json(json.dumps(identity["spec"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ResultsPathError(f"{path} is damaged: {error}.", advice="Restore it from a backup.") from error
@@ -131,11 +131,13 @@ def last_steps(folder: Path) -> dict[str, str]:
     path = folder / STATE
     found: dict[str, str] = {}
     with storage_errors(path, "read"):
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        lines = read_document(path).splitlines() if path.is_file() else []
     for line in lines:
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
+            continue
+        if not isinstance(event, dict):
             continue
         name, step = event.get("experiment"), event.get("step")
         if name and step and event.get("event") == "step-begins":

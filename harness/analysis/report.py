@@ -37,10 +37,11 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.errors import HarnessError
-from harness.results.files import atomic_write, storage_errors
+from harness.results.files import atomic_write, sha256_of, storage_errors
+from harness.results.layout import REPORT_HTML, REPORT_SUMS
 from harness.results.manifest import Status
 
-REPORT_HTML, REPORT_MD = "report.html", "report.md"
+REPORT_MD = "report.md"
 SUMMARY_CSV, SUMMARY_JSON = "summary.csv", "summary.json"
 PLOTS = "plots"
 CAMPAIGN_YAML = "campaign.yaml"
@@ -72,7 +73,8 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
         progress: told the id of each experiment as it is read.
 
     Returns:
-        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json`` and ``plots/`` lie beside it.
+        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json`` and ``plots/`` lie beside it, and last
+        ``report.sha256`` with the hashes of them all.
 
     Raises:
         ResultsPathError: no campaign there.
@@ -84,6 +86,8 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
     curves = [curve for ladder in analysis.ladders if stress and (curve := stress_curve(ladder, stress))]
     pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
     timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
+    with storage_errors(folder / REPORT_SUMS):
+        (folder / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
     drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]
     _write_plots(folder / PLOTS, drawn)
     atomic_write(folder / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
@@ -93,6 +97,10 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
     atomic_write(folder / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
     page = templates.get_template("report.html.j2").render(content)
     atomic_write(folder / REPORT_HTML, page, replace=True)
+    written = [REPORT_HTML, REPORT_MD, SUMMARY_CSV, SUMMARY_JSON, *(f"{PLOTS}/{picture.name}.png" for picture in drawn)]
+    with storage_errors(folder, "read"):
+        sums = "".join(f"{sha256_of(folder / name)}  {name}\n" for name in written)
+    atomic_write(folder / REPORT_SUMS, sums, replace=True)
     return folder / REPORT_HTML
 
 

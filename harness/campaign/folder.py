@@ -24,12 +24,14 @@ from harness.campaign.source import SHIPPED_PREFIX
 from harness.config import CampaignSpec
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
-from harness.results.files import atomic_write, storage_errors, sync_folder
+from harness.results.files import atomic_write, read_document, read_object, storage_errors, sync_folder
+from harness.results.manifest import content_digest
 
 CAMPAIGN_YAML = "campaign.yaml"
 STATE = "state.jsonl"
 LOCK = "lock"
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITHOUT_DIGEST = 1
 _FLOCK = "hhqqi0q"
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 """The kernel's ``struct flock`` of a write lock on everything; one of this kind belongs to the open file, as flock's does."""
@@ -65,8 +67,8 @@ class CampaignFolder:
     def next_attempt(self, experiment_id: str) -> int:
         """Number of the next attempt, 1-based; one that left a folder is never used again."""
         attempts = self.path / layout.ATTEMPTS
-        used = [int(folder.name.rpartition("-")[2]) for folder in attempts.glob(f"{experiment_id}-[0-9]*")]
-        return max(used, default=0) + 1
+        numbers = [folder.name.rpartition("-")[2] for folder in attempts.glob(f"{experiment_id}-[0-9]*")]
+        return max((int(number) for number in numbers if number.isascii() and number.isdigit()), default=0) + 1
 
     def set_aside(self, experiment_id: str) -> Path:
         """Move a finished experiment that no longer verifies back among the attempts; returns its new place."""
@@ -131,6 +133,7 @@ def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> Camp
                 "source_sha256": _sha256(text),
                 "spec": spec.model_dump(mode="json"),
             }
+            identity["digest"] = content_digest(identity)
             atomic_write(staging / CAMPAIGN_YAML, text)
             atomic_write(staging / layout.CAMPAIGN_JSON, json.dumps(identity, indent=2) + "\n")
             (staging / layout.ATTEMPTS).mkdir()
@@ -183,7 +186,7 @@ def open_folder(path: Path) -> CampaignFolder:
         ) from error
     copy = path / CAMPAIGN_YAML
     with storage_errors(copy, "read"):
-        if not copy.is_file() or _sha256(copy.read_text(encoding="utf-8")) != folder.source_sha256:
+        if not copy.is_file() or hashlib.sha256(read_document(copy)).hexdigest() != folder.source_sha256:
             raise ConflictError(
                 f"{copy} is not the campaign file this campaign began with.",
                 advice="Put it back as it was, or run the changed file as a new campaign.",
@@ -213,13 +216,10 @@ def _read_identity(path: Path) -> dict[str, Any]:
                 f"{path} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
                 advice="Give a folder below results/, e.g. results/quickstart-20260131T235959Z.",
             )
-        text = file.read_bytes()
-    try:
-        identity = json.loads(text)
-    except ValueError as error:
-        raise ResultsPathError(f"{file} is damaged: {error}.", advice="Restore it from a backup.") from error
-    if not isinstance(identity, dict):
-        raise ResultsPathError(f"{file} is damaged: an object is expected.", advice="Restore it from a backup.")
+    identity = read_object(file)
+    digest = content_digest(identity)
+    if identity.get("digest") != digest and identity.get("format") != FORMAT_WITHOUT_DIGEST:
+        raise ResultsPathError(f"{file} was changed after it was written.", advice="Restore it from a backup.")
     return identity
 
 

@@ -67,6 +67,11 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     return experiments
 
 
+def planned_ids(spec: CampaignSpec) -> set[str]:
+    """Ids of all experiments that the campaign may come to."""
+    return {cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.repeats + 1)}
+
+
 def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> ExperimentSpec:
     """One repeat of one cell, with everything needed to run it. Raises UsageError for an unknown metric."""
     workload, sharing, replicas, condition = cell

@@ -25,9 +25,12 @@ def register(app: typer.Typer) -> None:
 def verify(
     path: Annotated[Path, typer.Argument(help="Folder of a campaign or of one experiment.")], *, json: Json = False
 ) -> None:
-    """Hash, parse and count every result file again, and hold it against its manifest."""
+    """Hash, parse and count every result file again; hold it against its manifest, and a campaign against its plan.
+
+    This finds damage, not forgery: who can write the files can write their hashes, too.
+    """
+    from harness.campaign.verify import verify_campaign
     from harness.errors import VerificationError
-    from harness.results.experiment import verify_campaign
 
     if json:
         output.use_json()
@@ -61,9 +64,7 @@ def verify(
         )
     if not outcome.ok:
         lines = "\n".join(f"  {problem}" for problem in outcome.problems)
-        raise VerificationError(
-            f"{path} does not hold what its manifests say:\n{lines}", advice=outcome.problems[0].advice
-        )
+        raise VerificationError(f"{path} does not hold what it should:\n{lines}", advice=outcome.problems[0].advice)
     if not json:
         output.result(f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say.")
 

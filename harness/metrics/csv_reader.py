@@ -45,7 +45,9 @@ def read_experiment(folder: Path) -> ExperimentColumns:
     Raises:
         MetricsError: there is none, or one cannot be read as the harness writes them; says which.
     """
-    found = {path: match for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name))}
+    found = {
+        path: match for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name)) and path.is_file()
+    }
     metrics = {match["metric"]: _read(path) for path, match in found.items() if match["metric"] in CATALOGUE}
     if not metrics:
         raise MetricsError(f"{folder} holds no CSV of any metric.", advice="Give the folder of an experiment.")
@@ -62,7 +64,7 @@ def _read(path: Path) -> dict[str, SeriesColumns]:
         table = csv.read_csv(
             path, convert_options=csv.ConvertOptions(column_types=types, include_columns=list(_COLUMNS))
         )
-    except (pa.ArrowInvalid, pa.ArrowKeyError, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise MetricsError(
             f"{path} is no CSV of the harness: {str(error).splitlines()[0]}.",
             advice="Verify the experiment; the file was damaged or edited.",

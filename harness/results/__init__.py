@@ -1,6 +1,6 @@
 """What an experiment leaves behind: crash-safe files, the manifest, and the check that nobody touched them."""
 
-from harness.results.experiment import finalise, verify_campaign, verify_experiment
+from harness.results.experiment import finalise, verify_experiment
 from harness.results.files import atomic_write
 from harness.results.manifest import FileEntry, Manifest, Status, StepRecord, Verdict, read_manifest
 from harness.results.verification import Problem, Verification
@@ -18,6 +18,5 @@ __all__ = [
     "atomic_write",
     "finalise",
     "read_manifest",
-    "verify_campaign",
     "verify_experiment",
 ]

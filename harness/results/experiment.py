@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from harness.errors import ConflictError, ResultsPathError
+from harness.errors import ConflictError
 from harness.metrics.catalogue import CATALOGUE
 from harness.results import latencies
 from harness.results.files import (
@@ -18,14 +18,12 @@ from harness.results.files import (
     sync_folder,
 )
 from harness.results.layout import (
-    ATTEMPTS,
     LATENCIES,
     MANIFEST,
     RAW_LATENCIES,
     REPLICAS,
     SAMPLES,
     WIDE,
-    experiment_folders,
     metric_file_name,
     workload_folders,
 )
@@ -82,27 +80,6 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
 def verify_experiment(folder: Path) -> Verification:
     """Check one finished experiment against its manifest. Never raises for what it finds."""
     return verify_folder(folder)
-
-
-def verify_campaign(folder: Path) -> Verification:
-    """Check every finished experiment of a campaign.
-
-    Raises ResultsPathError when ``folder`` is neither a campaign's nor an experiment's.
-    """
-    if (folder / MANIFEST).is_file():
-        return verify_folder(folder)
-    if not folder.is_dir():
-        raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign or an experiment.")
-    outcome = Verification(folder)
-    for experiment in experiment_folders(folder):
-        outcome.add(verify_folder(experiment))
-    if not outcome.experiments:
-        if not (folder / ATTEMPTS).is_dir():
-            raise ResultsPathError(
-                f"{folder} holds no experiment of this harness.", advice="Give the folder of a campaign."
-            )
-        outcome.notes.append(f"{folder}: no experiment is finished yet.")
-    return outcome
 
 
 def _convert_latencies(attempt: Path) -> dict[str, int]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from harness.errors import ConflictError, StorageError
+from harness.errors import ConflictError, ResultsPathError, StorageError
 
 _CHUNK_BYTES = 1 << 20
+_DOCUMENT_BYTES = 64 << 20
+"""More than any manifest or journal of ours; a larger file is not read into memory."""
 _ADVICE = {
     errno.ENOSPC: "Free some space on that disk and resume: everything written so far is kept.",
     errno.EDQUOT: "The disk quota is used up: free some space and resume; everything written so far is kept.",
@@ -109,6 +113,45 @@ def _publish_new(temporary: Path, path: Path) -> None:
             f"{path} exists already and results are never overwritten.",
             advice="Move it away, or give the campaign another name.",
         ) from error
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of the file that a manifest calls ``name``; it need not exist.
+
+    Raises ResultsPathError when it is not below ``folder``, be it by a link, or is a pipe, a device or a folder.
+    """
+    path = folder / name
+    try:
+        below = path.resolve().is_relative_to(folder.resolve())
+        regular = path.is_file() or not path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # a name with NUL, a loop of links
+        raise ResultsPathError(f"{name!r} names no file in {folder}: {error}.") from error
+    if not below or not regular:
+        why = "is no regular file" if below else "does not lie in that folder"
+        raise ResultsPathError(f"{name!r} in {folder} {why}, and is not opened.")
+    return path
+
+
+def read_document(path: Path) -> bytes:
+    """The content of a text file of ours. Raises ResultsPathError for what is no such file, and StorageError."""
+    with storage_errors(path, "read"):
+        if not path.is_file() or path.stat().st_size > _DOCUMENT_BYTES:
+            raise ResultsPathError(
+                f"{path} is no regular file of at most {_DOCUMENT_BYTES >> 20} MiB.",
+                advice="Restore it from a backup.",
+            )
+        return path.read_bytes()
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of ours. Raises ResultsPathError and StorageError."""
+    try:
+        content = json.loads(read_document(path))
+    except (ValueError, RecursionError) as error:
+        raise ResultsPathError(f"{path} is damaged: {error}.", advice="Restore it from a backup.") from error
+    if not isinstance(content, dict):
+        raise ResultsPathError(f"{path} is damaged: an object is expected.", advice="Restore it from a backup.")
+    return content
 
 
 def sha256_of(path: Path) -> str:

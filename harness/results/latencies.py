@@ -111,7 +111,7 @@ def _logs(folder: Path) -> Iterator[tuple[str, Iterator[Records]]]:
     for workload, place in workload_folders(folder).items():
         for path in sorted((place / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
             yield series_name(path.parent.name, workload), chunks(path)
-        for path in sorted((place / LATENCIES).glob("replica-*.parquet")):
+        for path in sorted(path for path in (place / LATENCIES).glob("replica-*.parquet") if path.is_file()):
             yield series_name(path.stem, workload), iter([read(path)])
 
 
@@ -145,11 +145,11 @@ def _read_parquet(path: Path) -> Records:
 
     try:
         table = pq.read_table(path, columns=list(RECORD.names or ()))
-    except (pa.ArrowInvalid, KeyError) as error:
+        records = np.empty(table.num_rows, dtype=RECORD)
+        for name in RECORD.names or ():
+            records[name] = table.column(name).to_numpy()
+    except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise ResultsPathError(
             f"{path} is not a latency file of this harness: {error}", advice="Restore it from a backup."
         ) from error
-    records = np.empty(table.num_rows, dtype=RECORD)
-    for name in RECORD.names or ():
-        records[name] = table.column(name).to_numpy()
     return records

@@ -4,7 +4,7 @@
       campaign.yaml  campaign.json  state.jsonl  lock
       attempts/<experiment>-<n>/     work in progress, and failures, kept
       <experiment>/                  done: appears by one rename, with manifest.json inside
-      report.html  report.md  summary.csv  summary.json  plots/
+      report.html  report.md  summary.csv  summary.json  plots/  report.sha256 (of those, as sha256sum writes it)
 
 Timestamps in names are the UTC start of the recording (``20260131T235959Z``), timestamps in files are
 ISO-8601 with milliseconds and ``Z``.
@@ -32,6 +32,8 @@ NEIGHBOURS = "neighbours"
 PROMETHEUS = "prometheus.json"
 CAMPAIGN_JSON = "campaign.json"
 STATE = "state.jsonl"
+REPORT_HTML = "report.html"
+REPORT_SUMS = "report.sha256"
 
 MAX_REASON = 240
 METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")
@@ -88,7 +90,7 @@ def metric_files(folder: Path) -> dict[str, MetricFile]:
     found = {}
     for path in sorted(folder.glob("*.csv")):
         match = _METRIC_FILE.match(path.name)
-        if match:
+        if match and path.is_file():
             found[match["metric"]] = MetricFile(
                 path, match["workload"], int(match["replicas"]), match["metric"], match["stamp"]
             )

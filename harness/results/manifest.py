@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pydantic import Field, ValidationError
 from harness.config import ExperimentSpec
 from harness.config.model import StrictModel
 from harness.errors import ResultsPathError
-from harness.results.files import storage_errors
+from harness.results.files import read_document, storage_errors
 from harness.results.layout import MANIFEST
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -142,20 +143,20 @@ class Manifest(StrictModel):
 
     def sealed(self) -> Manifest:
         """A copy whose ``digest`` fits its content."""
-        return self.model_copy(update={"digest": content_digest(self.to_json())})
+        return self.model_copy(update={"digest": content_digest(json.loads(self.to_json()))})
 
     def to_json(self) -> str:
         """The file's text."""
         return self.model_dump_json(indent=2) + "\n"
 
 
-def content_digest(text: str | bytes) -> str:
-    """The sha256 that ``digest`` of this manifest must be.
+def content_digest(content: Mapping[str, Any]) -> str:
+    """The sha256 that the field ``digest`` of this document must be: of all its other fields.
 
-    Of the text as it stands, not of the model: a later version of the model knows more fields.
+    Of what is in the file, not of the model: a later version of the model knows more fields.
     """
-    content = {name: value for name, value in json.loads(text).items() if name != "digest"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    others = {name: value for name, value in content.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -172,7 +173,7 @@ def read_manifest(folder: Path) -> Manifest:
                 f"{folder} holds no {MANIFEST}, so it is no finished experiment.",
                 advice="Give the folder of an experiment or of a campaign.",
             )
-        text = path.read_bytes()
+    text = read_document(path)
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:

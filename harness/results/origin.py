@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.errors import ResultsPathError
 from harness.metrics.prometheus.recording_target import Origin
-from harness.results.files import atomic_write, storage_errors
+from harness.results.files import atomic_write, read_object, storage_errors
 from harness.results.layout import PROMETHEUS
 
 
@@ -30,9 +30,4 @@ def read_origin(folder: Path) -> Origin:
                 f"{folder} holds no {PROMETHEUS}: it was not recorded by a Prometheus server.",
                 advice="Only experiments on a cluster can be collected again; local ones lie in their files alone.",
             )
-        text = path.read_text(encoding="utf-8")
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ResultsPathError(f"{path} is no JSON: {error}.", advice="Restore it from a backup.") from error
-    return Origin.from_dict(data)
+    return Origin.from_dict(read_object(path))

@@ -43,14 +43,13 @@ def read_rows(path: Path, metric: str) -> Iterator[Row]:
     """
     with storage_errors(path, "read"), path.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)
-        if tuple(next(reader, ())) != METRIC_COLUMNS:
-            raise ResultsPathError(f"{path} line 1: the columns must be {','.join(METRIC_COLUMNS)}.")
-        for cells in reader:
-            try:
-                timestamp, _, series, value, reason = cells
+        try:
+            if tuple(next(reader, ())) != METRIC_COLUMNS:
+                raise ResultsPathError(f"{path} line 1: the columns must be {','.join(METRIC_COLUMNS)}.")
+            for timestamp, _, series, value, reason in reader:
                 yield Row(metric, series, from_iso(timestamp), float(value) if value else None, reason)
-            except ValueError as error:
-                raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
+        except (ValueError, OverflowError, csv.Error) as error:
+            raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
 
 
 def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str], series: Mapping[str, str]) -> None:
@@ -75,7 +74,19 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
 
 
 def write_wide(folder: Path, target: Path, grid: Grid, cpus: int) -> int:
-    """Write the one-row-per-time table for model training; returns its number of rows.
+    """Write the one-row-per-time table for model training; returns its number of rows."""
+    written = 0
+    with storage_errors(target), target.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(WIDE_COLUMNS)
+        for row in wide_rows(folder, grid, cpus):
+            writer.writerow(row)
+            written += 1
+    return written
+
+
+def wide_rows(folder: Path, grid: Grid, cpus: int) -> Iterator[list[str]]:
+    """The rows of ``wide.csv``, made of the metric CSVs in ``folder``.
 
     Columns: ``cpu_util`` percent of the node's ``cpus``, ``ram_usage`` bytes, ``gpu_util`` percent (mean over GPUs),
     ``gpu_memory`` bytes (sum over GPUs), ``latency`` mean seconds. What was not measured is empty.
@@ -87,20 +98,14 @@ def write_wide(folder: Path, target: Path, grid: Grid, cpus: int) -> int:
 
     columns = [values(m) for m in ("cpu_usage", "memory_usage", "gpu_utilization", "gpu_memory", "latency_avg")]
     heads = [next(column, None) for column in columns]
-    written = 0
-    with storage_errors(target), target.open("w", newline="", encoding="utf-8") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(WIDE_COLUMNS)
-        for time_s in grid.times_s():
-            cells: list[dict[str, float]] = []
-            for index, column in enumerate(columns):
-                while (head := heads[index]) is not None and head[0] < time_s - grid.step_s / 2:
-                    heads[index] = next(column, None)
-                fits = head is not None and abs(head[0] - time_s) < grid.step_s / 2
-                cells.append(head[1] if fits and head is not None else {})
-            writer.writerow((iso(time_s), *_wide_cells(cells, cpus)))
-            written += 1
-    return written
+    for time_s in grid.times_s():
+        cells: list[dict[str, float]] = []
+        for index, column in enumerate(columns):
+            while (head := heads[index]) is not None and head[0] < time_s - grid.step_s / 2:
+                heads[index] = next(column, None)
+            fits = head is not None and abs(head[0] - time_s) < grid.step_s / 2
+            cells.append(head[1] if fits and head is not None else {})
+        yield [iso(time_s), *_wide_cells(cells, cpus)]
 
 
 def _wide_cells(cells: Sequence[Mapping[str, float]], cpus: int) -> list[str]:
@@ -158,6 +163,30 @@ def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:
     return written
 
 
+def differing_samples(folder: Path, path: Path) -> str:
+    """The first metric whose CSV and ``samples.parquet`` do not hold the same values; empty when all do.
+
+    Raises ResultsPathError when one of them is not ours.
+    """
+    import pyarrow as pa
+    import pyarrow.csv as pc
+    import pyarrow.parquet as pq
+
+    convert = pc.ConvertOptions(column_types={"value": pa.float64()}, include_columns=["value"])
+    end = object()
+    try:
+        with storage_errors(path, "read"), pq.ParquetFile(path) as file:
+            batches = file.iter_batches(columns=["value"])
+            kept = itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in batches)
+            for metric, table in metric_files(folder).items():
+                for batch in _batches(table.path, convert):
+                    if any(next(kept, end) != value for value in batch.column(0).to_pylist()):
+                        return metric
+            return "" if next(kept, end) is end else "a metric without a CSV"
+    except (pa.ArrowException, IndexError) as error:
+        raise ResultsPathError(f"{path} is no table of this harness: {error}.") from error
+
+
 def _batches(path: Path, convert: Any) -> Iterator[Any]:
     import pyarrow as pa
     import pyarrow.csv as pc
@@ -165,5 +194,5 @@ def _batches(path: Path, convert: Any) -> Iterator[Any]:
     try:
         with pc.open_csv(path, convert_options=convert) as reader:
             yield from reader
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise ResultsPathError(f"{path} is not a metric table of this harness: {error}.") from error

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.errors import ResultsPathError, StorageError
+from harness.errors import HarnessError, ResultsPathError, StorageError
 from harness.metrics.quality import Severity, judge
-from harness.results.files import count_lines, sha256_of
+from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.latencies import requests_within
-from harness.results.layout import MANIFEST, SAMPLES, WIDE, metric_files
-from harness.results.manifest import FileEntry, Manifest, Status, content_digest, read_manifest
-from harness.results.tables import read_rows
+from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, metric_files
+from harness.results.manifest import Manifest, Status, content_digest, read_manifest
+from harness.results.tables import Grid, differing_samples, read_rows, wide_rows
 
 _GRID_TOLERANCE_S = 0.0011
 _RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."
@@ -73,24 +74,32 @@ def verify_folder(folder: Path) -> Verification:
     outcome = Verification(folder, experiments=1)
     try:
         manifest = read_manifest(folder)
+        _check_manifest(folder, manifest, outcome)
     except (ResultsPathError, StorageError) as error:
         outcome.problems.append(Problem(folder / MANIFEST, error.message, advice=error.advice))
         return outcome
-    _check_manifest(folder, manifest, outcome)
-    damaged = {name for name, entry in manifest.files.items() if not _check_file(folder / name, entry, outcome)}
+    damaged = {
+        name
+        for name, entry in manifest.files.items()
+        if not check_hash(folder, name, entry.sha256, outcome, size=entry.bytes)
+    }
     outcome.files = len(manifest.files)
     _note_strangers(folder, manifest, outcome)
     for metric in manifest.experiment.metrics:
         _check_metric(folder, metric, manifest, damaged, outcome)
-    _check_tables(manifest, folder, outcome)
+    _check_listed(manifest, folder, outcome)
     if outcome.ok:
-        _check_quality(folder, manifest, outcome)
+        try:
+            _check_tables(folder, manifest, outcome)
+            _check_quality(folder, manifest, outcome)
+        except HarnessError as error:
+            outcome.problems.append(Problem(folder, error.message, advice=error.advice or _RESTORE))
     return outcome
 
 
 def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     path = folder / MANIFEST
-    found = content_digest(path.read_bytes())
+    found = content_digest(read_object(path))
     if manifest.digest != found:
         message = "the manifest was changed after it was written."
         outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {found}"))
@@ -100,22 +109,32 @@ def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> 
         outcome.problems.append(Problem(folder, message, manifest.experiment_id, folder.name, advice))
 
 
-def _check_file(path: Path, entry: FileEntry, outcome: Verification) -> bool:
+def check_hash(
+    folder: Path, name: str, sha256: str, outcome: Verification, *, size: int | None = None, advice: str = _RESTORE
+) -> bool:
+    """Whether the file ``name`` below ``folder`` is there as it was written; else one problem more.
+
+    ``size`` is its length in bytes, where that is known: a file of another length is not read.
+    """
+    path = folder / name
+    expected = f"sha256 {sha256}" + ("" if size is None else f", {size} bytes")
     try:
-        size = path.stat().st_size
-        found = sha256_of(path)
+        found_size = inside(folder, name).stat().st_size
+        found = sha256_of(path) if size in {None, found_size} else "not computed"
+    except ResultsPathError as error:
+        outcome.problems.append(Problem(path, error.message, advice=advice))
+        return False
     except FileNotFoundError:
-        outcome.problems.append(Problem(path, "the file is missing.", f"sha256 {entry.sha256}", "no file"))
+        outcome.problems.append(Problem(path, "the file is missing.", expected, "no file", advice))
         return False
     except OSError as error:
         message = f"the file cannot be read: {error.strerror}."
         outcome.problems.append(Problem(path, message, advice="Check its rights and the disk (dmesg)."))
         return False
-    if found == entry.sha256:
+    if found == sha256:
         return True
     message = "the file was changed after it was written."
-    expected = f"sha256 {entry.sha256}, {entry.bytes} bytes"
-    outcome.problems.append(Problem(path, message, expected, f"sha256 {found}, {size} bytes"))
+    outcome.problems.append(Problem(path, message, expected, f"sha256 {found}, {found_size} bytes", advice))
     return False
 
 
@@ -128,7 +147,7 @@ def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> 
 
 def _check_metric(folder: Path, metric: str, manifest: Manifest, damaged: set[str], outcome: Verification) -> None:
     file = metric_files(folder).get(metric)
-    if file is None:
+    if file is None or file.path.name not in manifest.files:
         message = f"there is no CSV of the metric {metric}."
         outcome.problems.append(Problem(folder, message, "one file", "none"))
         return
@@ -158,15 +177,28 @@ def _check_metric(folder: Path, metric: str, manifest: Manifest, damaged: set[st
         outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", found))
 
 
-def _check_tables(manifest: Manifest, folder: Path, outcome: Verification) -> None:
+def _check_listed(manifest: Manifest, folder: Path, outcome: Verification) -> None:
     for name in (WIDE, SAMPLES):
         if name not in manifest.files:
             message = f"the manifest lists no {name}."
             outcome.problems.append(Problem(folder / MANIFEST, message, name, "none"))
+
+
+def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> None:
+    """The tables that were made of the metric CSVs still say what those say."""
+    grid = Grid(manifest.start_s, manifest.experiment.timing.step_s, manifest.rows)
+    rows = wide_rows(folder, grid, manifest.provenance.host.cpus)
     wide = folder / WIDE
-    if wide.is_file() and WIDE in manifest.files and count_lines(wide) - 1 != manifest.rows:
-        message = "the number of rows is not that of the recording."
-        outcome.problems.append(Problem(wide, message, str(manifest.rows), str(count_lines(wide) - 1)))
+    with storage_errors(wide, "read"), wide.open(encoding="utf-8", errors="replace") as stream:
+        lines = itertools.chain([",".join(WIDE_COLUMNS)], (",".join(row) for row in rows))
+        for number, (found, line) in enumerate(itertools.zip_longest(stream, lines), start=1):
+            if found is None or line is None or found.rstrip("\n") != line:
+                message = f"line {number} is not what the metric CSVs say."
+                outcome.problems.append(Problem(wide, message, line or "no line", (found or "no line").strip()[:200]))
+                break
+    if metric := differing_samples(folder, folder / SAMPLES):
+        message = f"the values of {metric} are not those of its CSV."
+        outcome.problems.append(Problem(folder / SAMPLES, message))
 
 
 def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:

@@ -6,7 +6,6 @@ LoadGen said of its own test, which lies within it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from harness.config import ExperimentSpec, ScenarioKind
 from harness.errors import ResultsPathError
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
-from harness.results.files import storage_errors
+from harness.results.files import read_object, storage_errors
 from harness.results.manifest import Provenance
 from harness.traffic.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 
@@ -98,13 +97,24 @@ def read_scenarios(path: Path) -> list[dict[str, Any]]:
         file = folder / FILE_NAME
         with storage_errors(file, "read"):
             if file.is_file():
-                found.append(json.loads(file.read_text(encoding="utf-8")))
+                found.append(_read(file))
     if not found:
         raise ResultsPathError(
             f"{path} holds no experiment with a scenario.",
             advice="Give a workload of the campaign file a `scenario`; see docs/scenarios.md.",
         )
     return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content = read_object(file)
+    try:
+        _ = content["results"]["latency_ms"].keys(), content["validity"]["reasons"], content["experiment"]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ResultsPathError(
+            f"{file} is no {FILE_NAME} of this harness: {error}.", advice="Restore it from a backup."
+        ) from error
+    return content
 
 
 def _served(kind: ScenarioKind, folder: Path, window: Window) -> Served:

@@ -11,7 +11,7 @@ from harness.analysis.statistics import t_interval
 from harness.campaign.folder import open_folder
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.results.experiment import verify_campaign
+from harness.campaign.verify import verify_campaign
 
 ROOT = Path(__file__).parents[2]
 README_COLUMNS = (

@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.campaign import analyse
 from harness.analysis.interference import Outcome, interference
 from harness.campaign.journal import read_events
-from harness.results.experiment import verify_campaign
+from harness.campaign.verify import verify_campaign
 from harness.results.manifest import Status, read_manifest
 from tests.support.processes import eventually, marked
 

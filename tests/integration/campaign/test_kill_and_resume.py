@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.campaign.journal import read_events
-from harness.results.experiment import verify_campaign
+from harness.campaign.verify import verify_campaign
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.narrative import remarks
-from harness.results.experiment import verify_campaign
+from harness.campaign.verify import verify_campaign
 from harness.results.layout import metric_files
 from harness.results.manifest import read_manifest
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from harness.campaign.journal import read_events
-from harness.results.experiment import verify_campaign
+from harness.campaign.verify import verify_campaign
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 

@@ -10,8 +10,8 @@ import yaml
 
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
+from harness.campaign.verify import verify_campaign
 from harness.results import layout
-from harness.results.experiment import verify_campaign
 from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
 from tests.support.cluster_trial import Trial

@@ -17,6 +17,7 @@ from harness.analysis.narrative import answers, caveats
 from harness.analysis.report import write_report
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import Manifest, Status
+from harness.results.files import sha256_of
 from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20, noise=0.005)
@@ -68,6 +69,14 @@ def test_markdown_links_every_plot_and_keeps_its_tables_whole(folder: Path) -> N
     assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "3", "8"]
     assert "1 of 2" in table[4]
     assert "resnet50_r8_time-slicing_rep2" in text
+
+
+def test_the_report_lists_the_hashes_of_its_files(folder: Path) -> None:
+    lines = (folder / "report.sha256").read_text().splitlines()
+    listed = {name: expected for expected, _, name in (line.partition("  ") for line in lines)}
+    assert {name: sha256_of(folder / name) for name in listed} == listed
+    made = {str(path.relative_to(folder)) for path in [*folder.glob("plots/*"), *folder.glob("summary.*")]}
+    assert set(listed) == {"report.html", "report.md"} | made
 
 
 def test_the_report_can_be_written_again(folder: Path) -> None:

@@ -14,10 +14,10 @@ from harness.campaign.folder import create, open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
+from harness.campaign.verify import verify_campaign
 from harness.clock import SimulatedClock
 from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
 from harness.errors import BackendError, CampaignInterruptedError, ConflictError, ReplicaDiedError, StorageError
-from harness.results.experiment import verify_campaign
 from harness.results.manifest import Status, read_manifest
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend

@@ -7,6 +7,7 @@ Under MPS it saturates at ``MPS_CAPACITY`` times that rate.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -207,6 +208,8 @@ def write_campaign(
     )
     document = {"format": 1, "campaign_id": "0" * 32, "source": "synthetic.yaml"}
     document |= {"created_at": iso(START_S), "spec": campaign.model_dump(mode="json")}
+    document |= {"source_sha256": hashlib.sha256(b"name: synthetic\n").hexdigest()}
+    (folder / "campaign.yaml").write_text("name: synthetic\n")
     (folder / "campaign.json").write_text(json.dumps(document, indent=2))
     for order, (workload, count, repeat, mode, condition) in enumerate(plan[:finished]):
         write_experiment(folder, workload, count, repeat, replace(shape, sharing=mode, condition=condition), order)

@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError
-from harness.results import Manifest, Status, finalise, latencies, read_manifest, verify_campaign, verify_experiment
+from harness.results import Manifest, Status, finalise, latencies, read_manifest, verify_experiment
 from harness.results.layout import metric_files
 from harness.results.tables import read_rows
 from tests.unit.results.synthetic import (

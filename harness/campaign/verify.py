@@ -1,0 +1,111 @@
+"""Is a campaign's folder still whole: its experiments, its own records, and is everything there that was done?
+
+This finds damage, not forgery: who can write the files can write their hashes, too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.campaign.folder import CampaignFolder, open_folder
+from harness.campaign.journal import Event, read_events
+from harness.campaign.plan import planned_ids
+from harness.errors import HarnessError, ResultsPathError
+from harness.results import layout
+from harness.results.experiment import verify_experiment
+from harness.results.files import storage_errors
+from harness.results.manifest import read_manifest
+from harness.results.verification import Problem, Verification, check_hash
+
+_BACKUP = "Restore it from a backup"
+
+
+def verify_campaign(path: Path) -> Verification:
+    """Check every finished experiment of a campaign, its journal, its plan and its report; or one experiment alone.
+
+    Raises ResultsPathError when ``path`` is neither a campaign's folder nor an experiment's.
+    """
+    if (path / layout.MANIFEST).is_file():
+        return verify_experiment(path)
+    if not path.is_dir():
+        raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or an experiment.")
+    with storage_errors(path, "read"):
+        present = list(layout.experiment_folders(path))
+        known = (path / layout.CAMPAIGN_JSON).exists() or (path / layout.ATTEMPTS).is_dir()
+    if not present and not known:
+        raise ResultsPathError(f"{path} holds no experiment of this harness.", advice="Give the folder of a campaign.")
+    outcome = Verification(path)
+    for experiment in present:
+        outcome.add(verify_experiment(experiment))
+    if outcome.ok:
+        _check_twins(present, outcome)
+    _check_records(path, {experiment.name for experiment in present}, outcome)
+    _check_report(path, outcome)
+    return outcome
+
+
+def _check_twins(present: list[Path], outcome: Verification) -> None:
+    """No two recordings are the same: their rows carry the time."""
+    first: dict[str, Path] = {}
+    for folder in present:
+        manifest = read_manifest(folder)
+        rows = manifest.files[layout.SAMPLES].sha256
+        if manifest.recording and first.setdefault(rows, folder) != folder:
+            message = f"the experiment holds the recording of {first[rows].name}."
+            outcome.problems.append(Problem(folder, message, "a recording of its own", "a copy"))
+
+
+def _check_records(path: Path, present: set[str], outcome: Verification) -> None:
+    """Hold the folder against the campaign file and the journal."""
+    if not (path / layout.CAMPAIGN_JSON).exists():
+        outcome.notes.append(f"{path} holds no {layout.CAMPAIGN_JSON}: whether experiments are missing cannot be told.")
+        return
+    try:
+        folder = open_folder(path)
+        events = list(read_events(folder.state))
+    except HarnessError as error:
+        outcome.problems.append(Problem(path, error.message, advice=error.advice))
+        return
+    if not events:
+        outcome.notes.append(f"{path} holds no {layout.STATE}: whether experiments are missing cannot be told.")
+    _check_plan(folder, present, _done(events), outcome)
+
+
+def _done(events: list[Event]) -> set[str]:
+    """Experiments that the journal knows as finished and not set aside since."""
+    done: set[str] = set()
+    for event in events:
+        if event["event"] == "set-aside":
+            done.discard(str(event.get("experiment")))
+        elif event["event"] == "step-ends" and event.get("step") == "verify" and event.get("ok"):
+            done.add(str(event.get("experiment")))
+    return done
+
+
+def _check_plan(folder: CampaignFolder, present: set[str], done: set[str], outcome: Verification) -> None:
+    planned = planned_ids(folder.spec)
+    for name in sorted(done - present):
+        advice = f"{_BACKUP}, or run it again: harness resume {folder.path}"
+        problem = Problem(folder.path / name, "the experiment was finished.", "its folder", "none", advice)
+        outcome.problems.append(problem)
+    for name in sorted(present - planned):
+        advice = "Move its folder away."
+        outcome.problems.append(
+            Problem(folder.path / name, "the campaign's plan has no such experiment.", advice=advice)
+        )
+    if folder.spec.stress is None and not planned <= present:
+        outcome.notes.append(f"{folder.path}: {len(planned & present)} of {len(planned)} experiments are finished.")
+
+
+def _check_report(path: Path, outcome: Verification) -> None:
+    """Hash what the report is made of, where there is a whole one."""
+    sums = path / layout.REPORT_SUMS
+    if not sums.is_file():
+        if (path / layout.REPORT_HTML).is_file():
+            outcome.notes.append(f"{path} holds no {layout.REPORT_SUMS}: write the report again: harness report {path}")
+        return
+    with storage_errors(sums, "read"):
+        lines = sums.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in lines:
+        expected, _, name = line.partition("  ")
+        check_hash(path, name, expected, outcome, advice=f"Write the report again: harness report {path}")
