@@ -8,7 +8,9 @@ from pathlib import Path
 
 from harness.config import CampaignSpec
 from harness.config.load import parse_campaign
+from harness.config.yaml_tree import MAX_CHARACTERS
 from harness.errors import CampaignFileError
+from harness.metrics.catalogue import CATALOGUE
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"
@@ -52,9 +54,10 @@ def read_source(file_or_name: str) -> CampaignSource:
             advice=f"{hint} Write one with: harness init FILE",
         )
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise CampaignFileError(
             f"cannot read the campaign file {path}: {error}.", advice="Check its rights and that it is UTF-8 text."
         ) from error
-    return CampaignSource(parse_campaign(text, origin=file_or_name), text, origin)
+    return CampaignSource(parse_campaign(text, origin=file_or_name, metrics=CATALOGUE), text, origin)

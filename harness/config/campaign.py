@@ -20,6 +20,7 @@ from harness.config.workload import WorkloadSpec
 
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
+MAX_EXPERIMENTS = 10_000
 
 
 class Order(StrEnum):
@@ -202,6 +203,18 @@ class CampaignSpec(StrictModel):
         default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
     )
     limits: Limits = Field(default_factory=Limits, description="Where to stop.")
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> CampaignSpec:
+        """Before anything makes the matrix."""
+        points = len(self.stress.loads()) if self.stress else len(self.replicas) * max(1, len(self.conditions))
+        count = len(self.workloads) * len(self.sharing) * points * self.repeats
+        if count > MAX_EXPERIMENTS:
+            raise ValueError(
+                f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
+                "take fewer workloads, replica counts, conditions or repeats, or split it into several files."
+            )
+        return self
 
     @model_validator(mode="after")
     def _cluster_where_it_is_used(self) -> CampaignSpec:

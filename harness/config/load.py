@@ -6,66 +6,62 @@ import difflib
 import json
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness.config.campaign import CampaignSpec
+from harness.config.campaign import CampaignSpec, MetricSelection
+from harness.config.yaml_tree import Fault, read_tree
 from harness.errors import CampaignFileError
 
+MAX_FAULTS = 50
 Location = tuple[int | str, ...]
 
 
-def parse_campaign(text: str, *, origin: str) -> CampaignSpec:
-    """Check the text of a campaign file; ``origin`` names it in messages. Raises CampaignFileError."""
-    try:
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise CampaignFileError(f"{origin} is not YAML: {_one_line(error)}") from error
+def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> CampaignSpec:
+    """Check the text of a campaign file. Raises CampaignFileError.
+
+    Args:
+        text: of the file.
+        origin: names it in messages.
+        metrics: names that a list of metrics may hold; none: they are checked when the campaign is planned.
+    """
+    tree, data, faults = read_tree(text, origin=origin)
     if not isinstance(tree, yaml.MappingNode):
         raise CampaignFileError(
-            f"{origin} holds no campaign: a mapping with `name`, `workloads`, `replicas` is expected."
+            f"{origin} holds no campaign: a mapping with `name`, `workloads`, `replicas` is expected.",
+            advice="Write one with: harness init FILE",
         )
-    faults = _duplicate_keys(tree)
-    try:
-        # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
-        spec = CampaignSpec.model_validate_json(json.dumps(data, default=str), strict=True)
-    except ValidationError as error:
-        faults += [_describe(tree, fault) for fault in error.errors(include_url=False)]
-    else:
-        if not faults:
-            return spec
-    lines = "\n".join(f"  {origin}:{line}: {message}" for line, message in sorted(faults))
+    if not faults:
+        try:
+            # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
+            spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True)
+        except ValidationError as error:
+            faults = [_describe(tree, fault) for fault in error.errors(include_url=False)]
+        else:
+            faults = _unknown_metrics(tree, spec, metrics)
+            if not faults:
+                return spec
+    lines = "\n".join(f"  {origin}:{line}: {message}" for line, message in sorted(faults)[:MAX_FAULTS])
     raise CampaignFileError(
         f"{origin} has {len(faults)} fault{'s' if len(faults) > 1 else ''}:\n{lines}",
         advice="Every field is described by: harness schema",
     )
 
 
-def _one_line(error: yaml.YAMLError) -> str:
-    return " ".join(str(error).split())
+def _unknown_metrics(tree: yaml.Node, spec: CampaignSpec, known: Collection[str]) -> list[Fault]:
+    """Names in the list of metrics that are not among those known, with the nearest one that is."""
+    asked = [] if isinstance(spec.metrics, MetricSelection) or not known else spec.metrics
+    return [
+        (_line_of(tree, ("metrics", index)), f"unknown metric `{name}`{_nearest(name, known)}")
+        for index, name in enumerate(asked)
+        if name not in known
+    ]
 
 
-def _duplicate_keys(node: yaml.Node) -> list[tuple[int, str]]:
-    """YAML keeps the last of two equal keys silently; here both are named."""
-    faults: list[tuple[int, str]] = []
-    if isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.value in seen:
-                faults.append((line, f"`{key.value}` is given twice (first in line {seen[key.value]})."))
-            seen.setdefault(key.value, line)
-            faults += _duplicate_keys(value)
-    elif isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            faults += _duplicate_keys(item)
-    return faults
-
-
-def _describe(tree: yaml.Node, fault: Any) -> tuple[int, str]:
+def _describe(tree: yaml.Node, fault: Any) -> Fault:
     """Line and sentence of one fault found by pydantic."""
     location: Location = tuple(part for part in fault["loc"] if not _is_union_tag(part))
     line = _line_of(tree, location)
@@ -102,9 +98,12 @@ def _line_of(node: yaml.Node, location: Location) -> int:
 
 def _did_you_mean(location: Location) -> str:
     model = _model_at(CampaignSpec, location[:-1])
-    names = list(model.model_fields) if model else []
-    close = difflib.get_close_matches(str(location[-1]), names, n=1, cutoff=0.5)
-    return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(names)}."
+    return _nearest(str(location[-1]), list(model.model_fields) if model else [])
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(known)}."
 
 
 def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:

@@ -12,6 +12,9 @@ from harness.config.model import StrictModel
 from harness.config.workload import WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
+MAX_POINTS = 256
+NAMED_DIGITS = 6
+EXACT_DIGITS = 17
 
 
 class StressLoad(StrEnum):
@@ -64,9 +67,19 @@ class StressSpec(StrictModel):
                 raise ValueError(f"replicas are whole numbers, and {odd:g} is none.")
             if self.most > MAX_REPLICAS:
                 raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
+        elif self._steps() > MAX_POINTS:
+            raise ValueError(
+                f"more than {MAX_POINTS} points lie between `first` and `most`: raise `step` or `factor`, or lower `most`."
+            )
         if any(limit <= 0 for limit in self.latency_limit_ms.values()):
             raise ValueError("a latency limit must be above 0 ms.")
         return self
+
+    def _steps(self) -> float:
+        """How often the load is raised on the way to the most."""
+        if self.step is not None:
+            return (self.most - self.first) / self.step
+        return math.log(self.most / self.first) / math.log(self.factor or DEFAULT_FACTOR)
 
     def loads(self) -> list[float]:
         """Every load up to the most, ascending; the last is ``most`` itself."""
@@ -82,6 +95,14 @@ class StressSpec(StrictModel):
         """The workload at one load. Raises ValueError where a rate is raised and the workload has none."""
         if self.load is StressLoad.REPLICAS:
             return workload
-        name = f"{workload.name}-rate-{load:g}".replace(".", "-").replace("+", "")
+        name = f"{workload.name}-rate-{self._named(load)}".replace(".", "-").replace("+", "")
         model = workload.model if workload.factory else workload.target
         return workload.at_rate(load).model_copy(update={"name": name, "model": model})
+
+    def _named(self, load: float) -> str:
+        """The load in as few digits, from six on, as tell all loads apart."""
+        loads = self.loads()
+        for digits in range(NAMED_DIGITS, EXACT_DIGITS):
+            if len({f"{each:.{digits}g}" for each in loads}) == len(loads):
+                return f"{load:.{digits}g}"
+        return f"{load:.{EXACT_DIGITS}g}"
