@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import output
+from harness.cli.numbers import not_negative, positive
 
 if TYPE_CHECKING:
     from harness.node.reboot import RebootReport
@@ -22,7 +23,9 @@ Inventory = Annotated[
 ]
 Limit = Annotated[str, typer.Option("--limit", "-l", help="Hosts to work on, as Ansible names them; default: all.")]
 AskPassword = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for sudo's password; kept in memory.")]
-Wait = Annotated[float, typer.Option("--wait", min=0, help="Seconds to judge again while something still fails.")]
+Wait = Annotated[
+    float, typer.Option("--wait", callback=not_negative, help="Seconds to judge again while something still fails.")
+]
 
 _EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
 
@@ -47,7 +50,9 @@ def provision(
     limit: Limit = "",
     tags: Annotated[list[str] | None, typer.Option("--tags", "-t", help="Only these roles; repeatable.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Stop after this many seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")
+    ] = None,
     ask_become_pass: AskPassword = False,
     json: Json = False,
 ) -> None:
@@ -85,7 +90,9 @@ def sharing(
     ] = False,
     inventory: Inventory = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
-    timeout: Annotated[float | None, typer.Option("--timeout", min=1, help="Stop after this many seconds.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")
+    ] = None,
     ask_become_pass: AskPassword = False,
     json: Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import output
+from harness.cli.numbers import not_negative, positive
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
@@ -108,10 +109,11 @@ def compare(
         typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas does a GPU carry then?"),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", help="Of one GPU, in your currency.")
+        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Of one GPU, in your currency.")
     ] = None,
     price_per_kwh: Annotated[
-        float | None, typer.Option("--price-per-kwh", help="Of the energy of the GPUs, in your currency.")
+        float | None,
+        typer.Option("--price-per-kwh", callback=not_negative, help="Of the energy of the GPUs, in your currency."),
     ] = None,
     unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
     json: Json = False,
@@ -201,10 +203,13 @@ def export(
         str | None,
         typer.Option("--start", help="First row, ISO-8601 with zone, e.g. 2026-01-31T12:00:00Z; floored to the step."),
     ] = None,
-    duration_s: Annotated[float, typer.Option("--duration-s", help="Seconds from the first row to the last.")] = 3600.0,
-    step_s: Annotated[float, typer.Option("--step-s", help="Seconds between rows.")] = 5.0,
+    duration_s: Annotated[
+        float, typer.Option("--duration-s", callback=positive, help="Seconds from the first row to the last.")
+    ] = 3600.0,
+    step_s: Annotated[float, typer.Option("--step-s", callback=positive, help="Seconds between rows.")] = 5.0,
     window_s: Annotated[
-        float | None, typer.Option("--window-s", help="Window of rates and quantiles; default 4 steps.")
+        float | None,
+        typer.Option("--window-s", callback=positive, help="Window of rates and quantiles; default 4 steps."),
     ] = None,
     namespace: Annotated[str | None, typer.Option("--namespace", help="The pods' namespace, in a cluster.")] = None,
     pods: Annotated[str, typer.Option("--pods", help="Regular expression of the pods' names, in a cluster.")] = ".+",
@@ -214,7 +219,7 @@ def export(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="A metric of the catalogue; may be repeated. Default: all.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Of one query.")] = 30.0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one query.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Export a recording from a Prometheus server into the metric CSVs that a campaign writes.
@@ -270,7 +275,7 @@ def archive(
             "--match", help="Selector of series to keep, e.g. '{namespace=\"inference\"}'; repeatable. Default: all."
         ),
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", help="Of one query.")] = 60.0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one query.")] = 60.0,
     json: Json = False,
 ) -> None:
     """Keep everything that Prometheus knows of each experiment's time, as a database that Prometheus opens again.

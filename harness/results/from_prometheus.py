@@ -27,6 +27,8 @@ from harness.results.writers import ExperimentWriter
 
 EXPORT_JSON = "export.json"
 _PARTIAL = ".partial"
+MIN_STEP_S = 0.001
+MAX_STEPS = 10_000_000
 AT_ONCE = 2
 """Windows collected at a time: while the server works on the questions of one, the answers of the other are written."""
 
@@ -90,6 +92,12 @@ def export_folder(request: ExportRequest) -> dict[str, Any]:
     """
     dialect = _dialect(request)
     metrics = select(list(request.metrics) if request.metrics else "all")
+    if request.step_s < MIN_STEP_S or request.duration_s > MAX_STEPS * request.step_s:
+        raise UsageError(
+            f"{request.duration_s:g} s in steps of {request.step_s:g} s cannot be exported: a step has {MIN_STEP_S:g} s or more, "
+            f"and an export at most {MAX_STEPS:,} of them.",
+            advice="Choose a longer step, or a shorter duration.",
+        )
     start_s = math.floor(_start_s(request.start) / request.step_s) * request.step_s
     steps = request.duration_s / request.step_s
     if not math.isclose(steps, round(steps), abs_tol=1e-6):

@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from harness.campaign.folder import create
+from harness.cli.numbers import not_negative
 from tests.support.experiments import campaign
 
 
@@ -172,3 +174,28 @@ def test_the_shell_completes_commands():
     done = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness re", COMP_CWORD="1")
 
     assert {"report", "resume"} <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("given", [("--step-s", "0"), ("--duration-s", "nan"), ("--timeout-s", "-inf")])
+def test_an_export_takes_finite_numbers_above_zero(given):
+    done = harness("export", "out", *given)
+
+    assert done.returncode == 2
+    assert "is not a finite number above 0" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("given", [("--step-s", "1e-300"), ("--step-s", "0.001", "--duration-s", "1e300")])
+def test_an_export_has_a_number_of_rows(given):
+    window = ("--prometheus", "http://127.0.0.1:9", "--start", "2026-01-31T12:00:00Z", "--namespace", "n")
+    done = harness("export", "out", *window, *given)
+
+    assert done.returncode == 2
+    assert "Choose a longer step, or a shorter duration." in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_prices_and_waits_are_finite(value):
+    with pytest.raises(typer.BadParameter, match="is not a finite number of 0 or more"):
+        not_negative(value)
+    assert not_negative(0.0) == 0.0
+    assert not_negative(None) is None
