@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.config import ExperimentSpec, Sharing
+from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE, visible
 
@@ -110,6 +110,12 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
     return {VISIBLE: uuids[index % len(uuids)]} if uuids else {}
 
 
+def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFacts]:
+    """The GPU of each place that ``device_environment`` deals replicas out to, in turn; none where there is no GPU."""
+    instances = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing is Sharing.MIG else []
+    return instances or [*gpus[: experiment.gpus]]
+
+
 def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
     """UUIDs of the GPUs that the replicas take in turn; none where CUDA's own choice, or none at all, is the right one.
 
@@ -126,3 +132,23 @@ def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
             advice="Lower `gpus`.",
         )
     return [gpu.uuid for gpu in gpus[: experiment.gpus]]
+
+
+def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[str, Any]]]) -> frozenset[str]:
+    """UUIDs of the GPUs that replicas are on: as each says itself, else as they were dealt out.
+
+    Args:
+        experiment: theirs.
+        replicas: of all workloads, in the order in which they were started: the device asked for, and the status.
+    """
+    gpus, _ = gpu_facts()
+    dealt, known = places(experiment, gpus), {gpu.uuid for gpu in gpus}
+    given_instance = os.environ.get(VISIBLE, "").startswith("MIG-")  # of which GPU, NVML's handles do not tell
+    used: set[str] = set()
+    for position, (device, status) in enumerate(replicas):
+        told = str(status.get("device_uuid"))
+        if told in known:
+            used.add(told)
+        elif dealt and Device.CPU not in {device, status.get("device")}:
+            used |= known if given_instance else {dealt[position % len(dealt)].uuid}
+    return frozenset(used)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
-from harness.backends.devices import device_environment, gpu_facts, used_gpus
+from harness.backends.devices import device_environment, gpu_facts, in_use, used_gpus
 from harness.backends.environment import scenario_environment, workload_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
@@ -19,6 +19,7 @@ from harness.backends.supervised import Lifeline
 from harness.clock import Clock, SystemClock
 from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError, ReplicaDiedError
+from harness.metrics.nvml import NvmlGpus
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
 from harness.metrics.telemetry import Telemetry
@@ -91,6 +92,7 @@ class LocalDeployment:
     """The processes of one experiment: the measured replicas, and its neighbours."""
 
     def __init__(self, experiment: ExperimentSpec, folder: Path, campaign_id: str, *, clock: Clock) -> None:
+        self._experiment = experiment
         self._clock = clock
         self._deaths: list[ReplicaDeath] = []
         self._stopping = threading.Event()
@@ -166,11 +168,16 @@ class LocalDeployment:
             wake=request.wake,
             on_tick=request.on_tick,
             enough=request.enough,
+            used_gpus=self._gpus_in_use(),
         )
 
     def telemetry(self, path: Path, *, interval_s: float) -> Telemetry:
-        """NVML and this machine's CPU."""
-        return Telemetry(path, interval_s=interval_s, clock=self._clock)
+        """NVML, of the GPUs in use, and this machine's CPU."""
+        return Telemetry(path, interval_s=interval_s, clock=self._clock, source=NvmlGpus(used=self._gpus_in_use()))
+
+    def _gpus_in_use(self) -> frozenset[str]:
+        """UUIDs of the GPUs that replicas and neighbours are on."""
+        return in_use(self._experiment, [(one.seat.workload.device, one.status()) for one in self._replicas])
 
     def provenance(self) -> Provenance:
         """This machine."""

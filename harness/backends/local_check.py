@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 
 from harness.backends.base import Finding, Severity
-from harness.backends.devices import GpuFacts, gpu_facts
+from harness.backends.devices import GpuFacts, gpu_facts, places
 from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, Execution, ExperimentSpec, Sharing, WorkloadSpec
+from harness.config import Device, Execution, ExperimentSpec, WorkloadSpec
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.
@@ -90,12 +90,11 @@ def _by_gpu(
     experiment: ExperimentSpec, gpus: Sequence[GpuFacts]
 ) -> Iterator[tuple[GpuFacts, list[tuple[WorkloadSpec, int]]]]:
     """Each GPU with the built-in workloads on it and their replicas there, as ``device_environment`` deals them out."""
-    places = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing is Sharing.MIG else []
-    places = places or [*gpus[: experiment.gpus]]
-    here: dict[str, list[tuple[WorkloadSpec, int]]] = {gpu.uuid: [] for gpu in places}
+    dealt = places(experiment, gpus)
+    here: dict[str, list[tuple[WorkloadSpec, int]]] = {gpu.uuid: [] for gpu in dealt}
     position = 0
     for workload, replicas in _workloads(experiment):
-        taken = Counter(places[one % len(places)].uuid for one in range(position, position + replicas) if places)
+        taken = Counter(dealt[one % len(dealt)].uuid for one in range(position, position + replicas) if dealt)
         position += replicas
         if workload.device is not Device.CPU and workload.factory is None:
             for uuid, count in taken.items():

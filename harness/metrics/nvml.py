@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +35,12 @@ class NvmlGpus:
 
     Args:
         library: stands in for the ``pynvml`` module in tests.
+        used: UUIDs of those that replicas use, the others being nobody's business; None: all of them.
     """
 
-    def __init__(self, library: Any = None) -> None:
+    def __init__(self, library: Any = None, *, used: Collection[str] | None = None) -> None:
         self._nvml: Any = library
+        self._used = used
         self._handles: list[Any] = []
         self.absent = self._open()
 
@@ -97,14 +99,19 @@ class NvmlGpus:
             return _no_driver(str(error))
         try:
             handles = [self._nvml.nvmlDeviceGetHandleByIndex(i) for i in range(self._nvml.nvmlDeviceGetCount())]
-            self._handles = visible(self._nvml, handles)
+            self._handles = [handle for handle in visible(self._nvml, handles) if self._is_used(handle)]
         except self._nvml.NVMLError as error:
             self._nvml.nvmlShutdown()
             return f"no GPU: NVML says {_clip(str(error))}"
         if not self._handles:
             self._nvml.nvmlShutdown()
+            if self._used is not None:
+                return "no GPU: no replica uses one"
             return "no GPU: the driver is loaded and lists no device that CUDA_VISIBLE_DEVICES lets through"
         return ""
+
+    def _is_used(self, handle: Any) -> bool:
+        return self._used is None or str(self._nvml.nvmlDeviceGetUUID(handle)) in self._used
 
     def _utilization(self, handle: Any) -> float:
         return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)

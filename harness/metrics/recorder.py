@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from harness.clock import Clock
 from harness.errors import UsageError
@@ -56,6 +56,7 @@ class Recorder:
         sink: takes the rows of each grid time.
         clock: real or simulated.
         sources: what is read; None: this machine.
+        used_gpus: UUIDs of the devices that are read of this machine; None: all of them.
         wake: ends the recording early when set.
         on_tick: called after each row with rows done and rows in all.
         enough: asked after each row, with the rows done, whether it may be the last one.
@@ -71,6 +72,7 @@ class Recorder:
         sink: RowSink,
         clock: Clock,
         sources: Sources | None = None,
+        used_gpus: Collection[str] | None = None,
         wake: threading.Event | None = None,
         on_tick: Callable[[int, int], None] | None = None,
         enough: Callable[[int], bool] | None = None,
@@ -90,6 +92,7 @@ class Recorder:
         self._sink = sink
         self._clock = clock
         self._sources = sources
+        self._used_gpus = used_gpus
         self._wake = wake
         self._on_tick = on_tick
         self._enough = enough
@@ -111,7 +114,7 @@ class Recorder:
                 f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
                 advice="Floor the start to the step, so that all metrics share timestamps.",
             )
-        sources = self._sources or real_sources(self._targets)
+        sources = self._sources or real_sources(self._targets, self._used_gpus)
         try:
             recording = _Recording(sources, self._targets, self._metrics, self._range_ms)
             with _punctual():

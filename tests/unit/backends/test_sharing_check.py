@@ -8,10 +8,10 @@ import pytest
 
 from harness.backends import sharing_check
 from harness.backends.base import Severity
-from harness.backends.devices import GpuFacts, device_environment, gpu_facts
+from harness.backends.devices import GpuFacts, device_environment, gpu_facts, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
-from harness.config import MpsSpec, Sharing
+from harness.config import Device, MpsSpec, Sharing
 from harness.errors import BackendError
 from tests.support.experiments import experiment
 
@@ -135,6 +135,24 @@ def test_a_chosen_gpu_is_named_by_its_uuid_and_no_choice_stays_none(monkeypatch)
     assert device_environment(experiment(gpus=1), 1) == {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert device_environment(experiment(gpus=1), 1) == {}
+
+
+@pytest.mark.usefixtures("two_visible_gpus")
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "used"),
+    [
+        (1, [(Device.AUTO, {"device": "cuda:0", "device_uuid": "GPU-five"})], {"GPU-five"}),
+        (1, [(Device.AUTO, {}), (Device.AUTO, {})], {"GPU-two"}),
+        (2, [(Device.AUTO, {})], {"GPU-two"}),
+        (2, [(Device.CPU, {}), (Device.CUDA, {})], {"GPU-five"}),
+        (2, [(Device.CPU, {}), (Device.AUTO, {"device": "cpu", "device_uuid": ""})], set()),
+    ],
+)
+def test_the_gpus_in_use_are_those_that_the_replicas_say_or_were_given(monkeypatch, gpus, replicas, used):
+    assert in_use(experiment(gpus=gpus), replicas) == used
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: ([], "no driver"))
+    assert in_use(experiment(gpus=gpus), replicas) == set()
 
 
 def test_without_a_gpu_nothing_is_chosen(monkeypatch):

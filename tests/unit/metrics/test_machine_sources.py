@@ -228,6 +228,20 @@ def test_only_devices_that_the_replicas_see_are_read(monkeypatch, visible, utili
     assert [usage.utilization_percent for usage in NvmlGpus(FakeNvml()).read()] == utilizations
 
 
+@pytest.mark.parametrize(
+    ("used", "utilizations"), [(["GPU-11-aaaa"], [91]), (["GPU-00-aaaa", "GPU-11-aaaa"], [90, 91])]
+)
+def test_a_device_that_nobody_uses_is_not_read(used, utilizations):
+    gpus = NvmlGpus(FakeNvml(), used=used)
+    assert [usage.utilization_percent for usage in gpus.read()] == utilizations
+    assert len(gpus.read_telemetry()) == gpus.count == len(utilizations)
+
+
+def test_where_nobody_uses_a_gpu_there_is_none_and_the_reason():
+    gpus = NvmlGpus(FakeNvml(), used=[])
+    assert (gpus.count, gpus.absent) == (0, "no GPU: no replica uses one")
+
+
 def test_the_driver_is_let_go_once():
     library = FakeNvml()
     gpus = NvmlGpus(library)
