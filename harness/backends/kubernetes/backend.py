@@ -103,7 +103,7 @@ class KubernetesBackend:
         found = query_probe.rehearse(
             deployment,
             server,
-            prometheus.origin(server.url, self._spec, deployment.replicas),
+            prometheus.origin(server, self._spec, deployment.replicas),
             [CATALOGUE[name] for name in experiment.metrics],
             experiment.timing,
             scrape_interval_s=self._spec.scrape_interval_s,

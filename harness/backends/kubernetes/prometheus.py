@@ -15,6 +15,7 @@ from harness.metrics.promql import Labels
 from harness.metrics.recording import Recording
 
 QUERY_TIMEOUT_S = 30.0
+GPUS_TIMEOUT_S = 5.0
 
 
 def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
@@ -36,16 +37,20 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
     )
 
 
-def origin(url: str, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> Origin:
-    """Where the metrics of these replicas are."""
+def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> Origin:
+    """Where the metrics of these replicas are, and of the devices that they are on."""
     labels = spec.prometheus_labels
-    return Origin(
-        url=url,
+    where = Origin(
+        url=prometheus.url,
         namespace=spec.namespace,
         pods=tuple(replica.pod for replica in replicas),
         nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
         labels=Labels(pod=labels.pod, node=labels.node, gpu_node=labels.gpu_node),
     )
+    if not spec.gpus_per_replica:
+        return where
+    with prometheus.impatient(GPUS_TIMEOUT_S) as quick:
+        return where.with_gpus(quick, [replica.gpu_uuid for replica in replicas])
 
 
 def recording(
@@ -56,7 +61,7 @@ def recording(
     from harness.results.origin import save_origin
 
     prometheus = server(api, spec)
-    where = origin(prometheus.url, spec, replicas)
+    where = origin(prometheus, spec, replicas)
     save_origin(folder, where)
     return PrometheusRecorder(
         prometheus,
@@ -70,4 +75,5 @@ def recording(
         wake=request.wake,
         on_tick=request.on_tick,
         notice=request.notice,
+        remarks=[where.gpus_why] if where.gpus_why else [],
     )

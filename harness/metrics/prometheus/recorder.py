@@ -43,6 +43,7 @@ class PrometheusRecorder:
         wake: ends the recording early when set.
         on_tick: called at each grid time with rows done and rows in all.
         notice: told at once what the server stops seeing, a sentence each.
+        remarks: what is known to be amiss from the beginning; kept with the recording.
         patience_s: how long the server may be away at the end before collecting is given up.
     """
 
@@ -60,6 +61,7 @@ class PrometheusRecorder:
         wake: threading.Event | None = None,
         on_tick: Callable[[int, int], None] | None = None,
         notice: Callable[[str], None] | None = None,
+        remarks: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
         self._server = server
@@ -74,7 +76,7 @@ class PrometheusRecorder:
         self._on_tick = on_tick
         self._notice = notice
         self._patience_s = patience_s
-        self._warnings: list[str] = []
+        self._warnings = [*remarks]
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
         """Wait until ``rows`` rows are scraped, then collect them; fewer only when woken.

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from harness.errors import UsageError
-from harness.metrics.promql import Dialect, Labels, cluster, one_of
+from harness.errors import NoDataError, PrometheusError, UsageError
+from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.prometheus.adapter import Queryable
+from harness.metrics.promql import Dialect, Labels, cluster, one_of, quote, render
+
+GPU_UUID = "UUID"
+"""Label of the DCGM exporter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Origin:
         pods: their names, in the order of ``replica-0``, ``replica-1``...
         nodes: names of the nodes that they ran on, each once; empty: every node that the server knows.
         labels: how this server names pods and nodes.
+        gpus: UUIDs of the devices that the replicas are on; empty: every device of the nodes.
+        gpus_why: why it is every device of the nodes; empty when it is not.
     """
 
     url: str
@@ -28,10 +35,26 @@ class Origin:
     pods: tuple[str, ...]
     nodes: tuple[str, ...] = ()
     labels: Labels = field(default_factory=Labels)
+    gpus: tuple[str, ...] = ()
+    gpus_why: str = ""
 
     def dialect(self) -> Dialect:
-        """The dialect that selects exactly these pods and nodes."""
-        return cluster(self.namespace, one_of(self.pods), nodes=self.nodes, labels=self.labels)
+        """The dialect that selects exactly these pods, nodes and devices."""
+        gpus = f"{GPU_UUID}=~{quote(one_of(self.gpus))}" if self.gpus else ""
+        return cluster(self.namespace, one_of(self.pods), nodes=self.nodes, gpus=gpus, labels=self.labels)
+
+    def with_gpus(self, server: Queryable, uuids: Sequence[str]) -> Self:
+        """The same with the devices of the replicas alone, where each says its own and the server knows them all."""
+        why = "" if uuids and all(uuids) else "not every replica says which GPU it is on"
+        wanted = dataclasses.replace(self, gpus=tuple(dict.fromkeys(uuids)), gpus_why="")
+        if not why:
+            try:
+                selector = render(CATALOGUE["gpu_utilization"], wanted.dialect(), 1.0).raw
+                seen = {one.labels.get(GPU_UUID) for one in server.query(selector).series}
+                why = next((f"Prometheus does not know {uuid}" for uuid in wanted.gpus if uuid not in seen), "")
+            except (NoDataError, PrometheusError) as error:
+                why = error.message
+        return dataclasses.replace(self, gpus_why=f"every GPU of the nodes is recorded: {why}") if why else wanted
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for a file."""
@@ -47,6 +70,8 @@ class Origin:
                 pods=tuple(map(str, data["pods"])),
                 nodes=tuple(map(str, data["nodes"])),
                 labels=Labels(**data["labels"]),
+                gpus=tuple(map(str, data.get("gpus", ()))),  # older files have none
+                gpus_why=str(data.get("gpus_why", "")),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(

@@ -1,11 +1,13 @@
 """Series over one node and over several: who is called what, and who must not be mixed."""
 
+import json
+
 import numpy as np
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus.adapter import Series
+from harness.metrics.prometheus.adapter import Answer, Series
 from harness.metrics.prometheus.naming import device_names, identity, key_labels, mixed, natural, node_names
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Labels, cluster, local, one_of, render
@@ -76,3 +78,43 @@ def test_an_origin_survives_its_file():
     assert 'pod=~"a-1|a-2"' in origin.dialect().replicas
     with pytest.raises(UsageError, match="does not say where"):
         Origin.from_dict({"url": "http://x:9090"})
+
+
+class Knows:
+    """A server whose devices have these UUIDs."""
+
+    def __init__(self, *uuids):
+        self.uuids, self.asked = uuids, []
+
+    def query(self, promql):
+        self.asked.append(promql)
+        if not self.uuids:
+            raise NoDataError("nothing matches.")
+        points = np.empty(0)
+        return Answer([Series({"UUID": uuid, "gpu": "0"}, points, points) for uuid in self.uuids])
+
+
+@pytest.mark.parametrize(
+    ("told", "known", "gpus", "why"),
+    [
+        (["GPU-b", "GPU-b"], ["GPU-b"], ("GPU-b",), ""),
+        (["GPU-b", ""], ["GPU-b"], (), "not every replica says which GPU it is on"),
+        (["MIG-b"], ["GPU-b"], (), "Prometheus does not know MIG-b"),
+        (["GPU-b"], [], (), "nothing matches."),
+    ],
+)
+def test_only_the_devices_of_the_replicas_are_selected_where_they_and_the_server_tell(told, known, gpus, why):
+    server = Knows(*known)
+    origin = Origin("http://x:9090", "inference", ("a-1",), ("n1",)).with_gpus(server, told)
+    assert origin.gpus == gpus
+    assert origin.gpus_why == (f"every GPU of the nodes is recorded: {why}" if why else "")
+    assert Origin.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
+    selector = render(CATALOGUE["gpu_power"], origin.dialect(), 20).raw
+    assert ('UUID=~"GPU-b"' in selector) == bool(gpus)
+    assert all('node=~"n1"' in query for query in [selector, *server.asked])
+
+
+def test_an_origin_written_before_devices_were_told_apart_is_still_read():
+    written = Origin("http://x:9090", "inference", ("a-1",)).to_dict()
+    del written["gpus"], written["gpus_why"]
+    assert Origin.from_dict(written).gpus == ()
