@@ -4,11 +4,11 @@ import re
 import shlex
 from pathlib import Path
 
-import pytest
 import typer
 
 from harness import errors
 from harness.cli.app import EXIT_CODES, app
+from tests.support.cases import every
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")])
@@ -24,7 +24,7 @@ def command_lines() -> list[tuple[str, str]]:
     return [(page, line.partition(" #")[0].strip()) for page, line in lines if line.strip()]
 
 
-@pytest.mark.parametrize(("page", "line"), [pair for pair in command_lines() if pair[1].startswith("harness ")])
+@every(pair for pair in command_lines() if pair[1].startswith("harness "))
 def test_every_harness_command_on_a_page_exists_with_its_options(page, line):
     words = shlex.split(line)
     command = COMMANDS[words[1]]
@@ -33,20 +33,20 @@ def test_every_harness_command_on_a_page_exists_with_its_options(page, line):
     assert {word for word in words if word.startswith("--")} <= options, page
 
 
-@pytest.mark.parametrize(("page", "line"), [pair for pair in command_lines() if pair[1].startswith("scripts/")])
+@every(pair for pair in command_lines() if pair[1].startswith("scripts/"))
 def test_every_script_on_a_page_exists_and_can_be_run(page, line):
     script = ROOT / shlex.split(line)[0]
 
     assert script.stat().st_mode & 0o111, page
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every(PAGES, lambda page: page.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every(PAGES, lambda page: page.name)
 def test_no_page_is_unfinished(page):
     assert "@@" not in page.read_text()
 

@@ -4,7 +4,7 @@ import ast
 import re
 from pathlib import Path
 
-import pytest
+from tests.support.cases import every
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "harness"
@@ -23,6 +23,7 @@ LAYERS = [
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ANYWHERE = {"__version__"}
 MODULES = sorted(PACKAGE.rglob("*.py"))
+of_every_module = every(MODULES, lambda module: str(module.relative_to(PACKAGE)))
 
 
 def part_of(module: Path) -> str:
@@ -50,7 +51,7 @@ def trespasses(part: str, imports: set[str]) -> set[str]:
     return {other for other in imports if other != part and (other == "replica" or RANK[other] <= RANK[part])}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+@of_every_module
 def test_dependencies_point_down(module):
     assert trespasses(part_of(module), imported_parts(module)) == set()
 
@@ -62,7 +63,7 @@ def test_the_check_sees_a_trespass():
     assert trespasses("node", {"backends"}) == {"backends"}
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+@of_every_module
 def test_modules_stay_small_and_say_what_they_are(module):
     text = module.read_text()
 
@@ -70,7 +71,7 @@ def test_modules_stay_small_and_say_what_they_are(module):
     assert ast.get_docstring(ast.parse(text)), "no docstring"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+@of_every_module
 def test_only_the_output_module_prints(module):
     calls = [node for node in ast.walk(ast.parse(module.read_text())) if isinstance(node, ast.Call)]
 

@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from tests.support.cases import every
+
 ROOT = Path(__file__).parents[2]
 LINES = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and not line.startswith("#")]
 PINNED = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in LINES if "==" in line}
 # Modules that lie beside the file that imports them, on another machine's path.
-NOT_PACKAGES = {"harness", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
+NOT_PACKAGES = {"harness", "scripts", "tests"} | {path.stem for path in (ROOT / "tests").rglob("*.py")}
+
+
+DISTRIBUTIONS = packages_distributions()
 
 
 def imported_modules() -> set[str]:
@@ -33,14 +38,14 @@ def test_every_line_is_an_exact_version():
     assert len(PINNED) == len(LINES)
 
 
-@pytest.mark.parametrize("module", sorted(imported_modules()))
+@every(sorted(imported_modules()))
 def test_every_import_is_on_the_list(module):
-    distributions = {canonicalize_name(name) for name in packages_distributions()[module]}
+    distributions = {canonicalize_name(name) for name in DISTRIBUTIONS[module]}
 
     assert distributions & set(PINNED), f"{module} is imported and {distributions} is not in requirements.txt"
 
 
-@pytest.mark.parametrize("name", sorted(PINNED))
+@every(sorted(PINNED))
 def test_what_is_installed_is_what_is_pinned(name):
     assert version(name).split("+")[0] == PINNED[name]
 

@@ -4,8 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
+
+from tests.support.cases import every
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +45,7 @@ def kinds_of(name: str) -> list[str]:
     return [kind for kind, pattern in KINDS.items() if re.fullmatch(pattern, name)]
 
 
-@pytest.mark.parametrize("name", yaml_files())
+@every(yaml_files())
 def test_every_file_parses_and_has_one_kind(name):
     list(yaml.load_all((ROOT / name).read_text(), Loader=Loader))
 
@@ -55,7 +56,7 @@ def campaign_files() -> list[str]:
     return [name for name in yaml_files() if any(kind.startswith("campaign") for kind in kinds_of(name))]
 
 
-@pytest.mark.parametrize("name", campaign_files())
+@every(campaign_files())
 def test_every_campaign_file_is_valid(name):
     from harness.campaign.plan import expand
     from harness.config.load import parse_campaign

@@ -1,6 +1,7 @@
 """Every object of this project, in every shape: valid for two minors and more, pinned, and no more than it has to be."""
 
 import copy
+import itertools
 import re
 
 import kubernetes_validate
@@ -10,6 +11,7 @@ import tree
 import yaml
 
 from tests.support import cluster_objects
+from tests.support.cases import every
 
 NAMES = cluster_objects.templates()
 MINORS = tree.variables()["versions_by_minor"]
@@ -39,8 +41,7 @@ def test_every_exception_has_its_reason_in_a_sentence():
         assert re.fullmatch(r"[A-Z].{20,}\.", reason), key
 
 
-@pytest.mark.parametrize("minor", MINORS)
-@pytest.mark.parametrize("name", NAMES)
+@every(itertools.product(NAMES, MINORS))
 def test_every_object_is_valid_for_every_minor(name, minor):
     objects = cluster_objects.documents(name)
     assert objects
@@ -49,7 +50,7 @@ def test_every_object_is_valid_for_every_minor(name, minor):
             kubernetes_validate.validate(item, minor, strict=True)
 
 
-@pytest.mark.parametrize(("name", "item"), EVERYTHING, ids=[f"{name}:{one['kind']}" for name, one in EVERYTHING])
+@every(EVERYTHING, lambda name, item: f"{name}:{item['kind']}")
 def test_every_image_is_one_of_the_table_or_our_own(name, item):
     del name
     known = cluster_objects.images_of_the_table()

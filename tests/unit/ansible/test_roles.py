@@ -2,9 +2,10 @@
 
 import re
 
-import pytest
 import tree
 from tree import ROLES, ROOT, load
+
+from tests.support.cases import every
 
 LAYOUT = {
     *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
@@ -27,12 +28,12 @@ def test_the_roles_are_the_ones_of_the_design():
     assert set(ROLES) == LAYOUT
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_the_specification_says_what_the_defaults_say(role):
     assert {name: option["default"] for name, option in options(role).items()} == defaults(role)
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_every_variable_is_described_in_prose_in_both_places(role):
     text = (ROOT / "roles" / role / "defaults/main.yml").read_text()
     for name, option in options(role).items():
@@ -40,7 +41,7 @@ def test_every_variable_is_described_in_prose_in_both_places(role):
         assert option["description"].endswith("."), name
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_every_type_fits_the_value_that_the_default_comes_to(role):
     for name, option in options(role).items():
         value = tree.variables()[name]
@@ -50,21 +51,21 @@ def test_every_type_fits_the_value_that_the_default_comes_to(role):
             assert all(isinstance(item, TYPES[option["elements"]]) for item in value), name
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_public_names_carry_the_role_and_private_ones_two_underscores(role):
     assert all(name.startswith(f"{role}_") for name in defaults(role))
     private = ROOT / "roles" / role / "vars/main.yml"
     assert all(name.startswith(f"__{role}_") for name in (load(private) if private.exists() else {}))
 
 
-@pytest.mark.parametrize("role", sorted(LAYOUT - {"preflight"}))
+@every(sorted(LAYOUT - {"preflight"}))
 def test_every_role_verifies_its_own_effect(role):
     # Preflight has no effect to verify: it is a verification.
     assert (ROOT / "roles" / role / "tasks/verify.yml").exists()
     assert "verify.yml" in "".join(path.read_text() for path in (ROOT / "roles" / role / "tasks").glob("*.yml"))
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_every_variable_is_used(role):
     folders = ("tasks", "templates", "vars")
     files = [path for folder in folders for path in (ROOT / "roles" / role / folder).glob("*")]
@@ -76,7 +77,7 @@ def test_preflight_judges_the_variables_of_every_role():
     assert set(load(ROOT / "roles/preflight/vars/main.yml")["__preflight_roles"]) == LAYOUT
 
 
-@pytest.mark.parametrize("role", ROLES)
+@every(ROLES)
 def test_every_task_file_is_reached(role):
     folder = ROOT / "roles" / role / "tasks"
     text = "".join(path.read_text() for path in [*folder.glob("*.yml"), *tree.playbooks(), *tree.task_files()])

@@ -3,13 +3,12 @@
 import re
 
 import count_tasks
-import pytest
 import tree
 from tree import OWN_MODULES, ROOT
 
-CASES = [
-    pytest.param(path, task, id=f"{path.relative_to(ROOT)}:{task.get('name')}") for path, task in tree.every_task()
-]
+from tests.support.cases import every
+
+of_every_task = every(tree.every_task(), lambda path, task: f"{path.relative_to(ROOT)}:{task.get('name')}")
 KEYWORDS = {
     *("name", "when", "register", "loop", "loop_control", "changed_when", "failed_when", "check_mode", "until"),
     *(
@@ -36,14 +35,14 @@ def action_of(task):
     return actions.pop()
 
 
-@pytest.mark.parametrize(("path", "task"), CASES)
+@of_every_task
 def test_every_task_has_a_name_and_a_fully_qualified_action(path, task):
     assert task.get("name"), f"{path}: a task without a name"
     action = action_of(task)
     assert action in OWN_MODULES or re.fullmatch(r"ansible\.builtin\.\w+", action)
 
 
-@pytest.mark.parametrize(("path", "task"), CASES)
+@of_every_task
 def test_no_shell_and_no_swallowed_errors(path, task):
     action = action_of(task)
     assert action not in {"ansible.builtin.shell", "ansible.builtin.raw", "ansible.builtin.script"}, path
@@ -52,7 +51,7 @@ def test_no_shell_and_no_swallowed_errors(path, task):
     assert task.get("failed_when") is not False
 
 
-@pytest.mark.parametrize(("path", "task"), CASES)
+@of_every_task
 def test_every_command_says_when_it_changes_something(path, task):
     if action_of(task) == "ansible.builtin.command":
         arguments = task["ansible.builtin.command"]
@@ -61,7 +60,7 @@ def test_every_command_says_when_it_changes_something(path, task):
         assert not re.search(r"[|;&><`$]", str(arguments.get("cmd", ""))), "a command line that wants a shell"
 
 
-@pytest.mark.parametrize(("path", "task"), CASES)
+@of_every_task
 def test_a_task_that_handles_a_token_is_not_logged(path, task):
     if "token" in str(task.get("register", "")) or "join_token" in str(task):
         assert task.get("no_log") is True, path
@@ -72,7 +71,7 @@ def test_site_is_a_list_of_imported_playbooks():
     assert [set(entry) for entry in entries] == [{"name", "ansible.builtin.import_playbook"}] * len(entries)
 
 
-@pytest.mark.parametrize("role", tree.ROLES)
+@every(tree.ROLES)
 def test_main_is_a_table_of_contents(role):
     tasks = tree.load(ROOT / "roles" / role / "tasks/main.yml")
     assert len(tasks) <= 5

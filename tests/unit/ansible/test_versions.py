@@ -2,9 +2,10 @@
 
 import re
 
-import pytest
 import tree
 from tree import ROOT
+
+from tests.support.cases import every
 
 TABLE = tree.load(ROOT / "inventory/group_vars/all/versions.yml")
 MINORS = TABLE["versions_by_minor"]
@@ -24,14 +25,14 @@ def test_the_default_minor_is_in_the_table_and_the_journal_s_too():
     assert "1.34" in MINORS
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@every(MINORS)
 def test_every_minor_has_the_same_entries(minor):
     first = next(iter(MINORS.values()))
     assert set(MINORS[minor]) == set(first)
     assert set(MINORS[minor]["images"]) == set(first["images"])
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@every(MINORS)
 def test_the_versions_of_a_row_belong_together(minor):
     row = MINORS[minor]
     assert [row[name].rpartition(".")[0] for name in ("kubernetes", "crio", "cri_tools")] == [minor] * 3
@@ -41,13 +42,13 @@ def test_the_versions_of_a_row_belong_together(minor):
     assert row["calico"] in TABLE["versions_calico"]
 
 
-@pytest.mark.parametrize("image", images())
+@every(images())
 def test_every_image_is_fully_qualified_and_pinned(image):
     assert IMAGE.fullmatch(image)
     assert not image.endswith(":latest")
 
 
-@pytest.mark.parametrize("version", TABLE["versions_calico"])
+@every(TABLE["versions_calico"])
 def test_every_file_has_its_sum_and_its_version(version):
     for file in TABLE["versions_calico"][version]["files"]:
         assert re.fullmatch(r"[0-9a-f]{64}", file["sha256"])
@@ -55,7 +56,7 @@ def test_every_file_has_its_sum_and_its_version(version):
         assert file["url"].endswith("/" + file["name"])
 
 
-@pytest.mark.parametrize("repository", TABLE["versions_packages"])
+@every(TABLE["versions_packages"])
 def test_every_repository_has_its_key_and_every_package_its_version(repository):
     assert re.fullmatch(r"[0-9A-F]{40}", TABLE["versions_apt_keys"][repository]["fingerprint"])
     known = {**TABLE["versions_common"], **MINORS[TABLE["kubernetes_minor"]]}
@@ -92,7 +93,7 @@ def test_no_version_and_no_image_is_named_anywhere_else():
         assert not re.search(r"(docker\.io|quay\.io|registry\.k8s\.io)/", text), path
 
 
-@pytest.mark.parametrize("minor", MINORS)
+@every(MINORS)
 def test_the_offline_list_is_what_the_table_says(minor):
     from harness.node.offline import from_variables
 

@@ -11,6 +11,7 @@ from harness.metrics.catalogue import STANDARD
 from scripts.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
 from scripts.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query
 from scripts.dashboards.queries import per_device, per_node, per_pod, per_workload
+from tests.support.cases import every
 
 TITLES = {"System Resources", "GPU Performance", "Container Metrics", "System Pressure", "Inference Performance"}
 UNITS = {
@@ -31,7 +32,7 @@ UNITS = {
 }
 DOCUMENTS = [json.loads(rendered(dashboard)) for dashboard in DASHBOARDS]
 PANELS = [(document, panel) for document in DOCUMENTS for panel in document["panels"] if panel["type"] != "row"]
-SAME = [f"{document['uid']}: {panel['title']}" for document, panel in PANELS]
+of_every_panel = every(PANELS, lambda document, panel: f"{document['uid']}: {panel['title']}")
 
 
 def test_the_five_are_there_and_the_files_are_what_the_code_says():
@@ -41,7 +42,7 @@ def test_the_five_are_there_and_the_files_are_what_the_code_says():
     }, "run: python -m scripts.dashboards"
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["uid"])
+@every(DOCUMENTS, lambda document: document["uid"])
 def test_places_do_not_overlap_and_stay_on_the_page(document):
     taken = {}
     for panel in document["panels"]:
@@ -55,7 +56,7 @@ def test_places_do_not_overlap_and_stay_on_the_page(document):
             assert taken.setdefault(cell, panel["title"]) == panel["title"]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda one: one["uid"])
+@every(DOCUMENTS, lambda document: document["uid"])
 def test_identities_are_unique(document):
     ids = [panel["id"] for panel in document["panels"]]
     assert len(set(ids)) == len(ids)
@@ -65,7 +66,7 @@ def test_identities_are_unique(document):
     assert document["editable"] is False
 
 
-@pytest.mark.parametrize(("document", "panel"), PANELS, ids=SAME)
+@of_every_panel
 def test_a_panel_has_all_that_it_needs_and_nothing_unknown(document, panel):
     assert panel["type"] in KINDS
     assert panel["datasource"] == DATASOURCE
@@ -86,7 +87,7 @@ def test_a_panel_has_all_that_it_needs_and_nothing_unknown(document, panel):
     assert set(units) <= UNITS
 
 
-@pytest.mark.parametrize(("document", "panel"), PANELS, ids=SAME)
+@of_every_panel
 def test_every_name_in_a_legend_is_a_label_that_the_query_keeps(document, panel):
     del document
     for target in panel["targets"]:
@@ -96,7 +97,7 @@ def test_every_name_in_a_legend_is_a_label_that_the_query_keeps(document, panel)
         assert not aggregated or wanted <= set().union(*kept), target
 
 
-@pytest.mark.parametrize(("document", "panel"), PANELS, ids=SAME)
+@of_every_panel
 def test_no_window_is_fixed_and_no_device_is_summed(document, panel):
     del document
     for target in panel["targets"]:
