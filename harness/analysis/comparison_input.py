@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, analyse, pooled_cell
 from harness.analysis.comparability import differences, refuse_unlike
-from harness.config import Sharing
+from harness.config import Order, Sharing
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import Manifest
 
@@ -146,7 +147,31 @@ def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = Fal
     if not unlike:
         refuse_unlike(manifests)
     sides = By(by) if by else _natural(analyses)
-    return Pool(sides, analyses, _setups(analyses, sides), differences(manifests))
+    setups = _setups(analyses, sides)
+    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups)])
+
+
+def _one_after_another(setups: Sequence[Setup]) -> list[str]:
+    """A sentence where all repeats of a cell on one side ran before those on another: drift looks like a difference."""
+    found = []
+    for place in dict.fromkeys(place for setup in setups for place in setup.cells):
+        spans = [
+            (min(starts), max(starts))
+            for setup in setups
+            if place in setup.cells
+            for starts in [[run.data.manifest.start_s for run in setup.cells[place].used]]
+            if len(starts) > 1
+        ]
+        if any(one[1] < other[0] for one, other in itertools.permutations(spans, 2)):
+            found.append(f"{place.workload} with {place.replicas}")
+    if not found:
+        return []
+    return [
+        (
+            f"All repeats of one side ran before those of another, so that drift looks like a difference: {', '.join(found)}. "
+            f"Run the sides in one campaign, with `order: {Order.INTERLEAVED}` or `{Order.RANDOM}`."
+        )
+    ]
 
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:

@@ -23,6 +23,9 @@ MIN_BATCH_ROWS = 4
 CORRELATED = 0.3
 ROWS_TO_TELL = 60
 """Below this, a correlation is too badly known to be corrected for in full."""
+NO_SPREAD = "the runs of each side are all equal: the figure is too coarse to show their spread"
+_SAME = 1e-9
+"""Figures that differ by less, relatively, are equal but for the arithmetic."""
 _LEAST_CORRELATION, _MOST_CORRELATION = -0.1, 0.8
 
 Floats = npt.NDArray[np.float64]
@@ -148,13 +151,40 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     value = top.mean / bottom.mean
     if top.cv is None or bottom.cv is None:
         return Estimate(value, None, None, min(top.n, bottom.n), None, "one run has no interval")
-    first, second = top.cv**2 / top.n, bottom.cv**2 / bottom.n
-    variance = first + second
-    if variance == 0:
-        return Estimate(value, value, value, min(top.n, bottom.n), 0.0)
-    freedom = variance**2 / (first**2 / (top.n - 1) + second**2 / (bottom.n - 1))
-    factor = math.exp(_student(freedom) * math.sqrt(variance))
+    spread = _spread(numerator, denominator)
+    if spread is None:
+        return Estimate(value, None, None, min(top.n, bottom.n), None, NO_SPREAD)
+    first, second = spread[0] / top.mean**2, spread[1] / bottom.mean**2
+    freedom = _freedom(first, top.n, second, bottom.n)
+    factor = math.exp(_student(freedom) * math.sqrt(first + second))
     return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
+
+
+def _spread(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
+    """Variances of the means of two sides of at least two runs each; None where all runs of each side are equal.
+
+    Figures are counted or rounded: a side's variance is at least that of rounding to the smallest step that lies
+    between two of the figures.
+    """
+    figures = np.unique([*a, *b])
+    steps = np.diff(figures)
+    steps = steps[steps > _SAME * np.abs(figures).max()]
+    variances = [float(np.var(side, ddof=1)) for side in (a, b)]
+    if not len(steps) or max(variances) <= (_SAME * float(np.abs(figures).max())) ** 2:
+        return None
+    floor = float(steps.min()) ** 2 / 12
+    return max(variances[0], floor) / len(a), max(variances[1], floor) / len(b)
+
+
+def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
+    """Degrees of freedom of the difference of two means with these variances.
+
+    Welch's (Satterthwaite 1946), and for sides of unlike length at most a number that comes down to Hsu's (1938, those
+    of the smaller side): Welch's alone errs in 11 % of comparisons of 2 runs against 10. The benchmark holds the cap.
+    """
+    welchs = (first + second) ** 2 / (first**2 / (runs - 1) + second**2 / (other_runs - 1))
+    few, many = sorted((runs - 1, other_runs - 1))
+    return min(welchs, max(few, 2 * few**2 / many))
 
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
@@ -166,11 +196,10 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     runs = min(len(a), len(b))
     if runs == 1:
         return Estimate(gap, None, None, 1, None, "one run has no interval")
-    first, second = float(np.var(a, ddof=1)) / len(a), float(np.var(b, ddof=1)) / len(b)
-    if first + second == 0:
-        return Estimate(gap, gap, gap, runs, None)
-    freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
-    half = _student(freedom) * math.sqrt(first + second)
+    spread = _spread(a, b)
+    if spread is None:
+        return Estimate(gap, None, None, runs, None, NO_SPREAD)
+    half = _student(_freedom(spread[0], len(a), spread[1], len(b))) * math.sqrt(sum(spread))
     return Estimate(gap, gap - half, gap + half, runs, None)
 
 
@@ -180,8 +209,8 @@ class Difference:
 
     Attributes:
         change: relative change of the mean from a to b; 0.1 is 10 % more.
-        welch_p: p of Welch's t-test; None when one side has a single run.
-        mann_whitney_p: p of the exact Mann-Whitney test; None likewise.
+        welch_p: p of Welch's t-test; None when one side has a single run, or no side has any spread.
+        mann_whitney_p: p of the exact Mann-Whitney test; None when one side has a single run.
         mann_whitney_floor: the smallest p that this many runs can give (0.1 for 3 against 3).
         hedges_g: difference in standard deviations, corrected for few runs; None without spread.
         cliffs_delta: share of pairs where b is larger minus where it is smaller, -1 to 1.
@@ -200,7 +229,7 @@ class Difference:
 
     @property
     def significant(self) -> bool | None:
-        """Whether the means differ at 5 %; None when a side has one run, so that nobody can tell."""
+        """Whether the means differ at 5 %; None when the spread of the runs is not known, so that nobody can tell."""
         p = self.welch_p if self.adjusted_p is None else self.adjusted_p
         return None if p is None else p < SIGNIFICANCE
 
@@ -208,7 +237,8 @@ class Difference:
     def sentence(self) -> str:
         """The answer in words."""
         if self.significant is None:
-            return "cannot tell: a single run has no spread; repeat it"
+            single = min(self.a.n, self.b.n) == 1
+            return f"cannot tell: {'a single run has no spread; repeat it' if single else NO_SPREAD}"
         if not self.significant:
             alone = self.welch_p is not None and self.welch_p < SIGNIFICANCE
             # Its interval, which stands for itself, leaves out "no difference" then: say why the answer does not.
@@ -237,14 +267,13 @@ def _student(freedom: float) -> float:
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
-def welch(a: Sequence[float], b: Sequence[float]) -> float:
-    """P of Welch's t-test, of at least two values on each side."""
-    first, second = np.var(a, ddof=1) / len(a), np.var(b, ddof=1) / len(b)
-    gap = float(np.mean(b) - np.mean(a))
-    if first + second == 0:
-        return 0.0 if gap else 1.0  # Without any spread there is nothing to test.
-    freedom = (first + second) ** 2 / (first**2 / (len(a) - 1) + second**2 / (len(b) - 1))
-    return float(2 * stdtr(freedom, -abs(gap) / math.sqrt(first + second)))
+def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
+    """P of Welch's t-test, of at least two values on each side; None when there is no spread to test against."""
+    spread = _spread(a, b)
+    if spread is None:
+        return None
+    gap = abs(float(np.mean(b) - np.mean(a)))
+    return float(2 * stdtr(_freedom(spread[0], len(a), spread[1], len(b)), -gap / math.sqrt(sum(spread))))
 
 
 def _mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:

@@ -194,8 +194,8 @@ class CampaignSpec(StrictModel):
         default=1, ge=1, le=100, description="How often every experiment is run; 3 or more give intervals."
     )
     order: Order = Field(
-        default=Order.LISTED,
-        description="listed, interleaved (one repeat of everything, then the next) or random (from `seed`).",
+        default=Order.INTERLEAVED,
+        description="interleaved (one repeat of everything, then the next), random (from `seed`) or listed (drift looks like a difference).",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the random order.")
     timing: Timing = Field(default_factory=Timing, description="Seconds of every phase.")

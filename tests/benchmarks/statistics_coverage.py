@@ -36,6 +36,10 @@ FALSE_ALARMS = (0.0, 0.06)
 REPEATS = (3, 5)
 SPREADS = ((0.02, 0.02), (0.05, 0.005), (0.005, 0.05))
 """Coefficients of variation of the two sides: alike, and as far apart as runs of one and of eight replicas are."""
+UNEQUAL = ((2, 3), (2, 10), (3, 5), (3, 11), (5, 20))
+"""Runs of the two sides where some were dropped or added; the first side is the noisier one, too."""
+ROUNDED = (0.1, 0.3, 0.5, 1.0, 3.0)
+"""Standard deviations of counts, in the counts' own step."""
 ROWS = (61, 121, 721)
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.9)
 FAMILY = 12
@@ -129,16 +133,46 @@ def false_alarms(random: np.random.Generator, trials: int) -> Iterator[Result]:
 
             name = f"{repeats} runs a side, CV {100 * first:g} and {100 * second:g} %"
             many = MANY * trials
-            alarms = share_of(many, lambda p=p: p() < SIGNIFICANCE)  # type: ignore[misc]
+            alarms = share_of(many, lambda p=p: alarm(p()))  # type: ignore[misc]
             yield Result(f"false alarm, {name}", alarms, many, FALSE_ALARMS)
 
         def family(repeats: int = repeats) -> bool:
-            return (
-                min(holm([welch(*random.normal(1, 0.02, (2, repeats)).tolist()) for _ in range(FAMILY)])) < SIGNIFICANCE
-            )
+            return any_alarm([welch(*random.normal(1, 0.02, (2, repeats)).tolist()) for _ in range(FAMILY)])
 
         name = f"any false alarm among {FAMILY} corrected together, {repeats} runs a side"
         yield Result(name, share_of(trials, family), trials, FALSE_ALARMS)
+
+
+def hard_false_alarms(random: np.random.Generator, trials: int) -> Iterator[Result]:
+    """Comparisons of what does not differ, where the sides are of unlike length or the figures are rounded."""
+    for few, many in UNEQUAL:
+        for first, second in ((0.02, 0.02), (0.03, 0.01), (0.05, 0.005), (0.005, 0.05)):
+
+            def unequal(few: int = few, many: int = many, first: float = first, second: float = second) -> bool:
+                return alarm(welch(random.normal(1, first, few).tolist(), random.normal(1, second, many).tolist()))
+
+            name = f"false alarm, {few} runs against {many}, CV {100 * first:g} and {100 * second:g} %"
+            yield Result(name, share_of(MANY * trials, unequal), MANY * trials, FALSE_ALARMS)
+    for repeats in (2, *REPEATS):
+        for spread in ROUNDED:
+
+            def rounded(repeats: int = repeats, spread: float = spread) -> bool:
+                means = random.uniform(100, 1000, FAMILY)
+                runs = np.round(random.normal(means, spread, (2, repeats, FAMILY)))
+                return any_alarm([welch(a, b) for a, b in runs.transpose(2, 0, 1).tolist()])
+
+            name = f"any false alarm among {FAMILY}, {repeats} counts a side with a deviation of {spread:g}"
+            yield Result(name, share_of(trials, rounded), trials, FALSE_ALARMS)
+
+
+def alarm(p: float | None) -> bool:
+    """Whether one comparison is called significant."""
+    return p is not None and p < SIGNIFICANCE
+
+
+def any_alarm(ps: Sequence[float | None]) -> bool:
+    """Whether one of those that were tested is, when they are corrected together."""
+    return any(alarm(p) for p in holm([p for p in ps if p is not None]))
 
 
 def laws(random: np.random.Generator, trials: int) -> Iterator[Result]:
@@ -174,6 +208,7 @@ def results(trials: int, law_trials: int, seed: int = 0) -> Iterator[Result]:
     yield from intervals(random, trials)
     yield from rows_of_one_run(random, trials)
     yield from false_alarms(random, trials)
+    yield from hard_false_alarms(random, trials)
     yield from laws(random, law_trials)
 
 

@@ -34,6 +34,18 @@ def by_mode(modes: Path) -> Pool:
     return gather([modes])
 
 
+def test_sides_that_ran_one_after_another_are_said(tmp_path: Path) -> None:
+    modes = MODES[1:]
+    for name, interleaved in (("listed", False), ("interleaved", True)):
+        folder = write_campaign(tmp_path / name, replicas=[1], repeats=2, shape=SHAPE, sharing=modes, finished=0)
+        runs = [(mode, repeat) for mode in modes for repeat in (1, 2)]
+        for order, (mode, repeat) in enumerate(sorted(runs, key=lambda run: run[1]) if interleaved else runs):
+            write_experiment(folder, "resnet50", 1, repeat, replace(SHAPE, sharing=mode), order)
+        told = [sentence for sentence in gather([folder]).unlike if "ran before those of another" in sentence]
+        assert len(told) == (not interleaved)
+        assert all("difference: resnet50 with 1." in sentence for sentence in told)
+
+
 def line(found: Comparison, measure: str, replicas: int, b: str) -> Line:
     (one,) = [item for item in found.lines if (item.measure, item.place.replicas, item.b) == (measure, replicas, b)]
     return one

@@ -33,7 +33,7 @@ def test_the_published_matrix_is_nine_experiments_of_ten_hours_and_135_files():
 
 
 def test_listed_runs_the_repeats_of_a_cell_in_a_row():
-    assert ids(campaign(repeats=2)) == [
+    assert ids(campaign(repeats=2, order=Order.LISTED)) == [
         "tiny_r1_time-slicing_rep1",
         "tiny_r1_time-slicing_rep2",
         "tiny_r2_time-slicing_rep1",
