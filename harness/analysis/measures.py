@@ -150,7 +150,7 @@ _RATES = (
         "requests/s",
         "Requests counted between the first and the last row, over all replicas, per second.",
     ),
-    Measure("inputs", "Inputs", "inputs/s", "Throughput times the batch size."),
+    Measure("inputs", "Inputs", "inputs/s", "Throughput times the inputs of a request, as the replicas counted them."),
 )
 
 _OTHERS = (
@@ -246,7 +246,11 @@ def _measure_rates(found: Measured, data: ExperimentData) -> None:
         found.absent |= {"throughput": str(error), "inputs": str(error)}
         return
     found.figures["throughput"] = rate
-    found.figures["inputs"] = rate * data.manifest.experiment.workload.inputs_per_request
+    each = data.manifest.inputs_per_request
+    if each is None:
+        found.absent["inputs"] = "the replicas did not say how many inputs they served"
+    else:
+        found.figures["inputs"] = rate * each
     found.notes += [note] if note else []
     try:
         found.within = within_run(data)

@@ -70,7 +70,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "price",
         "At what price?",
         "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
-        "is one input: requests times the batch size." + _prices(asked),
+        "is one input, as the replicas counted them." + _prices(asked),
         [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
         Table(["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3),
         [plot] if plot else [],
@@ -112,9 +112,10 @@ def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
 
 def _kwh(run: Experiment) -> float | None:
     energy_j = run.measured.figures.get("energy")
-    if energy_j is None:
+    inputs = run.data.manifest.inputs_per_request
+    if energy_j is None or not inputs:
         return None
-    return energy_j / run.data.manifest.experiment.workload.inputs_per_request * MILLION / _J_PER_KWH
+    return energy_j / inputs * MILLION / _J_PER_KWH
 
 
 def _gpu_hours(run: Experiment) -> float | None:

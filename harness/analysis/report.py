@@ -121,7 +121,7 @@ def _content(
     columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
     if not on_gpu:
         columns.remove("energy")
-    if all(experiment.data.manifest.experiment.workload.inputs_per_request == 1 for experiment in analysis.experiments):
+    if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):
         columns.remove("inputs")  # The same number twice.
     own = {name for cell in analysis.cells for name in cell.own}
     return {

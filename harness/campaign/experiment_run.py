@@ -312,13 +312,16 @@ class Attempt:
             return
         if self._load is not None:  # before the servers go: what it cannot send is no error of theirs
             self.unclean_ends += self._load.stop()
-        self.statuses = [dict(status) for status in self._deployment.statuses()]
-        self.neighbours = {
-            name: [dict(status) for status in statuses]
-            for name, statuses in self._deployment.neighbour_statuses().items()
-        }
+        self._ask(self._deployment)
         self.provenance = self._deployment.provenance()
         self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
+        self._ask(self._deployment)  # what a process says last is what it served
+
+    def _ask(self, deployment: Deployment) -> None:
+        self.statuses = [dict(status) for status in deployment.statuses()]
+        self.neighbours = {
+            name: [dict(status) for status in statuses] for name, statuses in deployment.neighbour_statuses().items()
+        }
 
     def _export(self, verdict: Verdict) -> None:
         with storage_errors(self.folder):

@@ -89,6 +89,11 @@ class RequestMetrics:
             self._inputs += inputs
             self.requests += 1
 
+    def served(self) -> dict[str, object]:
+        """Requests and inputs of the same instant, for ``replica.json``."""
+        with self._lock:
+            return {"requests": self.requests, "inputs": self._inputs}
+
     def render(self) -> bytes:
         """Return all metrics as one scrape sees them: histogram and counters of the same instant."""
         with self._lock:
@@ -137,7 +142,7 @@ _HISTOGRAM_HEAD = head(
     "inference_latency_seconds", "histogram", "Time from a request's start until its result is on the host."
 ).rstrip("\n")
 _REQUESTS_HEAD = head("inference_requests_total", "counter", "Requests served since the end of the warm-up.")
-_INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served: requests times batch size.")
+_INPUTS_HEAD = head("inference_inputs_total", "counter", "Inputs served, as the workload counts them.")
 _QUEUE_HEAD = head(
     "inference_queue_depth", "gauge", "Requests waiting or in flight; in the closed loop 1 while one runs, else 0."
 )

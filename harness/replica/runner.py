@@ -55,7 +55,7 @@ class Replica:
         self._metrics = RequestMetrics()
         self._log: LatencyLog | None = None
         self._frontend: OpenFrontend | None = None
-        self._outcome: Callable[[], Mapping[str, object]] = dict
+        self._outcome_of_workload: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
         self._told_to_stop = threading.Event()
@@ -68,7 +68,7 @@ class Replica:
         self._enter("loading", port=server.port)
         workload = registry.load(self._settings)
         self._describe(workload)
-        self._outcome = getattr(workload, "outcome", dict)
+        self._outcome_of_workload = getattr(workload, "outcome", dict)
         self._metrics.publish(_asked(workload, "published", ()))
         with _serving(workload):
             self._warm_up_and_serve(workload)
@@ -153,6 +153,10 @@ class Replica:
             self._status.update(**self._outcome())
             if self._log:
                 self._log.close()
+
+    def _outcome(self) -> dict[str, object]:
+        """What came of it so far; what the replica counted itself has the last word."""
+        return {**self._outcome_of_workload(), **self._metrics.served()}
 
     def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
         """Return what the requests come through; None: the replica makes them itself, in a closed loop."""

@@ -141,6 +141,19 @@ class Manifest(StrictModel):
         said = {replica.get("device_uuid") for replica in self.replicas}
         return [gpu for gpu in self.provenance.gpus if gpu.uuid in said] or self.provenance.gpus
 
+    @property
+    def inputs_per_request(self) -> float | None:
+        """Inputs that a request held, as the replicas counted them; None: nobody says how many a workload of one's own served."""
+        counted = [(each.get("requests"), each.get("inputs")) for each in self.replicas]
+        known = [
+            (requests, inputs) for requests, inputs in counted if isinstance(requests, int) and isinstance(inputs, int)
+        ]
+        if requests := sum(requests for requests, _ in known):
+            return sum(inputs for _, inputs in known) / requests
+        workload = self.experiment.workload
+        # Results of before replicas said so: the built-in workloads serve what they are asked for.
+        return None if workload.factory and not workload.scenario else workload.inputs_per_request
+
     def sealed(self) -> Manifest:
         """A copy whose ``digest`` fits its content."""
         return self.model_copy(update={"digest": content_digest(json.loads(self.to_json()))})

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 CAMPAIGN = """
 name: known
 workloads:
-  - {{name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1}}
+  - {{name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1, batch_size: 8}}
 replicas: [{replicas}]
 timing: {{step_s: {step_s}, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, stop_when_known: {{{known}}}}}
 metrics: [latency_p50, throughput, total_count]
@@ -47,6 +47,9 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
     # Other tests may take the CPU for a step or more; nothing else may be wrong.
     starved = ("Throughput was not steady", "no answer in time", "no replica could be read")
     assert [reason for reason in manifest.verdict.reasons if not any(sign in reason for sign in starved)] == []
+    # What infer() returned counts, whatever batch the campaign names.
+    assert all(each["requests"] == each["inputs"] > 0 for each in manifest.replicas)
+    assert manifest.inputs_per_request == 1
     assert manifest.stopping["known"]
     assert manifest.stopping["planned_s"] == 30
     assert 2 <= manifest.stopping["recorded_s"] < 15

@@ -42,6 +42,10 @@ def test_life_of_a_replica(start, own_source):
     assert (code, replica.status["phase"], replica.status["error"]) == (0, "stopped", "")
     assert took_s < 2.0
     assert len(replica.latencies) >= before["inference_requests_total"]
+    assert (replica.status["requests"], replica.status["inputs"]) == (
+        len(replica.latencies),
+        3 * len(replica.latencies),
+    )
     assert replica.last_line == f"replica: stopped after {len(replica.latencies)} requests"
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.load_bands import LoadState
+from harness.analysis.measures import measure
+from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
 from harness.results.files import sha256_of
@@ -254,3 +256,28 @@ def test_no_campaign_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "campaign.json").write_text("{}")
     with pytest.raises(ResultsPathError, match="damaged"):
         analyse(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("counted", "expected"),
+    [({"requests": 100, "inputs": 100}, 1.0), ({"requests": 100, "inputs": 250}, 2.5), ({}, None)],
+)
+def test_inputs_of_a_workload_of_ones_own_are_those_that_it_counted(
+    tmp_path: Path, counted: dict[str, int], expected: float | None
+) -> None:
+    spec = experiment_spec("resnet50", 1, 1, SHAPE)
+    own = spec.workload.model_copy(update={"name": "own", "factory": "own:make", "batch_size": 8})
+    attempt, folder = tmp_path / "attempt", tmp_path / spec.experiment_id
+    manifest = write_attempt(attempt, spec, SHAPE, START_S)
+    replicas = [{**each, **counted} for each in manifest.replicas]
+    changed = {"experiment": spec.model_copy(update={"workload": own}), "replicas": replicas}
+    finalise(attempt, folder, manifest.model_copy(update=changed))
+
+    data = read_experiment(folder)
+    found = measure(data)
+
+    assert data.manifest.inputs_per_request == expected
+    if expected is None:
+        assert found.absent["inputs"] == "the replicas did not say how many inputs they served"
+    else:
+        assert found.figures["inputs"] == pytest.approx(found.figures["throughput"] * expected)
