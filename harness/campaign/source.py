@@ -6,6 +6,7 @@ import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.backends import capabilities
 from harness.config import CampaignSpec
 from harness.config.load import parse_campaign
 from harness.config.yaml_tree import MAX_CHARACTERS
@@ -39,7 +40,7 @@ def read_source(file_or_name: str) -> CampaignSource:
     """Read a campaign file, or a shipped one by its name.
 
     Raises:
-        CampaignFileError: there is neither, or the file has faults.
+        CampaignFileError: there is neither, or the file has faults, or asks for what its backend cannot do.
     """
     path = Path(file_or_name)
     if path.is_file():
@@ -60,4 +61,6 @@ def read_source(file_or_name: str) -> CampaignSource:
         raise CampaignFileError(
             f"cannot read the campaign file {path}: {error}.", advice="Check its rights and that it is UTF-8 text."
         ) from error
-    return CampaignSource(parse_campaign(text, origin=file_or_name, metrics=CATALOGUE), text, origin)
+    spec = parse_campaign(text, origin=file_or_name, metrics=CATALOGUE)
+    capabilities.require(spec, origin=file_or_name)
+    return CampaignSource(spec, text, origin)

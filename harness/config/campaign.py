@@ -227,18 +227,7 @@ class CampaignSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _conditions_can_be(self) -> CampaignSpec:
-        if self.backend == "kubernetes" and any(each.neighbours or each.layer for each in self.conditions):
-            raise ValueError("neighbours and layers need backend local: a cluster's pods run without them.")
-        return self
-
-    @model_validator(mode="after")
     def _known_while_recording(self) -> CampaignSpec:
-        if self.backend == "kubernetes" and self.timing.stop_when_known is not None:
-            raise ValueError(
-                "`timing.stop_when_known` needs backend local: the rows and requests of a cluster are there only when its "
-                "recording is over. Remove it, or shorten record_s."
-            )
         timed = [
             each.name
             for each in self.workloads
@@ -256,11 +245,6 @@ class CampaignSpec(StrictModel):
             scenario = workload.scenario
             if scenario is None:
                 continue
-            if scenario.kind is ScenarioKind.HTTP and self.backend != "local":
-                raise ValueError(
-                    f"the workload {workload.name} has scenario http, which runs with backend local only: "
-                    "the load generator stands beside the replicas. Use scenario server on a cluster."
-                )
             if scenario.duration_s is not None and scenario.duration_s > self.timing.record_s:
                 raise ValueError(
                     f"the scenario of {workload.name} lasts {scenario.duration_s:g} s (duration_s), longer than "

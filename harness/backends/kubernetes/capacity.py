@@ -39,7 +39,7 @@ class NodeRoom:
 
 def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
     """Whether there is a node to run on, and what the nodes say of themselves."""
-    wanted = [node for node in nodes if _selected(node, spec)]
+    wanted = [node for node in nodes if selected(node, spec)]
     if not wanted:
         selector = ", ".join(f"{key}={value}" for key, value in spec.node_selector.items())
         message = f"no node has the labels {selector}." if selector else "the cluster has no node."
@@ -72,7 +72,7 @@ def check_gpus(
     rooms = room(nodes, pods, spec, campaign_id)
     resource = spec.gpu_resource
     for node in nodes:
-        if _selected(node, spec) and not unusable(node, spec) and (less := withdrawn(node, resource)):
+        if selected(node, spec) and not unusable(node, spec) and (less := withdrawn(node, resource)):
             yield Finding(Severity.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
     if not any(one.offered for one in rooms):
         yield Finding(
@@ -116,7 +116,7 @@ def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, 
     rooms = {
         _name(node): NodeRoom(_name(node), _slices(node["status"].get("allocatable") or {}, spec))
         for node in nodes
-        if _selected(node, spec) and not unusable(node, spec)
+        if selected(node, spec) and not unusable(node, spec)
     }
     for pod in pods:
         where = rooms.get(pod["spec"].get("nodeName") or "")
@@ -145,7 +145,7 @@ def _number_of_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterato
     counts = {
         _name(node): node["metadata"]["labels"][GPU_COUNT_LABEL]
         for node in nodes
-        if _selected(node, spec)
+        if selected(node, spec)
         and not unusable(node, spec)
         and str((node["metadata"].get("labels") or {}).get(GPU_COUNT_LABEL, "")).isdigit()
     }
@@ -165,7 +165,8 @@ def too_many(found: int, expected: int, where: str) -> str:
     return f"{found} GPUs where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
 
 
-def _selected(node: Object, spec: KubernetesSpec) -> bool:
+def selected(node: Object, spec: KubernetesSpec) -> bool:
+    """Whether the campaign's selector takes a node."""
     labels = node["metadata"].get("labels") or {}
     return all(labels.get(key) == value for key, value in spec.node_selector.items())
 

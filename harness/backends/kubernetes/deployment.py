@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath
-from harness.backends.kubernetes import artifacts, nodes, objects, pods, prometheus, rollout
+from harness.backends.kubernetes import artifacts, nodes, objects, pods, prometheus, rollout, sharing
 from harness.backends.kubernetes.client import KubernetesApi, Object
 from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
@@ -215,15 +215,16 @@ class KubernetesDeployment:
         replicas = [pods.as_replica(pod, index) for index, pod in enumerate(found)]
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
+        self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
+        shared = self._read_sharing(api)
         self.replicas = [
-            replica.with_gpu(str(status.get("device_uuid") or ""))
+            replica.on_gpu(str(status.get("device_uuid") or ""), shared.get(replica.node, ""))
             for replica, status in zip(replicas, statuses, strict=True)
         ]
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
         ]
         self._refuse_silent_cpu()
-        self._nodes = self._read_nodes(api)
 
     def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -231,9 +232,19 @@ class KubernetesDeployment:
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 
-    def _read_nodes(self, api: KubernetesApi) -> list[Object]:
+    def _read_sharing(self, api: KubernetesApi) -> dict[str, str]:
+        """By node, how its GPUs are seen to be shared; empty where replicas have none."""
+        if not self._spec.gpus_per_replica:
+            return {}
         try:
-            found = [api.find(f"/api/v1/nodes/{name}") for name in dict.fromkeys(one.node for one in self.replicas)]
+            around = api.list("/api/v1/pods")
+        except ClusterError:
+            around = []  # the labels of the nodes alone have to tell
+        return {pods.name(node): sharing.in_words(sharing.observed(node, around, self._spec)) for node in self._nodes}
+
+    def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
+        try:
+            found = [api.find(f"/api/v1/nodes/{name}") for name in dict.fromkeys(names)]
         except ClusterError:
             return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
         return [node for node in found if node is not None]

@@ -42,6 +42,7 @@ class PodReplica:
         image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
+        sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
     """
 
     index: int
@@ -55,10 +56,11 @@ class PodReplica:
     image_id: str
     gpu_uuid: str = ""
     restarts: int = 0
+    sharing: str = ""
 
-    def with_gpu(self, uuid: str) -> PodReplica:
-        """The same replica, on this device."""
-        return replace(self, gpu_uuid=uuid)
+    def on_gpu(self, uuid: str, sharing: str) -> PodReplica:
+        """The same replica, on this device, which is shared so."""
+        return replace(self, gpu_uuid=uuid, sharing=sharing)
 
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of it."""
@@ -70,6 +72,7 @@ class PodReplica:
             "image": self.image,
             "image_id": self.image_id,
             "gpu_uuid": self.gpu_uuid,
+            "sharing": self.sharing,
         }
 
 

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, grafana, monitoring, rbac
+from harness.backends.kubernetes import capacity, grafana, monitoring, rbac, sharing
+from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
@@ -49,17 +50,31 @@ def check(
         message = "nodes and their GPUs are not checked: this account may not list them."
         findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
     else:
-        replicas = max((experiment.replicas for experiment in experiments), default=1)
         usable = [node for node in nodes if not capacity.unusable(node, spec)]
         findings += capacity.check_nodes(nodes, spec)
-        findings += _tried(
-            "gpus", lambda: capacity.check_gpus(nodes, api.list("/api/v1/pods"), spec, replicas, campaign_id)
-        )
+        findings += _tried("gpus", lambda: _check_gpus(api, nodes, usable, spec, experiments, campaign_id))
         findings += rbac.check_image(usable, spec)
     with prometheus() as server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))
+
+
+def _check_gpus(
+    api: Api,
+    nodes: Sequence[Object],
+    usable: Sequence[Object],
+    spec: KubernetesSpec,
+    experiments: Sequence[ExperimentSpec],
+    campaign_id: str,
+) -> list[Finding]:
+    pods = api.list("/api/v1/pods")
+    replicas = max((experiment.replicas for experiment in experiments), default=1)
+    wanted = [node for node in usable if capacity.selected(node, spec)]
+    return [
+        *sharing.check_sharing(wanted, pods, spec, experiments),
+        *capacity.check_gpus(nodes, pods, spec, replicas, campaign_id),
+    ]
 
 
 def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -218,10 +218,6 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: String should match pattern"),
         (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
         (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: Input should be 'deployment' or 'job'"),
-        (
-            CLUSTER + "kubernetes: {}\nconditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]\n",
-            "neighbours and layers need backend local",
-        ),
         (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
     ],
 )
@@ -241,7 +237,6 @@ def test_every_field_of_a_cluster_has_a_default():
         ("{stop_when_known: {metrics: [throughput, throughput]}}", "the same metric is listed twice"),
         ("{stop_when_known: {metrics: []}}", "at least 1 item"),
         ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
-        ("{stop_when_known: {}}\nbackend: kubernetes\nkubernetes: {}", "stop_when_known` needs backend local"),
     ],
 )
 def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):

@@ -62,11 +62,6 @@ def test_a_workload_that_does_not_fit_is_refused(wishes, expected):
         WorkloadSpec(**wishes)
 
 
-def test_http_is_for_this_machine_only():
-    with pytest.raises(CampaignFileError, match="scenario http, which runs with backend local only"):
-        parse("{kind: http, rate: 5}", backend=("name: mine", "name: mine\nbackend: kubernetes\nkubernetes: {}"))
-
-
 def test_without_a_scenario_nothing_changes():
     workload = WorkloadSpec(name="resnet50")
 

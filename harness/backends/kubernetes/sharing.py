@@ -1,0 +1,96 @@
+"""How the device plugin shares a node's GPUs, as far as the node shows it. A campaign can only take what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from harness.backends.base import Finding, Severity
+from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+
+Object = Mapping[str, Any]
+
+STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
+PRODUCT_LABEL = "nvidia.com/gpu.product"
+MIG_LABEL = "nvidia.com/mig.strategy"
+MPS_LABEL = "nvidia.com/mps.capable"
+CONFIG_ANNOTATION = "gpu-sharing-harness/config"
+"""On the pods of a device plugin of ours: its configuration."""
+_STRATEGIES = {"none": Sharing.EXCLUSIVE, "time-slicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
+_CONFIGURED = {"timeSlicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
+
+
+def check_sharing(
+    nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]
+) -> Iterator[Finding]:
+    """Whether the GPUs are shared as the experiments say.
+
+    Args:
+        nodes: that replicas may be placed on.
+        pods: of the whole cluster.
+        spec: what the campaign says of it.
+        experiments: that are going to run.
+    """
+    modes = list(dict.fromkeys(experiment.sharing for experiment in experiments))
+    if not spec.gpus_per_replica:
+        for mode in modes:
+            if mode is not Sharing.TIME_SLICING:
+                message = f"sharing {mode.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
+                yield Finding(Severity.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
+        return
+    for node in nodes:
+        if spec.gpu_resource not in ((node.get("status") or {}).get("allocatable") or {}):
+            continue
+        name, seen = node["metadata"]["name"], observed(node, pods, spec)
+        for mode in modes:
+            if not seen:
+                message = f"node {name} does not show how its GPUs are shared: {mode.value} is taken on trust."
+                yield Finding(Severity.WARNING, "sharing", message)
+            elif mode not in seen:
+                message = f"node {name} shares its GPUs by {in_words(seen)}, and the campaign says {mode.value}."
+                advice = f"Switch the cluster: {_command(mode)}; or say what there is: `sharing: [{min(seen).value}]`."
+                yield Finding(Severity.ERROR, "sharing", message, advice)
+
+
+def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> frozenset[Sharing]:
+    """The modes that a node's GPUs may be said to be under, by its labels and its device plugin; empty: nobody tells."""
+    labels = node["metadata"].get("labels") or {}
+    configured = _configured(node, pods)
+    divided = spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single"
+    if configured is not None:
+        divided = divided or (configured.get("flags") or {}).get("migStrategy", "none") != "none"
+        shared = {_CONFIGURED[key] for key in configured.get("sharing") or {} if key in _CONFIGURED}
+    elif labels.get(STRATEGY_LABEL) in _STRATEGIES:
+        shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {Sharing.EXCLUSIVE}
+    elif labels.get(MPS_LABEL) == "true":
+        shared = {Sharing.MPS}
+    elif str(labels.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
+        shared = {Sharing.TIME_SLICING, Sharing.MPS}
+    else:
+        return frozenset({Sharing.MIG} if divided else ())
+    if divided:
+        return frozenset({Sharing.MIG, *shared})
+    return frozenset(shared or {Sharing.EXCLUSIVE})
+
+
+def in_words(modes: Collection[Sharing]) -> str:
+    """For a sentence and for the manifest; empty when nobody tells."""
+    return " or ".join(sorted(mode.value for mode in modes))
+
+
+def _configured(node: Object, pods: Sequence[Object]) -> Mapping[str, Any] | None:
+    """The configuration of the device plugin on a node, where it is one of ours."""
+    for pod in pods:
+        text = (pod["metadata"].get("annotations") or {}).get(CONFIG_ANNOTATION)
+        if text and pod["spec"].get("nodeName") == node["metadata"]["name"]:
+            found = yaml.safe_load(text)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _command(mode: Sharing) -> str:
+    if mode is Sharing.MIG:
+        return "harness sharing exclusive --mig PROFILES"
+    return f"harness sharing {mode.value}{'' if mode is Sharing.EXCLUSIVE else ' --replicas N'}"

@@ -1,0 +1,77 @@
+"""How a node's GPUs are shared is read off the node and its device plugin, and a campaign that says otherwise is refused."""
+
+import pytest
+import yaml
+
+from harness.backends.base import Severity
+from harness.backends.kubernetes.sharing import check_sharing, observed
+from harness.config import KubernetesSpec, Sharing
+from tests.support.experiments import experiment
+
+SPEC = KubernetesSpec()
+EXCLUSIVE, SLICED, MPS, MIG = Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS, Sharing.MIG
+
+
+def node(**labels):
+    named = {f"nvidia.com/{key.replace('__', '.').replace('_', '-')}": value for key, value in labels.items()}
+    return {
+        "metadata": {"name": "n1", "labels": named},
+        "spec": {},
+        "status": {"allocatable": {"nvidia.com/gpu": "10"}},
+    }
+
+
+def plugin(config, where="n1"):
+    """A pod of our device plugin, as templates/kubernetes/gpu/device-plugin.yaml.j2 makes it."""
+    notes = {"gpu-sharing-harness/config": yaml.safe_dump(config)}
+    return {"metadata": {"name": "device-plugin-x", "annotations": notes}, "spec": {"nodeName": where}}
+
+
+def of_plugin(sharing=None, mig="none"):
+    shared = {"sharing": {sharing: {"resources": []}}} if sharing else {}
+    return plugin({"version": "v1", "flags": {"migStrategy": mig}, **shared})
+
+
+@pytest.mark.parametrize(
+    ("labels", "pods", "modes"),
+    [
+        ({}, [], set()),
+        ({"gpu__sharing_strategy": "none"}, [], {EXCLUSIVE}),
+        ({"gpu__sharing_strategy": "time-slicing"}, [], {SLICED}),
+        ({"gpu__sharing_strategy": "mps"}, [], {MPS}),
+        ({"gpu__sharing_strategy": "none", "mig__strategy": "single"}, [], {MIG}),
+        ({"mps__capable": "true"}, [], {MPS}),
+        ({"gpu__product": "NVIDIA-A100-SXM4-40GB-SHARED"}, [], {SLICED, MPS}),
+        ({}, [of_plugin()], {EXCLUSIVE}),
+        ({}, [of_plugin("timeSlicing")], {SLICED}),
+        ({"mps__capable": "true"}, [of_plugin("mps")], {MPS}),
+        ({}, [of_plugin(mig="single")], {MIG}),
+        ({}, [of_plugin("timeSlicing", mig="mixed")], {MIG, SLICED}),
+        ({}, [plugin({"sharing": {"mps": {}}}, where="another node")], set()),
+    ],
+)
+def test_the_mode_is_what_labels_and_plugin_say(labels, pods, modes):
+    assert observed(node(**labels), pods, SPEC) == modes
+
+
+def found(sharing, labels, spec=SPEC):
+    findings = list(check_sharing([node(**labels)], [], spec, [experiment(sharing=sharing)]))
+    return {finding.severity: f"{finding.message} {finding.advice}" for finding in findings}
+
+
+def test_a_mode_that_the_node_visibly_does_not_have_is_refused_with_what_to_do():
+    told = found(MPS, {"gpu__sharing_strategy": "time-slicing"})[Severity.ERROR]
+    assert "node n1 shares its GPUs by time-slicing, and the campaign says mps." in told
+    assert "harness sharing mps --replicas N; or say what there is: `sharing: [time-slicing]`" in told
+    assert "harness sharing exclusive --mig" in found(MIG, {"gpu__sharing_strategy": "none"})[Severity.ERROR]
+
+
+def test_the_mode_that_there_is_gets_no_remark_and_one_that_nobody_shows_gets_one():
+    assert found(SLICED, {"gpu__sharing_strategy": "time-slicing"}) == {}
+    assert "time-slicing is taken on trust" in found(SLICED, {})[Severity.WARNING]
+
+
+def test_replicas_without_a_gpu_share_none():
+    on_cpu = KubernetesSpec(gpus_per_replica=0)
+    assert found(SLICED, {}, on_cpu) == {}
+    assert "sharing mps means nothing for replicas without a GPU" in found(MPS, {}, on_cpu)[Severity.ERROR]
