@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +15,7 @@ from harness.analysis.comparability import differences, refuse_unlike
 from harness.config import Order, Sharing
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import Manifest
+from harness.results.published import opened
 
 
 class By(StrEnum):
@@ -135,8 +137,7 @@ def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = Fal
     """
     if by is not None and by not in set(By):
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UsageError("the same campaign is given twice.", advice="Give each campaign once.")
+    _refuse_twice(folders)
     analyses = [analyse(folder) for folder in folders]
     manifests = _manifests(analyses)
     if not manifests:
@@ -172,6 +173,19 @@ def _one_after_another(setups: Sequence[Setup]) -> list[str]:
             f"Run the sides in one campaign, with `order: {Order.INTERLEAVED}` or `{Order.RANDOM}`."
         )
     ]
+
+
+@contextmanager
+def gathered(paths: Sequence[Path], by: str | None = None, *, unlike: bool = False) -> Iterator[Pool]:
+    """``gather``, also of published sets, which stay unpacked as long as the block lasts."""
+    _refuse_twice(paths)
+    with ExitStack() as stack:
+        yield gather([stack.enter_context(opened(path)) for path in paths], by, unlike=unlike)
+
+
+def _refuse_twice(paths: Sequence[Path]) -> None:
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("the same campaign is given twice.", advice="Give each campaign once.")
 
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:

@@ -38,13 +38,11 @@ from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.errors import HarnessError
 from harness.results.files import atomic_write, sha256_of, storage_errors
-from harness.results.layout import REPORT_HTML, REPORT_SUMS
+from harness.results.layout import CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Status
 
 REPORT_MD = "report.md"
-SUMMARY_CSV, SUMMARY_JSON = "summary.csv", "summary.json"
 PLOTS = "plots"
-CAMPAIGN_YAML = "campaign.yaml"
 TABLE = (
     "throughput",
     "cv",
@@ -65,12 +63,15 @@ _RATIOS = {"speed_up", "efficiency"}
 _BARE = {"ratio", "index"}
 
 
-def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Path:
+def write_report(
+    folder: Path, progress: Callable[[str], None] = lambda _name: None, *, out: Path | None = None
+) -> Path:
     """Analyse a campaign and write its report; one that is there already is replaced.
 
     Args:
         folder: ``results/<campaign>``, finished or not.
         progress: told the id of each experiment as it is read.
+        out: folder to write into; None: the campaign's.
 
     Returns:
         Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json`` and ``plots/`` lie beside it, and last
@@ -86,27 +87,28 @@ def write_report(folder: Path, progress: Callable[[str], None] = lambda _name: N
     curves = [curve for ladder in analysis.ladders if stress and (curve := stress_curve(ladder, stress))]
     pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
     timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
-    with storage_errors(folder / REPORT_SUMS):
-        (folder / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
+    out = out or folder
+    with storage_errors(out / REPORT_SUMS):
+        (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
     drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]
-    _write_plots(folder / PLOTS, drawn)
-    atomic_write(folder / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
-    atomic_write(folder / SUMMARY_JSON, summary.to_json(analysis), replace=True)
+    _write_plots(out / PLOTS, drawn)
+    atomic_write(out / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
+    atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
     content = _content(analysis, overall, pictures, timelines) | {"stress_curves": curves}
     templates = environment()
-    atomic_write(folder / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
+    atomic_write(out / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
     page = templates.get_template("report.html.j2").render(content)
-    atomic_write(folder / REPORT_HTML, page, replace=True)
+    atomic_write(out / REPORT_HTML, page, replace=True)
     written = [REPORT_HTML, REPORT_MD, SUMMARY_CSV, SUMMARY_JSON, *(f"{PLOTS}/{picture.name}.png" for picture in drawn)]
-    with storage_errors(folder, "read"):
-        sums = "".join(f"{sha256_of(folder / name)}  {name}\n" for name in written)
-    atomic_write(folder / REPORT_SUMS, sums, replace=True)
-    return folder / REPORT_HTML
+    with storage_errors(out, "read"):
+        sums = "".join(f"{sha256_of(out / name)}  {name}\n" for name in written)
+    atomic_write(out / REPORT_SUMS, sums, replace=True)
+    return out / REPORT_HTML
 
 
 def _write_plots(folder: Path, pictures: list[Picture]) -> None:
     with storage_errors(folder):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         atomic_write(folder / f"{picture.name}.png", picture.png, replace=True)
 

@@ -27,8 +27,6 @@ from harness.results import layout
 from harness.results.files import atomic_write, read_document, read_object, storage_errors, sync_folder
 from harness.results.manifest import content_digest
 
-CAMPAIGN_YAML = "campaign.yaml"
-STATE = "state.jsonl"
 LOCK = "lock"
 FORMAT = 2
 FORMAT_WITHOUT_DIGEST = 1
@@ -58,7 +56,7 @@ class CampaignFolder:
     @property
     def state(self) -> Path:
         """The journal."""
-        return self.path / STATE
+        return self.path / layout.STATE
 
     def final_folder(self, experiment_id: str) -> Path:
         """Where an experiment lies once it is done."""
@@ -134,7 +132,7 @@ def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> Camp
                 "spec": spec.model_dump(mode="json"),
             }
             identity["digest"] = content_digest(identity)
-            atomic_write(staging / CAMPAIGN_YAML, text)
+            atomic_write(staging / layout.CAMPAIGN_YAML, text)
             atomic_write(staging / layout.CAMPAIGN_JSON, json.dumps(identity, indent=2) + "\n")
             (staging / layout.ATTEMPTS).mkdir()
             target = _claim(staging, results, f"{spec.name}-{stamp}")
@@ -184,7 +182,7 @@ def open_folder(path: Path) -> CampaignFolder:
             f"{path / layout.CAMPAIGN_JSON} was not written by this version of the harness: {error}.",
             advice="Use the version that began the campaign.",
         ) from error
-    copy = path / CAMPAIGN_YAML
+    copy = path / layout.CAMPAIGN_YAML
     with storage_errors(copy, "read"):
         if not copy.is_file() or hashlib.sha256(read_document(copy)).hexdigest() != folder.source_sha256:
             raise ConflictError(

@@ -257,6 +257,7 @@ def status(
     """Show how far a campaign has come, running or not; without one, list all below the results folder."""
     from harness.campaign.progress import all_campaigns, campaign_status
     from harness.cli.render import duration
+    from harness.results.published import opened
 
     _json(wanted=json)
     if campaign is None:
@@ -270,7 +271,8 @@ def status(
             ]
             output.table(["campaign", "done", ""], rows)
         return
-    found = campaign_status(campaign)
+    with opened(campaign) as folder:
+        found = campaign_status(folder)
     if json:
         output.document(found.as_dict())
         return

@@ -1,4 +1,4 @@
-"""Commands about results: verify, report, compare, export, archive."""
+"""Commands about results: verify, report, compare, publish, export, archive."""
 
 from __future__ import annotations
 
@@ -19,23 +19,28 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report, compare, export, archive):
+    for command in (verify, report, compare, publish, export, archive):
         app.command()(command)
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="Folder of a campaign or of one experiment.")], *, json: Json = False
+    path: Annotated[
+        Path, typer.Argument(help="Folder of a campaign or of one experiment; or a published set, as everywhere.")
+    ],
+    *,
+    json: Json = False,
 ) -> None:
     """Hash, parse and count every result file again; hold it against its manifest, and a campaign against its plan.
 
     This finds damage, not forgery: who can write the files can write their hashes, too.
     """
     from harness.campaign.verify import verify_campaign
-    from harness.errors import VerificationError
+    from harness.results.published import opened
 
     if json:
         output.use_json()
-    outcome = verify_campaign(path)
+    with opened(path) as folder:
+        outcome = verify_campaign(folder).of(path)
     if json:
         output.document(
             {
@@ -58,29 +63,31 @@ def verify(
         )
     for note in outcome.notes:
         output.note(f"note: {note}")
-    if not outcome.experiments:
-        raise VerificationError(
-            f"{path} holds no finished experiment, so nothing was verified.",
-            advice=f"See how far it has come: harness status {path}",
-        )
-    if not outcome.ok:
-        lines = "\n".join(f"  {problem}" for problem in outcome.problems)
-        raise VerificationError(f"{path} does not hold what it should:\n{lines}", advice=outcome.problems[0].advice)
+    outcome.refuse()
     if not json:
         output.result(f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say.")
 
 
 def report(
-    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, finished or not.")],
+    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="A campaign, finished or not.")],
     *,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="Folder to write into; default: the campaign's, below results/ for a published set."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Analyse a campaign and write report.html, report.md, plots and summaries into its folder."""
     from harness.analysis.report import write_report
+    from harness.results.published import opened
 
     if json:
         output.use_json()
-    written = write_report(path)
+    with opened(path) as folder:
+        unpacked = folder != path
+        written = write_report(folder, out=out or (Path("results") / folder.name if unpacked else None))
     if json:
         output.document({"report": str(written)})
     else:
@@ -90,7 +97,9 @@ def report(
 def compare(
     campaigns: Annotated[
         list[Path],
-        typer.Argument(metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns; the first is held against."),
+        typer.Argument(
+            metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns, or published sets; the first is held against."
+        ),
     ],
     *,
     by: Annotated[
@@ -120,19 +129,19 @@ def compare(
 ) -> None:
     """Hold campaigns, sharing modes or conditions against each other: what differs, by how much, and what does not."""
     from harness.analysis.compare import compare as compare_sides
-    from harness.analysis.comparison_input import gather
+    from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
     from harness.analysis.comparison_page import answers, overheads, write_page
 
     if json:
         output.use_json()
     wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh)
-    pool = gather(campaigns, by, unlike=unlike)
-    found = compare_sides(pool)
-    answered = answers(pool, found, wanted)
-    page = write_page(html, pool, found, answered, command=_again()) if html else None
-    against_first = overheads(pool)
-    sentences = against_first.sentences() if against_first else []
+    with gathered(campaigns, by, unlike=unlike) as pool:
+        found = compare_sides(pool)
+        answered = answers(pool, found, wanted)
+        page = write_page(html, pool, found, answered, command=_again()) if html else None
+        against_first = overheads(pool)
+        sentences = against_first.sentences() if against_first else []
     if json:
         output.document(_comparison_document(found, answered, page) | {"overheads": sentences})
     else:
@@ -180,6 +189,26 @@ def _again() -> str:
     import sys
 
     return shlex.join(["harness", *sys.argv[1:]])
+
+
+def publish(
+    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign.")],
+    *,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The archive, NAME.tar.xz; default: beside the folder, named like it.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Verify a campaign and make one archive of it, which every command that reads a campaign reads as it is."""
+    from harness.campaign.publish import publish as make_archive
+
+    if json:
+        output.use_json()
+    made = make_archive(path, out)
+    if json:
+        output.document({"archive": str(made), "bytes": made.stat().st_size})
+    else:
+        output.result(f"{made}: {made.stat().st_size / 1e6:.1f} MB, verified. Read it with: harness report {made}")
 
 
 def export(
@@ -298,8 +327,10 @@ def archive(
 
 def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, *, json: bool) -> None:
     from harness.campaign.reexport import collect_again
+    from harness.results.published import opened
 
-    found = collect_again(recorded, out, url=url, timeout_s=timeout_s)
+    with opened(recorded) as folder:
+        found = collect_again(folder, out, url=url, timeout_s=timeout_s)
     if json:
         output.document(found)
         return

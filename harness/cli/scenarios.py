@@ -25,9 +25,11 @@ def scenarios(
     json: Json = False,
 ) -> None:
     """Show what LoadGen and the load generator measured: rates, percentiles, limits, validity. MLPerf-like."""
+    from harness.results.published import opened
     from harness.traffic.scenario_result import NOTE, read_scenarios
 
-    found = read_scenarios(path)
+    with opened(path) as folder:
+        found = read_scenarios(folder)
     if json:
         output.use_json()
         output.document({"note": NOTE, "scenarios": found})

@@ -82,10 +82,20 @@ def atomic_write(path: Path, data: bytes | str, *, replace: bool = False) -> Non
         ConflictError: the file exists and ``replace`` is not set.
         StorageError: the disk refuses; nothing is left behind and an old file stays as it was.
     """
+    with whole_file(path, replace=replace) as temporary:
+        _write_synced(temporary, data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def whole_file(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary name beside ``path``: what the block writes and syncs there appears at ``path`` when it ends well.
+
+    Raises as ``atomic_write`` does.
+    """
     with storage_errors(path):
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         try:
-            _write_synced(temporary, data.encode() if isinstance(data, str) else data)
+            yield temporary
             if replace:
                 temporary.replace(path)
             else:

@@ -31,9 +31,12 @@ SERVICES = "services.bin"
 NEIGHBOURS = "neighbours"
 PROMETHEUS = "prometheus.json"
 CAMPAIGN_JSON = "campaign.json"
+CAMPAIGN_YAML = "campaign.yaml"
 STATE = "state.jsonl"
 REPORT_HTML = "report.html"
 REPORT_SUMS = "report.sha256"
+SUMMARY_CSV = "summary.csv"
+SUMMARY_JSON = "summary.json"
 
 MAX_REASON = 240
 METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")

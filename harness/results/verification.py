@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.errors import HarnessError, ResultsPathError, StorageError
+from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.latencies import requests_within
@@ -64,6 +64,36 @@ class Verification:
         self.notes += other.notes
         self.files += other.files
         self.experiments += other.experiments
+
+    def of(self, archive: Path) -> Verification:
+        """The same, said of the archive that ``path`` was unpacked from."""
+
+        def named(text: str) -> str:
+            return text.replace(str(self.path), str(archive))
+
+        problems = [
+            replace(
+                problem,
+                path=Path(named(str(problem.path))),
+                message=named(problem.message),
+                advice=named(problem.advice),
+            )
+            for problem in self.problems
+        ]
+        return replace(self, path=archive, problems=problems, notes=[named(note) for note in self.notes])
+
+    def refuse(self) -> None:
+        """Raise VerificationError, with every problem, unless there are experiments and nothing is wrong."""
+        if not self.experiments:
+            raise VerificationError(
+                f"{self.path} holds no finished experiment, so nothing was verified.",
+                advice=f"See how far it has come: harness status {self.path}",
+            )
+        if not self.ok:
+            lines = "\n".join(f"  {problem}" for problem in self.problems)
+            raise VerificationError(
+                f"{self.path} does not hold what it should:\n{lines}", advice=self.problems[0].advice
+            )
 
 
 def verify_folder(folder: Path) -> Verification:

@@ -16,6 +16,7 @@ import argparse
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from harness.analysis.statistics import difference, holm, needed_for, percentile
 from harness.campaign.stopping import LOG_LAG_S
 from harness.results import latencies
 from harness.results.layout import LATENCIES, experiment_folders
+from harness.results.published import opened
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("throughput", "latency_p50", "latency_p99")
@@ -107,7 +109,9 @@ def main() -> None:
     shipped = [sorted((ROOT / "examples" / "h200").glob(pattern)) for pattern in ("h200-sharing-*", "h200-busy-*")]
     for campaigns in [wishes.campaigns] if wishes.campaigns else shipped:
         print(", ".join(campaign.name for campaign in campaigns))
-        _print_savings([_replay(read_experiment(folder)) for each in campaigns for folder in experiment_folders(each)])
+        with ExitStack() as stack:
+            folders = [stack.enter_context(opened(campaign)) for campaign in campaigns]
+            _print_savings([_replay(read_experiment(each)) for one in folders for each in experiment_folders(one)])
     _print_coverage(wishes.rounds)
 
 

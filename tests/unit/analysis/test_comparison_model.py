@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,8 @@ def answered(pool: Pool, wanted: Asked | None = None) -> dict[str, Answer]:
     return {answer.name: answer for answer in answers(pool, compare(pool), wanted or Asked())}
 
 
-def test_rates_that_were_set_are_compared_as_no_speeds() -> None:
-    served = gather(list((Path(__file__).parents[3] / "examples" / "h200").glob("h200-server-*")))
+def test_rates_that_were_set_are_compared_as_no_speeds(published: Callable[[str], list[Path]]) -> None:
+    served = gather(published("h200-server-*"))
     cost = answered(served)["cost"]
     assert cost.table is not None
     assert len(cost.table.rows) == 5

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,8 +94,8 @@ def test_answers_name_the_gain_its_interval_and_the_last_step(folder: Path) -> N
     assert re.search(r"From 3 to 8 replicas, throughput: \+2\d\.\d % \(too few runs", answer)  # one run of eight
 
 
-def test_a_rate_that_was_set_is_called_no_speed() -> None:
-    (served,) = (Path(harness.__file__).parents[1] / "examples" / "h200").glob("h200-server-*")
+def test_a_rate_that_was_set_is_called_no_speed(published: Callable[[str], list[Path]]) -> None:
+    (served,) = published("h200-server-*")
     found = " ".join(answers(analyse(served)))
     assert re.search(r"under mps: 3 replicas serve \d+ ± 1 requests/s; p99 latency goes", found)
     assert "what one does" not in found

@@ -38,6 +38,7 @@ COMMANDS = [
     "verify",
     "report",
     "compare",
+    "publish",
     "schema",
 ]
 
