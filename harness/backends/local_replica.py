@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,9 +19,10 @@ import psutil
 from harness.backends.supervised import Lifeline
 from harness.config import ExperimentSpec, LayerSpec, WorkloadSpec
 from harness.config.condition import PRELOAD_VARIABLE
-from harness.errors import BackendError
+from harness.errors import BackendError, HarnessError
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
+from harness.results.files import read_object
 
 HEALTH_TIMEOUT_S = 2.0
 LAST_LINES = 5
@@ -89,12 +89,11 @@ class LocalReplica:
         )
 
     def status(self) -> dict[str, Any]:
-        """What it wrote of itself; empty while it has not."""
+        """What it wrote of itself; empty while it has not, or where that is not to be read."""
         try:
-            status: dict[str, Any] = json.loads((self._folder / "replica.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return read_object(self._folder / "replica.json")
+        except HarnessError:
             return {}
-        return status
 
     def target(self) -> ReplicaTarget:
         """Where its metrics are read. What a command prefix of its layer uses counts as part of it."""
@@ -146,10 +145,13 @@ class LocalReplica:
             self.guard.terminate()
 
     def last_lines(self) -> list[str]:
-        """The end of its log."""
-        with self.log.open("rb") as file:
-            file.seek(max(self.log.stat().st_size - LAST_LINES_BYTES, 0))
-            lines = file.read().decode(errors="replace").splitlines()
+        """The end of its log; empty when somebody took that away."""
+        try:
+            with self.log.open("rb") as file:
+                file.seek(max(self.log.stat().st_size - LAST_LINES_BYTES, 0))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError:
+            return []
         return [line.strip() for line in lines if line.strip()][-LAST_LINES:]
 
     def _descendants(self) -> list[psutil.Process]:

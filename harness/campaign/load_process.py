@@ -85,7 +85,10 @@ class LoadProcess:
         self._guard.wait()
         if code == 0:
             return []
-        said = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        try:
+            said = self._said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        except OSError:  # taken away with the folder
+            said = []
         how = f"ended with {code}" if code is not None else f"did not end within {STOP_S:g} s"
         return [f"the load generator {how}: {said[-1] if said else 'it printed nothing'}."]
 
