@@ -9,10 +9,12 @@ kept; an empty answer and an answer that is no answer are errors of ours.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -25,6 +27,7 @@ import requests
 from numpy.typing import NDArray
 from prometheus_api_client import PrometheusConnect
 from prometheus_api_client.exceptions import PrometheusApiClientException
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
@@ -33,6 +36,10 @@ from harness.metrics.promql_math import MS_PER_S, to_ms
 MAX_POINTS = 11_000
 """Points of one series that Prometheus answers in one range query."""
 
+MOST_ANSWER_BYTES = 512 << 20
+"""No answer of ours comes near; a server that never ends would fill the memory."""
+
+_PIECE_BYTES = 1 << 20
 _NOTES = ("warnings", "infos")
 _NOTES_BYTES = 65_536
 _NOTED = re.compile(rb'"(?:warnings|infos)"\s*:\s*\[')
@@ -90,7 +97,7 @@ class PrometheusServer:
 
     Args:
         url: e.g. ``http://127.0.0.1:30090``.
-        timeout_s: for every query, here and on the server.
+        timeout_s: for every query, here and on the server; the whole answer has to be there by then.
         headers: sent with every request, e.g. for authentication, or a function that gives them: a token may be
             exchanged while an hour is recorded. Never shown.
         verify: whether the server's certificate is checked, or the file of those who may have signed it.
@@ -116,10 +123,10 @@ class PrometheusServer:
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"PrometheusServer({self.url!r})"
+        return f"PrometheusServer({without_password(self.url)!r})"
 
     def __str__(self) -> str:
-        return f"Prometheus at {self.url}"
+        return f"Prometheus at {without_password(self.url)}"
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +203,7 @@ class PrometheusServer:
             if (inside := series.times_ms > start_ms).any()
         ]
         if not kept:
-            raise NoDataError(f"Prometheus at {self.url} has no sample of {_clip(selector)} in the range.")
+            raise NoDataError(f"{self} has no sample of {_clip(selector)} in the range.")
         return Answer(kept, answer.notes)
 
     def read(self, path: str, **params: str) -> Any:
@@ -229,9 +236,10 @@ class PrometheusServer:
         return Answer(series, self._local.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
+        self._local.deadline_s = time.monotonic() + self._timeout_s
         try:
             return call(self._client())
-        except requests.Timeout as error:
+        except (requests.Timeout, ReadTimeoutError) as error:
             raise PrometheusUnavailableError(
                 f"{self} did not answer within {self._timeout_s:g} s: {_clip(what)}.",
                 advice="Ask for less at once, or raise the timeout.",
@@ -241,7 +249,7 @@ class PrometheusServer:
                 f"{self} shows a certificate that cannot be verified.",
                 advice="Check the address, and the authority that the kubeconfig names.",
             ) from error
-        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+        except (requests.ConnectionError, HTTPError) as error:
             raise PrometheusUnavailableError(
                 f"{self} cannot be reached.", advice="Check its address and that it runs."
             ) from error
@@ -263,13 +271,34 @@ class PrometheusServer:
             if urlsplit(self.url).hostname in _LOOPBACK:
                 session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
                 session.trust_env = False  # no proxy leads there, and looking for one before every query takes time
-            session.hooks["response"] += [_read_fast, self._keep_notes]
+            session.hooks["response"] += [self._read_bounded, _read_fast, self._keep_notes]
             client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
             self._local.client = client
             with self._lock:
                 self._connections.append(client)
         client.headers = dict(self._headers())
         return client
+
+    def _read_bounded(self, response: requests.Response, *_: object, **__: object) -> None:
+        """Read the answer: the client's own timeout is that of one read, and it reads whatever comes."""
+        with contextlib.ExitStack() as left:
+            left.callback(response.close)  # What is left of an answer that is too long or too late is not read.
+            content = b"".join(self._pieces(response))
+            left.pop_all()
+        response._content, response._content_consumed = content, True  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _pieces(self, response: requests.Response) -> Iterator[bytes]:
+        size = 0
+        while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
+            size += len(piece)
+            if size > MOST_ANSWER_BYTES:
+                raise PrometheusError(
+                    f"{self} answers with more than {MOST_ANSWER_BYTES >> 20} MiB.",
+                    advice="Ask for less at once, and check that the address is that of a Prometheus.",
+                )
+            if time.monotonic() > self._local.deadline_s:
+                raise requests.Timeout
+            yield piece
 
     def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:
         """Keep what the client throws away: the server's remarks, which follow the data in its answer."""
@@ -317,7 +346,7 @@ def _series(result: Any, where: str) -> list[Series]:
     """Vectors and matrices alike as series."""
     try:
         return [_one_series(item["metric"], item["values"] if "values" in item else [item["value"]]) for item in result]
-    except (TypeError, KeyError, ValueError, IndexError) as error:
+    except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
         raise PrometheusError(
             f"{where} answered something that is no vector and no matrix.", advice="Ask for series, not for a scalar."
         ) from error
@@ -325,7 +354,15 @@ def _series(result: Any, where: str) -> list[Series]:
 
 def _one_series(labels: Mapping[str, str], points: list[list[Any]] | NDArray[np.float64]) -> Series:
     samples = np.array(points, dtype=np.float64)  # texts, too, such as "+Inf"
-    return Series(labels=labels, times_ms=np.rint(samples[:, 0] * MS_PER_S).astype(np.int64), values=samples[:, 1])
+    texts = {str(name): str(value) for name, value in labels.items()}  # a number in their place is no text
+    return Series(labels=texts, times_ms=np.rint(samples[:, 0] * MS_PER_S).astype(np.int64), values=samples[:, 1])
+
+
+def without_password(url: str) -> str:
+    """The address as it may be shown: without the name and password of ``http://name:password@host``."""
+    head, scheme, rest = url.rpartition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{head}{scheme}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _utc(time_ms: int) -> datetime:

@@ -12,6 +12,7 @@ import pytest
 
 from harness.errors import NoDataError, PrometheusError
 from harness.metrics.catalogue import select
+from harness.metrics.prometheus import adapter
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import WORKERS, export
 from harness.metrics.promql import local
@@ -154,6 +155,51 @@ def test_an_export_from_a_server_that_hangs_ends_after_one_timeout():
                 sink=RowList(),
             )
         assert len(seen) <= 2 * WORKERS  # of ten queries for a start
+
+
+def test_the_whole_answer_has_to_be_there_in_time():
+    class Dripping(BaseHTTPRequestHandler):
+        def do_GET(self):
+            with contextlib.suppress(OSError):
+                self.send_response(200)
+                self.send_header("Content-Length", "1000000")
+                self.end_headers()
+                while self.wfile.write(b"x"):  # until the client hangs up
+                    time.sleep(0.02)
+
+        def log_message(self, *_):
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dripping)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    try:
+        with pytest.raises(PrometheusError, match=r"did not answer within 0\.2 s"):
+            ask(f"http://127.0.0.1:{server.server_port}", timeout_s=0.2)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_answer_that_would_fill_the_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(adapter, "MOST_ANSWER_BYTES", 1 << 20)
+    with serving("x" * (1 << 21)) as (url, _), pytest.raises(PrometheusError, match="more than 1 MiB"):
+        ask(url)
+
+
+def test_a_label_that_is_a_number_is_its_text():
+    with serving(answer([{"metric": {"pod": 7}, "values": [[1, "2"]]}])) as (url, _):
+        assert ask(url).series[0].labels == {"pod": "7"}
+    unlabelled = answer([{"metric": ["pod"], "values": [[1, "2"]]}])
+    with serving(unlabelled) as (url, _), pytest.raises(PrometheusError, match="no vector"):
+        ask(url)
+
+
+def test_a_password_in_the_address_is_never_shown():
+    address = "http://me:s%40cret@127.0.0.1:9/prometheus@2"
+    with pytest.raises(PrometheusError, match=r"http://127\.0\.0\.1:9/prometheus@2 cannot") as caught:
+        ask(address)
+    assert "cret" not in str(caught.value)
+    assert "cret" not in repr(PrometheusServer(address))
 
 
 def test_headers_are_sent_and_never_shown():
