@@ -18,6 +18,8 @@ from pathlib import Path
 
 _MAX_LINE_BYTES = 8192
 _MAX_HEADERS = 100
+_MAX_CONNECTIONS = 128
+"""Each has a thread; more than a Prometheus or two and a harness ever open."""
 _REASONS = {
     200: "OK",
     206: "Partial Content",
@@ -27,7 +29,7 @@ _REASONS = {
     416: "Range Not Satisfiable",
     503: "Service Unavailable",
 }
-_OPEN_RANGE = re.compile(rb"bytes=(\d+)-")
+_OPEN_RANGE = re.compile(rb"bytes=(\d{1,18})-")
 _CLIENT_WENT_AWAY = (ConnectionError, TimeoutError)
 
 
@@ -58,6 +60,7 @@ class MetricsServer(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int, routes: Routes) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.routes = routes
+        self._free = threading.Semaphore(_MAX_CONNECTIONS)
         super().__init__((host, port), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, args=(0.2,), name="metrics-server", daemon=True)
         self._thread.start()
@@ -71,6 +74,22 @@ class MetricsServer(socketserver.ThreadingTCPServer):
         """Stop listening."""
         self.shutdown()
         self.server_close()
+
+    def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
+        """Hang up at once when there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(
+        self, request: socket.socket | tuple[bytes, socket.socket], client_address: object
+    ) -> None:
+        """Serve one connection, then make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing when a client hung up; that is its right."""

@@ -39,6 +39,10 @@ _RECENT = 1000
 _PERCENT = (50, 90, 95, 99)
 
 
+MOST_BODY_BYTES = 4096
+_MOST_DIGITS = 19  # of a time in nanoseconds
+
+
 class BatchRequest(pydantic.BaseModel):
     """Body of ``/infer/batch``."""
 
@@ -147,8 +151,8 @@ class HttpFrontend:
         app.add_api_route("/health", self._health, methods=["GET"])
         app.add_api_route("/ready", self._ready, methods=["GET"])
         app.add_api_route("/stats", self._stats, methods=["GET"])
-        app.add_api_route("/infer/batch", self._infer_batch, methods=["POST"])
-        # A plain route: FastAPI's parsing of parameters would double the cost of a request that has none.
+        # Plain routes: FastAPI's parsing of parameters would double the cost of a request that has none, and reads any body.
+        app.add_route("/infer/batch", self._infer_batch, methods=["POST"])
         app.add_route("/infer", self._infer, methods=["POST"])
         return app
 
@@ -173,7 +177,20 @@ class HttpFrontend:
     async def _infer(self, request: Request) -> Response:
         return await self._serve_one(1, request)
 
-    async def _infer_batch(self, body: BatchRequest, request: Request) -> Response:
+    async def _infer_batch(self, request: Request) -> Response:
+        text = bytearray()
+        async for piece in request.stream():
+            text += piece
+            if len(text) > MOST_BODY_BYTES:
+                return JSONResponse(
+                    {"error": f"a body has at most {MOST_BODY_BYTES} bytes"}, 413, {"Connection": "close"}
+                )
+        try:
+            body = BatchRequest.model_validate_json(bytes(text))
+        except pydantic.ValidationError as error:
+            return JSONResponse(
+                {"error": error.errors(include_url=False, include_context=False, include_input=False)}, 422
+            )
         if body.inputs > self._batch_size:
             problem = f"{body.inputs} inputs are more than the largest batch of {self._batch_size}"
             return JSONResponse({"error": problem}, 413)
@@ -200,7 +217,7 @@ class HttpFrontend:
     def _intended_ns(self, request: Request, arrived_ns: int) -> int:
         """When the request was meant to be sent, by our clock; its arrival when that is not said or not credible."""
         said = request.headers.get(INTENDED_HEADER, "")
-        if not said.isdecimal():
+        if not said.isdecimal() or len(said) > _MOST_DIGITS:
             return arrived_ns
         intended_ns = int(said) - self._ledger.epoch_ns
         return intended_ns if arrived_ns - MOST_EARLY_NS < intended_ns < arrived_ns else arrived_ns

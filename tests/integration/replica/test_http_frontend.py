@@ -98,6 +98,9 @@ def test_a_batch_that_cannot_be_is_refused(serve):
 
     for body, status in [({"inputs": 5}, 413), ({"inputs": 0}, 422), ({"inputs": "x"}, 422), ({}, 422), (None, 422)]:
         assert ask(replica, "POST", "/infer/batch", body)[0] == status, body
+    for value in (float("nan"), float("inf")):
+        assert ask(replica, "POST", "/infer/batch", {"inputs": value})[0] == 422
+    assert ask(replica, "POST", "/infer/batch", {"inputs": 1, "padding": "x" * 5000})[0] == 413
     assert ask(replica, "POST", "/infer")[0] == 200
     assert ask(replica, "GET", "/infer")[0] == 405
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from harness.replica import server as module
 from harness.replica.server import MetricsServer, Response
 
 
@@ -137,3 +138,31 @@ def test_a_file_is_sent_whole_or_from_a_byte_on(tmp_path):
         (416, None, b"the file is not that long\n"),
         (200, None, b"0123456789"),  # a range that is not understood may be ignored
     ]
+
+
+def test_a_range_of_thousands_of_digits_is_no_range(server, tmp_path):
+    (tmp_path / "log").write_bytes(b"0123456789")
+    server.routes["/latencies"] = lambda: Response(200, b"", file=tmp_path / "log")
+
+    said = raw(server, b"GET /latencies HTTP/1.0\r\nRange: bytes=" + b"9" * 5000 + b"-\r\n\r\n")
+
+    assert said.startswith(b"HTTP/1.1 200 OK")
+    assert said.endswith(b"0123456789")
+
+
+def test_too_many_connections_are_hung_up_on_and_the_others_are_served(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 2)
+    small = MetricsServer("127.0.0.1", 0, {"/metrics": lambda: Response(200, b"value 1\n")})
+    held = [http.client.HTTPConnection("127.0.0.1", small.port, timeout=60) for _ in range(2)]
+    try:
+        for connection in held:
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().read() == b"value 1\n"
+        with socket.create_connection(("127.0.0.1", small.port), timeout=60) as third:
+            assert third.recv(100) == b""
+        held[0].request("GET", "/metrics")
+        assert held[0].getresponse().read() == b"value 1\n"
+    finally:
+        for connection in held:
+            connection.close()
+        small.close()
