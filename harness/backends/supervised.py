@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-GUARD = Path(__file__).with_name("supervisor.py")
+from harness import supervisor
 
 
 class Lifeline:
@@ -29,7 +29,7 @@ class Lifeline:
             OSError: it cannot be started.
         """
         log.parent.mkdir(exist_ok=True)
-        guard = [sys.executable, "-I", "-S", str(GUARD), str(self._read_end), *command]
+        guard = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LIFELINE, str(self._read_end), *command]
         with log.open("wb") as output:
             return subprocess.Popen(
                 guard,

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from harness.node import supervisor
+from harness import supervisor
 from harness.node.errors import PlaybookError
 from harness.node.events import NodeEvent, translate
 from harness.node.request import RunRequest
@@ -145,7 +145,8 @@ def _path() -> str:
 
 
 def _supervisor_command(folder: Path) -> list[str]:
-    return [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(_STOP_GRACE_S), str(folder)]
+    how = [supervisor.PARENT, str(os.getpid()), str(_STOP_GRACE_S), str(folder)]
+    return [sys.executable, "-I", "-S", supervisor.__file__, *how]
 
 
 def _supervisor_pids(folder: Path) -> list[int]:

@@ -18,7 +18,7 @@ LAYERS = [
     ["results"],
     ["metrics"],
     ["config"],
-    ["errors", "clock"],
+    ["errors", "clock", "supervisor"],
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ANYWHERE = {"__version__"}

@@ -19,7 +19,7 @@ from harness.node.errors import NodeInterruptedError, NodeTimeoutError, Playbook
 from harness.node.events import NodeEvent, Outcome, TaskEnded, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary
-from harness.node.supervisor import descendants
+from harness.supervisor import descendants
 
 pytestmark = [
     pytest.mark.integration,

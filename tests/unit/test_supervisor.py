@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.node import supervisor
-from harness.node.supervisor import descendants
+from harness import supervisor
+from harness.supervisor import descendants
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep 310 & sleep 310\" & sleep 310; sleep 310"
 
 
 def start(*command: str, folder: Path, grace_s: float = 0.3, parent: int | None = None) -> "subprocess.Popen[bytes]":
-    words = [str(parent or os.getpid()), str(grace_s), str(folder), *command]
+    words = ["parent", str(parent or os.getpid()), str(grace_s), str(folder), *command]
     return subprocess.Popen([sys.executable, "-I", "-S", supervisor.__file__, *words], stdout=subprocess.PIPE)
 
 
@@ -83,7 +83,7 @@ def test_when_its_parent_dies_the_tree_and_the_folder_go(tmp_path: Path) -> None
     (folder / "secret").write_text("x")
     program = (
         "import os, subprocess, sys;"
-        "p = subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], str(os.getpid()), '0.3', *sys.argv[2:]]);"
+        "p = subprocess.Popen([sys.executable, '-I', '-S', sys.argv[1], 'parent', str(os.getpid()), '0.3', *sys.argv[2:]]);"
         "print(p.pid, flush=True); p.wait()"
     )
     command = [sys.executable, "-c", program, supervisor.__file__, str(folder), "/bin/sh", "-c", STUBBORN]
@@ -95,3 +95,36 @@ def test_when_its_parent_dies_the_tree_and_the_folder_go(tmp_path: Path) -> None
         parent.kill()
     assert eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in below))
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("end", [lambda: supervisor._kill_tree(7), lambda: supervisor._end_tree(7, 0.05)])
+def test_processes_of_another_user_are_left_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[], None]
+) -> None:
+    tried = []
+
+    def refuse(pid: int, number: int) -> None:
+        tried.append((pid, number))
+        raise PermissionError
+
+    monkeypatch.setattr(supervisor, "_KILL_WAIT_S", 0.05)
+    monkeypatch.setattr(supervisor, "descendants", lambda _pid: [7, 8])
+    monkeypatch.setattr(supervisor, "_reap", lambda _pid: None)
+    monkeypatch.setattr(os, "kill", refuse)
+    end()
+    assert {(7, signal.SIGKILL), (8, signal.SIGKILL)} <= set(tried)
+
+
+def test_a_replica_gets_the_signal_and_ends_with_its_own_code_and_its_children() -> None:
+    lifeline, ours = os.pipe()
+    script = "setsid sleep 310 & trap 'exit 5' TERM; echo ready; while :; do sleep 0.05; done"
+    command = [sys.executable, "-I", "-S", supervisor.__file__, "lifeline", str(lifeline), "/bin/sh", "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, pass_fds=(lifeline,)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        below = descendants(process.pid)
+        process.terminate()
+        assert process.wait(60) == 5
+    os.close(ours)
+    os.close(lifeline)
+    assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []

@@ -1,0 +1,189 @@
+"""The parent of a process tree that must not outlive whoever started it.
+
+Run as ``python -I -S supervisor.py MODE ...``; a plain script on purpose: it imports nothing of the harness and little of
+the standard library, and starts in a few milliseconds. It is a child subreaper: whatever is orphaned below it becomes its
+child, also what made a session of its own. Exit code: the command's, or 128 + n when signal n ended it.
+
+``lifeline FD COMMAND...``: for a replica. The starter holds the other end of a pipe; when it dies, by whatever signal, the
+kernel closes that end and the whole tree gets SIGKILL. SIGTERM is passed on to the command, which drains. When the command
+has ended, so has everything below it. Should the supervisor itself be killed, the command gets SIGKILL from the kernel.
+
+``parent PID GRACE_S FOLDER COMMAND...``: for ansible-playbook, which puts each of its workers in a session of its own. When
+it is asked to stop (SIGTERM, SIGINT) or its parent dies, it ends the tree: SIGTERM first, SIGKILL after the grace time. Where
+the parent died it also removes ``FOLDER``, so that nothing of the run is left behind.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_KILL_WAIT_S = 5.0
+_POLL_S = 0.02
+LIFELINE, PARENT = "lifeline", "parent"
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
+
+
+def descendants(root_pid: int) -> list[int]:
+    """Process ids below ``root_pid``, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):  # noqa: PTH208 - pathlib costs more than the supervisor's whole start
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:  # noqa: PTH123
+                # The command's name may hold spaces and brackets: fields are counted from its end.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue  # ended while we looked
+        if state != b"Z":
+            children.setdefault(int(parent), []).append(int(entry))
+    found: list[int] = []
+    waiting = [root_pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def _signal_all(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue  # ended meanwhile, or runs as another user after sudo, which passes the signal on itself
+
+
+def _reap(child_pid: int) -> int | None:
+    """Collect whatever has ended; the exit code of the command if it is among them."""
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return code
+        if pid == 0:
+            return code
+        if pid == child_pid:
+            number = os.waitstatus_to_exitcode(status)
+            code = number if number >= 0 else 128 - number
+
+
+def _kill_tree(child_pid: int) -> None:
+    """SIGKILL all that is left, and what it hands us by ending; what may not be killed is left after a while."""
+    deadline_s = time.monotonic() + _KILL_WAIT_S
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline_s:
+        _signal_all(left, signal.SIGKILL)
+        time.sleep(_POLL_S)
+        _reap(child_pid)
+    _reap(child_pid)
+
+
+def _end_tree(child_pid: int, grace_s: float) -> None:
+    """The command first, by its own handlers; then all that is left, ever harder."""
+    _signal_all([child_pid], signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    signalled: set[int] = {child_pid}
+    while (left := descendants(os.getpid())) and time.monotonic() < deadline_s:
+        if child_pid not in left:
+            _signal_all([pid for pid in left if pid not in signalled], signal.SIGTERM)
+            signalled.update(left)
+        time.sleep(_POLL_S)
+        _reap(child_pid)
+    _kill_tree(child_pid)
+
+
+def _under_lifeline(lifeline: int, command: list[str]) -> int:
+    """Run the command until it or the starter ends; returns its exit code, or 137 when the starter is gone."""
+    awake, alarm = os.pipe()
+    os.set_blocking(alarm, False)
+    signal.set_wakeup_fd(alarm)
+    asked_to_stop = False
+
+    def forward(_signal: int, _frame: object) -> None:
+        nonlocal asked_to_stop
+        asked_to_stop = True
+
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches the harness, which drains us
+    child_pid = _fork(command, lifeline)
+    code = None
+    while code is None:
+        ready, _, _ = select.select([lifeline, awake], [], [])
+        if lifeline in ready:  # end of file: the harness is gone, and with it anyone who could use the data
+            code = 128 + signal.SIGKILL
+            break
+        os.read(awake, 4096)
+        if asked_to_stop:
+            asked_to_stop = False
+            _signal_all([child_pid], signal.SIGTERM)
+        code = _reap(child_pid)
+    _kill_tree(child_pid)
+    return code
+
+
+def _fork(command: list[str], lifeline: int) -> int:
+    """Start the command in a session of its own; it ends with this process, whatever ends that."""
+    supervisor = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.setsid()
+    os.close(lifeline)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != supervisor:  # it died before the line above took effect
+        os._exit(137)
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        sys.stderr.write(f"cannot start {command[0]}: {error}\n")
+        sys.stderr.flush()
+        os._exit(127)
+
+
+def _under_parent(parent_pid: int, grace_s: float, folder: str, command: list[str]) -> int:
+    """Run the command; returns its exit code, or 143 when it was stopped."""
+    watched = {*_STOP_SIGNALS, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:  # it died before the line above
+        return 128 + signal.SIGTERM
+    child_pid = os.posix_spawn(command[0], command, os.environ, setsigmask=[])
+    while True:
+        received = signal.sigwaitinfo(watched).si_signo
+        if received in _STOP_SIGNALS:
+            _end_tree(child_pid, grace_s)
+            if os.getppid() != parent_pid:
+                import shutil
+
+                shutil.rmtree(folder, ignore_errors=True)
+            return 128 + signal.SIGTERM
+        code = _reap(child_pid)
+        if code is not None:
+            return code
+
+
+def main(mode: str, *arguments: str) -> int:
+    """Run a command as the module's first lines say; returns its exit code."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    if mode == LIFELINE:
+        return _under_lifeline(int(arguments[0]), list(arguments[1:]))
+    return _under_parent(int(arguments[0]), float(arguments[1]), arguments[2], list(arguments[3:]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
