@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -126,7 +127,8 @@ def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = Fal
 
     Args:
         folders: of campaigns.
-        by: campaign, sharing or condition; None: campaigns when there are several, else sharing modes, else conditions.
+        by: campaign, sharing or condition; None: campaigns when several measured
+            the same, else sharing modes, else conditions.
         unlike: compare even what was measured on unlike machines.
 
     Raises:
@@ -189,10 +191,13 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:
-    if len(analyses) > 1:
+    measured = [
+        {(cell.workload, cell.replicas, cell.sharing, cell.condition) for cell in one.cells if cell.used}
+        for one in analyses
+    ]
+    if len(analyses) > 1 and any(a & b for a, b in combinations(measured, 2)):
         return By.CAMPAIGN
-    conditions = {cell.condition for cell in analyses[0].cells if cell.used}
-    modes = {cell.sharing for cell in analyses[0].cells if cell.used}
+    *_, modes, conditions = (set(column) for column in zip(*set().union(*measured), strict=True))
     return By.CONDITION if len(modes) < 2 <= len(conditions) else By.SHARING
 
 

@@ -41,6 +41,7 @@ class Answer:
         table: the figures with their intervals.
         pictures: plots.
         missing: which measurements would answer what these do not.
+        table_first: whether the table is the answer, and the sentences say the same in words.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Answer:
     table: Table | None = None
     pictures: list[Picture] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    table_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The comparison on one page that needs no network: six questions, each with its answer."""
+"""The comparison on one page that needs no network: the decision first, then the questions behind it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from harness.errors import UsageError
 from harness.results.files import atomic_write
 
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
+    recommendation.answer,
     cost_of_sharing.answer,
     capacity.answer,
     isolation.answer,
     context_switch.answer,
-    recommendation.answer,
     price.answer,
 )
-"""In the order of the page."""
+"""In the order of the page: the decision, then what it rests on."""
 
 
 def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:

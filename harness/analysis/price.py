@@ -35,7 +35,13 @@ def cost_per_million(cell: Cell, asked: Asked) -> Estimate | None:
     """
     if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
         return None
-    return _over_runs(cell, lambda run: _cost(run, asked))
+    costs = costs_per_million(cell, asked)
+    return t_interval(costs) if costs else None
+
+
+def costs_per_million(cell: Cell, asked: Asked) -> list[float]:
+    """That of every repeat that has what a price was given for."""
+    return [cost for run in cell.used if (cost := _cost(run, asked)) is not None]
 
 
 def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:

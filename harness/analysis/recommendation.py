@@ -1,4 +1,4 @@
-"""Which mode for which workload? The best by each criterion, and whether the next best is any worse."""
+"""Which mode for which workload? The best by each goal, how sure that is, and what it costs by the other goals."""
 
 from __future__ import annotations
 
@@ -9,69 +9,149 @@ from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, relative
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, counts, missing_modes
-from harness.analysis.format import Entry, figure_entry, ratio_entry, replicas_in_words
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm
+from harness.analysis.format import Entry, figure_entry, quantity, ratio_entry, replicas_in_words
+from harness.analysis.price import costs_per_million
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
 
 @dataclass(frozen=True, slots=True)
-class Criterion:
+class Goal:
     """What somebody may want.
 
     Attributes:
-        wish: in words.
-        measure: of a cell.
+        name: in words.
+        figures: of a cell, one for each repeat that has it.
         unit: for people.
         highest: whether more is better.
         together: whether only cells of the same, highest common replica count are candidates.
+        p99_limit_s: only cells whose whole interval of the p99 is within it are candidates; None: all are.
     """
 
-    wish: str
-    measure: str
+    name: str
+    figures: Callable[[Cell], list[float]]
     unit: str
     highest: bool
     together: bool = False
+    p99_limit_s: float | None = None
+
+    def allows(self, cell: Cell) -> bool:
+        """Whether a cell has the figure, and keeps the limit if there is one."""
+        if not self.figures(cell):
+            return False
+        p99 = cell.estimates.get("latency_p99")
+        return self.p99_limit_s is None or (p99 is not None and p99.high is not None and p99.high <= self.p99_limit_s)
+
+    def mean(self, cell: Cell) -> float:
+        """Over the repeats."""
+        return t_interval(self.figures(cell)).mean
 
 
-CRITERIA = (
-    Criterion("most throughput, whatever the replicas", "throughput", "req/s", highest=True),
-    Criterion("most throughput with many replicas", "throughput", "req/s", highest=True, together=True),
-    Criterion("lowest p99 with many replicas", "latency_p99", "s", highest=False, together=True),
-    Criterion("fairest between many replicas", "fairness", "", highest=True, together=True),
-    Criterion("least energy a request, whatever the replicas", "energy", "J", highest=False),
-)
+def goals(asked: Asked) -> list[Goal]:
+    """Those that can be judged without further input, and those that a limit or a price makes possible."""
+    limit_s = asked.latency_limit_s
+    tail = _figures("latency_p99")
+    limited = (
+        []
+        if limit_s is None
+        else [
+            Goal(
+                f"highest throughput with p99 within {quantity(limit_s, 's')}",
+                _speed,
+                "req/s",
+                highest=True,
+                p99_limit_s=limit_s,
+            )
+        ]
+    )
+    priced = (
+        []
+        if asked.price_per_gpu_hour is None and asked.price_per_kwh is None
+        else [
+            Goal("lowest price per million inferences", lambda cell: costs_per_million(cell, asked), "", highest=False)
+        ]
+    )
+    return [
+        Goal("highest throughput", _speed, "req/s", highest=True),
+        *limited,
+        Goal("highest throughput with many replicas", _speed, "req/s", highest=True, together=True),
+        Goal("lowest p99 latency with many replicas", tail, "s", highest=False, together=True),
+        Goal("fairest between many replicas", _figures("fairness"), "", highest=True, together=True),
+        Goal("lowest energy per request", _figures("energy"), "J", highest=False),
+        *priced,
+    ]
+
+
+def _speed(cell: Cell) -> list[float]:
+    """Throughput, unless it is the rate that was set."""
+    return [] if cell.paced else cell.figures("throughput")
+
+
+def _figures(measure: str) -> Callable[[Cell], list[float]]:
+    return lambda cell: cell.figures(measure)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best setup of one workload by one criterion.
+    """The best setup of one workload by one goal.
 
     Attributes:
         workload: name.
-        criterion: by which.
+        goal: by which.
         best: label and cell.
-        next: label and cell of the second best; None when there is no rival.
-        p: of Welch's test between the two, Holm-corrected over the page; None with one run, or without a rival.
+        next: label and cell of the runner-up.
+        p: of Welch's test between the two, Holm-corrected over all choices; None when a side has one run.
     """
 
     workload: str
-    criterion: Criterion
+    goal: Goal
     best: tuple[str, Cell]
-    next: tuple[str, Cell] | None
+    next: tuple[str, Cell]
     p: float | None
 
     @property
     def clear(self) -> bool:
-        """Whether the best is significantly better than the next."""
+        """Whether the best is significantly better than the runner-up."""
         return self.p is not None and self.p < SIGNIFICANCE
 
+    @property
+    def certainty(self) -> str:
+        """How sure the choice is, in words."""
+        if self.p is None:
+            return "one run cannot tell"
+        return "significant" if self.clear else "no significant difference: either will do"
 
-def choices(pool: Pool) -> list[Choice]:
-    """The best of every workload by every criterion that at least two setups can be held against."""
+    @property
+    def costs(self) -> list[str]:
+        """What the best loses against the runner-up by other measures, where its interval leaves no doubt."""
+        found = []
+        for measure, title, higher_is_better in _ELSEWHERE:
+            gain = relative(self.best[1], self.next[1], measure)
+            if gain is None or gain.low is None or gain.high is None:
+                continue
+            if gain.high < 1 if higher_is_better else gain.low > 1:
+                found.append(f"{title} {_percent(gain)}")
+        return found
+
+
+_ELSEWHERE = (
+    ("throughput", "throughput", True),
+    ("latency_p99", "p99", False),
+    ("energy", "energy per request", False),
+)
+
+
+def _percent(gain: Estimate) -> str:
+    """``+34 %``; a multiple from twice on."""
+    return f"\N{MULTIPLICATION SIGN}{gain.mean:.1f}" if gain.mean >= 2 else f"{100 * (gain.mean - 1):+.0f} %"
+
+
+def choices(pool: Pool, asked: Asked) -> list[Choice]:
+    """The best of every workload by every goal for which at least two setups have a figure."""
     found = [
         choice
         for workload in pool.workloads()
-        for criterion in CRITERIA
-        if (choice := _choose(pool, workload, criterion)) is not None
+        for goal in goals(asked)
+        if (choice := _choose(pool, workload, goal)) is not None
     ]
     tested = [index for index, choice in enumerate(found) if choice.p is not None]
     for index, p in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
@@ -79,47 +159,41 @@ def choices(pool: Pool) -> list[Choice]:
     return found
 
 
-def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
-    """One line per workload and wish."""
-    found = choices(pool)
-    rows = [_row(choice) for choice in found if choice.next]
+def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
+    """One line per workload and goal."""
+    found = choices(pool, asked)
     missing = missing_modes(pool)
-    if not rows:
+    if not found:
         missing.insert(0, "One way of running was measured, so that there is nothing to choose from.")
     return Answer(
         "choosing",
         "Which mode for which workload?",
-        "The best mean by each wish, held against the best of the next way of running (Welch's test, Holm's correction over "
-        "this table). Where they do not differ significantly, either will do.",
+        "The best mean by each goal, against the best of the next way of running (Welch's test, Holm's correction over this "
+        "table). Where they do not differ significantly, either will do. What the best costs elsewhere is named where the "
+        "95 % interval of that one ratio leaves no doubt.",
         _sentences(found),
-        Table(["Workload", "Who wants", "takes", "Best", "instead of", "Next", "Best / next"], rows, words=3)
-        if rows
-        else None,
+        Table(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
         missing=missing,
+        table_first=True,
     )
 
 
-def _choose(pool: Pool, workload: str, criterion: Criterion) -> Choice | None:
+def _choose(pool: Pool, workload: str, goal: Goal) -> Choice | None:
+    common = _common_count(pool, workload)
     best_of = [
-        (setup.label, cell)
-        for setup in pool.setups
-        if (cell := _best_cell(setup, workload, criterion, _common_count(pool, workload))) is not None
+        (setup.label, cell) for setup in pool.setups if (cell := _best_cell(setup, workload, goal, common)) is not None
     ]
     if len(best_of) < 2:
         return None
-    ranked = sorted(best_of, key=lambda one: _mean(criterion)(one[1]), reverse=criterion.highest)
-    first, second = ranked[0], ranked[1]
-    p = difference(second[1].figures(criterion.measure), first[1].figures(criterion.measure)).welch_p
-    return Choice(workload, criterion, first, second, p)
+    first, second, *_ = sorted(best_of, key=lambda one: goal.mean(one[1]), reverse=goal.highest)
+    p = difference(goal.figures(second[1]), goal.figures(first[1])).welch_p
+    return Choice(workload, goal, first, second, p)
 
 
-def _best_cell(setup: Setup, workload: str, criterion: Criterion, common: int | None) -> Cell | None:
-    wanted = [common] if criterion.together else setup.counts(workload)
+def _best_cell(setup: Setup, workload: str, goal: Goal, common: int | None) -> Cell | None:
+    wanted = [common] if goal.together else setup.counts(workload)
     cells = [setup.cells[place] for count in wanted if count and (place := Place(workload, count)) in setup.cells]
-    cells = [cell for cell in cells if criterion.measure in cell.estimates]
-    if not cells:
-        return None
-    return (max if criterion.highest else min)(cells, key=_mean(criterion))
+    return (max if goal.highest else min)(filter(goal.allows, cells), key=goal.mean, default=None)
 
 
 def _common_count(pool: Pool, workload: str) -> int | None:
@@ -132,47 +206,46 @@ def _common_count(pool: Pool, workload: str) -> int | None:
     return max(shared, default=None)
 
 
-def _mean(criterion: Criterion) -> Callable[[Cell], float]:
-    return lambda cell: cell.estimates[criterion.measure].mean
+HEADERS = ["Workload", "Goal", "Best", "Runner-up", "How sure", "Costs elsewhere", "Figure", "Best / runner-up"]
+"""Of the table; ``_row`` fills it."""
 
 
 def _row(choice: Choice) -> list[str | Entry]:
-    criterion = choice.criterion
-    (label, cell), (other, rival) = choice.best, choice.next or choice.best
-    gain: Estimate | None = relative(cell, rival, criterion.measure)
-    verdict = (
-        "significant"
-        if choice.clear
-        else "a single run cannot tell"
-        if choice.p is None
-        else "no significant difference"
-    )
-    entry = ratio_entry(gain)
+    goal = choice.goal
     return [
         choice.workload,
-        criterion.wish,
-        f"{label}, {replicas_in_words(cell.replicas)}"
-        if choice.clear
-        else f"either (here {label}, {replicas_in_words(cell.replicas)})",
-        figure_entry(cell.estimates[criterion.measure], criterion.unit),
-        Entry(f"{other}, {replicas_in_words(rival.replicas)}"),
-        figure_entry(rival.estimates[criterion.measure], criterion.unit),
-        Entry(entry.mean, (*entry.small, verdict), entry.reason),
+        goal.name,
+        _named(choice.best) if choice.clear else f"either (here {_named(choice.best)})",
+        _named(choice.next),
+        choice.certainty,
+        "; ".join(choice.costs) or "nothing that shows" if choice.clear else "",
+        _entry(goal, choice.best[1]),
+        ratio_entry(_gain(choice)),
     ]
+
+
+def _named(one: tuple[str, Cell]) -> str:
+    return f"{one[0]}, {replicas_in_words(one[1].replicas)}"
+
+
+def _entry(goal: Goal, cell: Cell) -> Entry:
+    return figure_entry(t_interval(goal.figures(cell)), goal.unit)
+
+
+def _gain(choice: Choice) -> Estimate | None:
+    try:
+        return ratio(choice.goal.figures(choice.best[1]), choice.goal.figures(choice.next[1]))
+    except ValueError:
+        return None
 
 
 def _sentences(found: Sequence[Choice]) -> list[str]:
     sentences = []
     for workload in dict.fromkeys(choice.workload for choice in found):
         mine = [choice for choice in found if choice.workload == workload]
-        clear = [
-            f"{choice.criterion.wish}: {choice.best[0]} with {replicas_in_words(choice.best[1].replicas)}"
-            for choice in mine
-            if choice.clear
-        ]
-        even = [choice.criterion.wish for choice in mine if not choice.clear]
-        parts = "; ".join(clear)
+        parts = [f"{choice.goal.name}: {_named(choice.best)}" for choice in mine if choice.clear]
+        even = [choice.goal.name for choice in mine if not choice.clear]
         if even:
-            parts += ("; " if parts else "") + "no significant difference for " + ", ".join(even)
-        sentences.append(f"{workload}: {parts}.")
+            parts.append("no significant difference for " + ", ".join(even))
+        sentences.append(f"{workload}: {'; '.join(parts)}.")
     return sentences

@@ -125,9 +125,12 @@ def compare(
         typer.Option("--price-per-kwh", callback=not_negative, help="Of the energy of the GPUs, in your currency."),
     ] = None,
     unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print every test and the answers behind the decision.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """Hold campaigns, sharing modes or conditions against each other: what differs, by how much, and what does not."""
+    """Compare campaigns, sharing modes or conditions: which is best for what, how sure that is, and what it costs."""
     from harness.analysis.compare import compare as compare_sides
     from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
@@ -145,7 +148,7 @@ def compare(
     if json:
         output.document(_comparison_document(found, answered, page) | {"overheads": sentences})
     else:
-        _print_comparison(found, answered, sentences, page)
+        _print_comparison(found, answered, sentences, page, details=details)
 
 
 def _comparison_document(found: Comparison, answered: list[Answer], page: Path | None) -> dict[str, Any]:
@@ -154,15 +157,75 @@ def _comparison_document(found: Comparison, answered: list[Answer], page: Path |
     questions = [
         {"question": answer.question, "answer": answer.sentences, "missing": answer.missing} for answer in answered
     ]
-    return {**asdict(found), "questions": questions, "page": None if page is None else str(page)}
+    return {
+        **asdict(found),
+        "decision": _rows(answered[0]),
+        "questions": questions,
+        "page": None if page is None else str(page),
+    }
 
 
-def _print_comparison(found: Comparison, answered: list[Answer], overheads: list[str], page: Path | None) -> None:
-    from harness.analysis.format import ratio_entry
+def _rows(decision: Answer) -> list[dict[str, str]]:
+    """The decision's table as people read it, a line each."""
+    if decision.table is None:
+        return []
+    return [
+        {
+            header: cell if isinstance(cell, str) else cell.text
+            for header, cell in zip(decision.table.headers, row, strict=True)
+        }
+        for row in decision.table.rows
+    ]
 
+
+def _print_comparison(
+    found: Comparison, answered: list[Answer], overheads: list[str], page: Path | None, *, details: bool
+) -> None:
     for sentence in found.unlike:
         output.note(f"differs: {sentence}")
+    if len(found.sides) == 1:
+        output.note(f"one side only ({found.sides[0]}): there is nothing to compare it with.")
+    decision, *others = answered
+    _print_decision(decision)
+    if details:
+        _print_tests(found)
+        sections = [
+            (answer.question, [*answer.sentences, *(f"({gap})" for gap in answer.missing)]) for answer in others
+        ]
+    else:
+        sections = []
+    if overheads:
+        sections.append(("What does each condition cost?", overheads))
+    for question, sentences in sections:
+        output.result("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
+    if not details:
+        output.note(f"\n{len(found.lines)} tests and {len(others)} more answers: add --details, or --html PAGE.html")
+    if page is not None:
+        output.result(f"\npage: {page}")
+
+
+def _print_decision(decision: Answer) -> None:
+    """One line a goal: what to take, its figure, by how much it is better, and how sure that is."""
+    output.result(decision.question)
+    if decision.table:
+        wanted = ["Workload", "Goal", "Best", "Figure", "Best / runner-up", "Runner-up", "How sure", "Costs elsewhere"]
+        columns = [decision.table.headers.index(name) for name in wanted]
+        output.table(
+            wanted,
+            [
+                [cell if isinstance(cell, str) else cell.text for cell in (row[column] for column in columns)]
+                for row in decision.table.rows
+            ],
+        )
+    for gap in decision.missing:
+        output.result(f"({gap})")
+
+
+def _print_tests(found: Comparison) -> None:
+    from harness.analysis.format import ratio_entry
+
     if found.lines:
+        output.result()
         output.table(
             ["workload", "replicas", "measure", "of", "against", "ratio (95 %)", "answer"],
             [
@@ -170,17 +233,8 @@ def _print_comparison(found: Comparison, answered: list[Answer], overheads: list
                 for line in found.lines
             ],
         )
-    if len(found.sides) == 1:
-        output.note(f"one side only ({found.sides[0]}): there is nothing to hold it against.")
     for item in found.lonely:
         output.result(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
-    sections = [(answer.question, [*answer.sentences, *(f"({gap})" for gap in answer.missing)]) for answer in answered]
-    if overheads:
-        sections.append(("What does each condition cost?", overheads))
-    for question, sentences in sections:
-        output.result("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
-    if page is not None:
-        output.result(f"\npage: {page}")
 
 
 def _again() -> str:

@@ -126,17 +126,18 @@ def test_the_six_questions_are_seen_and_nothing_complains(comparison: Path, page
     text = page.evaluate(TEXT)
     for number, question in enumerate(
         (
+            "Which mode for which workload?",
             "What does each mode cost?",
             "How many workloads does it carry?",
             "How well does it isolate?",
             "What does context switching cost?",
-            "Which mode for which workload?",
             "At what price?",
         ),
         start=1,
     ):
         assert f"{number}. {question}" in text
     assert page.evaluate("document.querySelectorAll('section .answers p').length") >= 12
+    assert page.evaluate("document.querySelector('section tbody tr').getBoundingClientRect().bottom") < 900
     assert page.evaluate(SIDEWAYS) <= 0
     assert page.evaluate(TABLES_SIDEWAYS) <= 0
     assert page.errors == []

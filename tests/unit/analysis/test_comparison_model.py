@@ -11,12 +11,14 @@ import pytest
 
 from harness.analysis.capacity import carried
 from harness.analysis.compare import compare
-from harness.analysis.comparison_input import Place, Pool, Setup, gather
+from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
 from harness.analysis.comparison_model import Answer, Asked, asked
 from harness.analysis.comparison_page import answers, overheads, write_page
 from harness.analysis.context_switch import switching
+from harness.analysis.format import quantity
 from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_per_million
 from harness.analysis.recommendation import choices
+from harness.analysis.statistics import t_interval
 from harness.config import ConditionSpec, Sharing
 from harness.errors import UsageError
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
@@ -59,7 +61,7 @@ def test_rates_that_were_set_are_compared_as_no_speeds(published: Callable[[str]
 
 def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Pool) -> None:
     found = answered(pool, Asked(0.012, 3.0, 0.25))
-    assert list(found) == ["cost", "carrying", "isolation", "switching", "choosing", "price"]
+    assert list(found) == ["choosing", "cost", "carrying", "isolation", "switching", "price"]
     for answer in found.values():
         assert answer.sentences, answer.name
         assert answer.table is not None
@@ -126,15 +128,59 @@ def test_a_gpu_that_is_idle_alone_tells_nothing_of_switching(half_idle: Pool) ->
 
 
 def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
-    found = {choice.criterion.wish: choice for choice in choices(pool)}
-    most = found["most throughput with many replicas"]
+    found = {choice.goal.name: choice for choice in choices(pool, Asked())}
+    most = found["highest throughput with many replicas"]
     assert most.clear
     assert (most.best[0], most.best[1].replicas) == ("mps", 8)
     fairest = found["fairest between many replicas"]
-    assert fairest.next is not None
     assert not fairest.clear
+    assert fairest.certainty == "no significant difference: either will do"
     said = " ".join(answered(pool)["choosing"].sentences)
     assert "no significant difference for fairest between many replicas" in said
+
+
+def test_a_limit_and_a_price_are_goals_of_their_own(pool: Pool) -> None:
+    slicing = setup(pool, "time-slicing")
+    three, eight = (slicing.cells[Place("resnet50", count)].estimates["latency_p99"] for count in (3, 8))
+    assert three.high is not None
+    assert eight.low is not None
+    limit_s = (three.high + eight.low) / 2
+    found = {choice.goal.name: choice for choice in choices(pool, Asked(limit_s, 3.0, 0.25))}
+    limited = found[f"highest throughput with p99 within {quantity(limit_s, 's')}"]
+    sides = [limited.best, limited.next]
+    assert all(cell.estimates["latency_p99"].high <= limit_s for _, cell in sides)
+    assert ("time-slicing", 8) not in [(label, cell.replicas) for label, cell in sides]
+    price = found["lowest price per million inferences"]
+    assert t_interval(price.goal.figures(price.best[1])).mean < t_interval(price.goal.figures(price.next[1])).mean
+
+
+def test_what_the_best_costs_elsewhere_is_named(pool: Pool) -> None:
+    most = next(choice for choice in choices(pool, Asked()) if choice.goal.name == "highest throughput")
+    rival = setup(pool, "exclusive").cells[Place("resnet50", 1)]
+    (cost,) = [one for one in replace(most, next=("exclusive", rival)).costs if one.startswith("p99")]
+    assert re.fullmatch(r"p99 (\+\d+ %|×\d\.\d)", cost)  # noqa: RUF001 - typography for people
+
+
+def test_the_page_begins_with_the_decision(pool: Pool, tmp_path: Path) -> None:
+    comparison = compare(pool)
+    page = write_page(tmp_path / "p.html", pool, comparison, answers(pool, comparison, Asked()), "").read_text()
+    places = [
+        page.index(text) for text in ("1. Which mode for which workload?", "How sure</th>", "<nav", "2. What does")
+    ]
+    assert places == sorted(places)
+
+
+def test_campaigns_with_nothing_in_common_are_compared_by_mode(tmp_path: Path) -> None:
+    folders = [
+        write_campaign(tmp_path / mode.name, replicas=[1], repeats=1, shape=SHAPE, sharing=[mode]) for mode in MODES[:2]
+    ]
+    assert gather(folders).by is By.SHARING
+    assert (
+        gather(
+            [folders[0], write_campaign(tmp_path / "again", replicas=[1], repeats=1, shape=SHAPE, sharing=MODES[:1])]
+        ).by
+        is By.CAMPAIGN
+    )
 
 
 def test_energy_time_and_price_of_a_million(pool: Pool) -> None:
@@ -195,7 +241,7 @@ def test_energy_may_be_free() -> None:
 def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_path: Path) -> None:
     comparison = compare(pool)
     given = answers(pool, comparison, Asked())
-    given[0].sentences.append("<b>bold</b>")
+    given[1].sentences.append("<b>bold</b>")
     path = write_page(tmp_path / "page.html", pool, comparison, given, "harness compare 'a <b>'")
     page = path.read_text()
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
