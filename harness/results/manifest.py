@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -103,6 +103,11 @@ class Provenance(StrictModel):
     gpus_absent: str = Field(default="", description="Why `gpus` is empty; empty when it is not.")
     software: Software
 
+    def used_by(self, replicas: Sequence[Mapping[str, Any]]) -> list[Gpu]:
+        """The GPUs that the replicas say they ran on; all of the machine's where they do not say, as MIG instances."""
+        said = {replica.get("device_uuid") for replica in replicas}
+        return [gpu for gpu in self.gpus if gpu.uuid in said] or self.gpus
+
 
 class Manifest(StrictModel):
     """``manifest.json``: written last, so that a folder without one is no experiment."""
@@ -137,9 +142,8 @@ class Manifest(StrictModel):
 
     @property
     def gpus(self) -> list[Gpu]:
-        """The GPUs that the replicas say they ran on; all of the machine's where they do not say, as MIG instances."""
-        said = {replica.get("device_uuid") for replica in self.replicas}
-        return [gpu for gpu in self.provenance.gpus if gpu.uuid in said] or self.provenance.gpus
+        """The GPUs that the replicas ran on."""
+        return self.provenance.used_by(self.replicas)
 
     @property
     def inputs_per_request(self) -> float | None:

@@ -68,7 +68,7 @@ def evaluate(
         "note": NOTE,
         "timestamp": layout.iso(window.begin_s),
         "experiment": experiment.experiment_id,
-        **_machine(provenance),
+        **_machine(provenance, statuses),
         **_work(experiment),
         "scenario": scenario.kind.value,
         "parameters": scenario.model_dump(mode="json", exclude_none=True, exclude={"kind"}),
@@ -126,11 +126,12 @@ def _served(kind: ScenarioKind, folder: Path, window: Window) -> Served:
     return of_replicas(logs, services, window)
 
 
-def _machine(provenance: Provenance) -> dict[str, Any]:
-    gpu = provenance.gpus[0] if provenance.gpus else None
+def _machine(provenance: Provenance, statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    gpus = provenance.used_by(statuses)
+    gpu = gpus[0] if gpus else None
     return {
         "gpu_name": gpu.name if gpu else None,
-        "gpus": len(provenance.gpus),
+        "gpus": len(gpus),
         "gpu_absent": provenance.gpus_absent,
         "gpu_memory_bytes": gpu.memory_bytes if gpu else None,
         "driver_version": gpu.driver if gpu else None,

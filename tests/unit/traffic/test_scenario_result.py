@@ -61,6 +61,16 @@ def judged(folder, scenario, statuses=(), **wishes):
     return evaluate(spec, folder, WINDOW, statuses=statuses, provenance=MACHINE)
 
 
+def test_a_gpu_that_no_replica_is_on_is_not_told(tmp_path):
+    other = Gpu(index=0, name="Another", uuid="GPU-0")
+    machine = MACHINE.model_copy(update={"gpus": [other, *MACHINE.gpus]})
+    spec = experiment(replicas=1, workload={"scenario": {"kind": "single-stream"}})
+    replica_log(tmp_path, [1001.0], [5])
+    for statuses, told in (([{"device_uuid": "GPU-1"}], ("NVIDIA Test", 1)), ([{}], ("Another", 2))):
+        content, _ = evaluate(spec, tmp_path, WINDOW, statuses=statuses, provenance=machine)
+        assert (content["gpu_name"], content["gpus"]) == told
+
+
 def test_a_request_belongs_to_the_recording_in_which_it_ends(tmp_path):
     # Meant to be sent long before and answered in it; answered before it; not answered until after it.
     replica_log(tmp_path, [900.0, 900.0, 1009.9], [105_000, 50_000, 500])
