@@ -243,7 +243,8 @@ def test_reading_says_where_there_is_none(tmp_path):
     for name in ("b", "a"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "manifest.json").write_text("{}")
-        (tmp_path / name / FILE_NAME).write_text(json.dumps({"experiment": name}))
+        content = {"experiment": name, "results": {"latency_ms": {}}, "validity": {"reasons": []}}
+        (tmp_path / name / FILE_NAME).write_text(json.dumps(content))
 
     assert [each["experiment"] for each in read_scenarios(tmp_path)] == ["a", "b"]
-    assert read_scenarios(tmp_path / "b") == [{"experiment": "b"}]
+    assert read_scenarios(tmp_path / "b") == [content | {"experiment": "b"}]
