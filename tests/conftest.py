@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -10,6 +11,12 @@ import pytest
 # A shell or CI may say that Python keeps nothing it compiles: then each process of each test compiles it all again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# nohup, or a shell that starts the tests in the background, makes everything below them deaf to these signals, and a
+# signal that is ignored is inherited, where one with a handler is not: this process alone stays deaf.
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)

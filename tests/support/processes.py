@@ -19,7 +19,7 @@ def marked(campaign_id: str) -> list[psutil.Process]:
     return found
 
 
-def eventually(condition, timeout_s: float = 5.0) -> bool:
+def eventually(condition, timeout_s: float = 120.0) -> bool:
     """Whether ``condition`` comes true in time."""
     deadline_s = time.monotonic() + timeout_s
     while time.monotonic() < deadline_s:

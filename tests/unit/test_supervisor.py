@@ -21,7 +21,7 @@ def start(*command: str, folder: Path, grace_s: float = 0.3, parent: int | None 
     return subprocess.Popen([sys.executable, "-I", "-S", supervisor.__file__, *words], stdout=subprocess.PIPE)
 
 
-def eventually(condition: Callable[[], object], within_s: float = 10.0) -> bool:
+def eventually(condition: Callable[[], object], within_s: float = 120.0) -> bool:
     deadline = time.monotonic() + within_s
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -31,19 +31,19 @@ def eventually(condition: Callable[[], object], within_s: float = 10.0) -> bool:
 @pytest.mark.parametrize(("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_the_end_of_the_command_is_its_own(tmp_path: Path, script: str, code: int) -> None:
     with start("/bin/sh", "-c", script, folder=tmp_path) as process:
-        assert process.wait(10) == code
+        assert process.wait(120) == code
     assert tmp_path.exists()
 
 
 def test_output_and_environment_are_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAID", "hello")
     with start("/bin/sh", "-c", 'echo "$SAID"', folder=tmp_path) as process:
-        assert process.communicate(timeout=10)[0] == b"hello\n"
+        assert process.communicate(timeout=120)[0] == b"hello\n"
 
 
 def test_an_orphan_that_ends_first_is_not_mistaken_for_the_command(tmp_path: Path) -> None:
     with start("/bin/sh", "-c", "sh -c 'sh -c \"exit 9\" &' ; sleep 0.3; exit 4", folder=tmp_path) as process:
-        assert process.wait(10) == 4
+        assert process.wait(120) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -52,7 +52,7 @@ def test_asked_to_stop_it_ends_even_those_who_will_not(tmp_path: Path, number: s
         assert eventually(lambda: len(descendants(process.pid)) >= 4)
         below = descendants(process.pid)
         process.send_signal(number)
-        assert process.wait(10) == 143
+        assert process.wait(120) == 143
     assert [pid for pid in below if Path(f"/proc/{pid}").exists()] == []
     assert tmp_path.exists()
 
@@ -60,20 +60,20 @@ def test_asked_to_stop_it_ends_even_those_who_will_not(tmp_path: Path, number: s
 def test_the_command_gets_the_time_to_end_by_itself(tmp_path: Path) -> None:
     mark = tmp_path / "ended"
     script = f"trap 'sleep 0.3; echo done > {mark}; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
-    with start("/bin/sh", "-c", script, folder=tmp_path, grace_s=8.0) as process:
+    with start("/bin/sh", "-c", script, folder=tmp_path, grace_s=600.0) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         began = time.monotonic()
         process.terminate()
-        process.wait(10)
+        process.wait(120)
     assert mark.read_text() == "done\n"
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
     mark = tmp_path / "started"
     with start("/bin/sh", "-c", f"touch {mark}", folder=tmp_path, parent=1) as process:
-        assert process.wait(10) == 143
+        assert process.wait(120) == 143
     assert not mark.exists()
 
 

@@ -167,21 +167,21 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(
         NodeRunner(project).run(request_)
 
 
-def test_a_slow_listener_costs_the_run_nothing(project: Path) -> None:
-    """Ten tasks of two events, 0.2 s of drawing each: Ansible itself must not wait 3.6 s for the drawing."""
-    request = write(project, "".join(f"- name: Say {i}\n  ansible.builtin.debug: {{msg: x}}\n" for i in range(10)))
-    ended: list[float] = []
+def test_a_slow_listener_costs_the_run_nothing(project: Path, tmp_path: Path) -> None:
+    """Drawing the first task takes until the last one has been done: Ansible itself must not wait for the drawing."""
+    mark = tmp_path / "last"
+    says = "".join(f"- name: Say {i}\n  ansible.builtin.debug: {{msg: x}}\n" for i in range(10))
+    request = write(
+        project, says + f"- name: Last\n  ansible.builtin.copy: {{content: '', dest: {mark}, mode: '0600'}}\n"
+    )
+    seen: list[bool] = []
 
     def draw(event: NodeEvent) -> None:
-        time.sleep(0.2)
-        if isinstance(event, TaskEnded):
-            ended.append(event.at_s)
+        if isinstance(event, TaskEnded) and not seen:
+            seen.append(bool(wait_for(mark.exists)))
 
-    started = time.monotonic()
     NodeRunner(project, listener=draw).run(request).require_ok()
-    drawing_s = time.monotonic() - started
-    assert drawing_s > 4.0
-    assert ended[-1] - ended[0] < 3.0
+    assert seen == [True]
 
 
 def test_a_listener_that_fails_ends_the_run_and_is_heard(project: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_listener_that_fails_ends_the_run_and_is_heard(project: Path) -> None:
     started = time.monotonic()
     with pytest.raises(RuntimeError, match="cannot draw"):
         NodeRunner(project, listener=draw).run(RunRequest(Path("play.yml")))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("timeout_s", [0.01, 2.5])
@@ -201,7 +201,7 @@ def test_a_run_that_takes_too_long_is_stopped(project: Path, timeout_s: float) -
     (project / "play.yml").write_text(HEAD + SLEEP)
     summary = NodeRunner(project).run(RunRequest(Path("play.yml"), timeout_s=timeout_s))
     assert summary.status is RunStatus.TIMEOUT
-    assert summary.duration_s < 20
+    assert summary.duration_s < 60
     with pytest.raises(NodeTimeoutError):
         summary.require_ok()
     assert not any(b"sleep\x00300" in command_line(pid) for pid in descendants(1))
@@ -253,7 +253,7 @@ def sleepers(pid: int) -> list[int]:
     return below if any(b"sleep\x00301" in command_line(child) for child in below) else []
 
 
-def wait_for(condition: Callable[[], T], timeout_s: float = 25.0) -> T:
+def wait_for(condition: Callable[[], T], timeout_s: float = 200.0) -> T:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if value := condition():

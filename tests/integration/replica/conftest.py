@@ -50,20 +50,20 @@ class ReplicaProcess:
     def last_line(self) -> str:
         return self.log.read_text().strip().splitlines()[-1]
 
-    def wait_for(self, what: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, what: Callable[[], bool], timeout_s: float = 200.0) -> None:
         deadline_s = time.monotonic() + timeout_s
         while not what():
             assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {self.status}\n{self.log.read_text()}"
             time.sleep(0.01)
 
-    def wait_for_phase(self, phase: str, timeout_s: float = 60.0) -> None:
+    def wait_for_phase(self, phase: str, timeout_s: float = 200.0) -> None:
         self.wait_for(lambda: self.status["phase"] == phase, timeout_s)
 
-    def wait_until_ready(self, timeout_s: float = 120.0) -> None:
+    def wait_until_ready(self, timeout_s: float = 200.0) -> None:
         self.wait_for(lambda: self.status["port"] is not None and self.get("/health")[0] == 200, timeout_s)
 
     def get(self, path: str) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.status["port"], timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.status["port"], timeout=60)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -80,7 +80,7 @@ class ReplicaProcess:
             if sample.labels.get("le", "+Inf") == "+Inf"
         }
 
-    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 10.0) -> tuple[int, float]:
+    def stop(self, number: int = signal.SIGTERM, timeout_s: float = 200.0) -> tuple[int, float]:
         """Signal the replica; returns its exit code and how long it took, in seconds."""
         sent_s = time.monotonic()
         self.process.send_signal(number)

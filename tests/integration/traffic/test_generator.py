@@ -175,7 +175,7 @@ def test_sigterm_ends_it_with_everything_written(tmp_path, serving):
     while len(asked) < 30:
         time.sleep(0.01)
     generator.send_signal(signal.SIGTERM)
-    assert generator.wait(timeout=5) == 0
+    assert generator.wait(timeout=120) == 0
 
     found = records(tmp_path / "requests.bin")
     assert (tmp_path / "requests.bin").stat().st_size == found.nbytes

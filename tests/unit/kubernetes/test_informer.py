@@ -22,7 +22,9 @@ def cluster():
 
 @pytest.fixture
 def api(cluster, tmp_path):
-    return KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "direct")), api_timeout_s=1))
+    return KubernetesApi(
+        KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "direct")), api_timeout_s=30)
+    )
 
 
 @pytest.fixture
@@ -52,7 +54,7 @@ def pod(title, wanted="yes"):
 
 
 def wait_for(what):
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 200
     while not what():
         assert time.monotonic() < deadline_s
         time.sleep(0.01)

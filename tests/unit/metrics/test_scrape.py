@@ -75,7 +75,7 @@ def serve():
         server.close()
 
 
-def scrape(scraper, timeout_s=0.5):
+def scrape(scraper, timeout_s=60.0):
     scraper.begin()
     return scraper.collect(timeout_s)
 
@@ -133,29 +133,29 @@ def test_an_idle_connection_that_the_server_closed_is_opened_again(serve, scrape
 
 
 def test_a_replica_that_hangs_costs_the_others_nothing(serve, scraper_of):
-    slow, quick = serve([5.0]), serve([answer()])
+    slow, quick = serve([600.0]), serve([answer()])
     scraper = scraper_of(slow.url, quick.url)
     begun_s = time.monotonic()
-    missing, good = scrape(scraper, timeout_s=0.5)
-    assert time.monotonic() - begun_s < 2
+    missing, good = scrape(scraper, timeout_s=1.5)
+    assert time.monotonic() - begun_s < 60
     assert missing == Missing("the replica's /metrics: no answer in time")
     assert is_good(good)
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(serve, scraper_of):
     old = answer(BODY.replace("total 2", "total 1"))
-    scraper = scraper_of(serve([0.15, old], [answer()]).url)
+    scraper = scraper_of(serve([1.0, old], [answer()]).url)
     assert isinstance(scrape(scraper, timeout_s=0.05)[0], Missing)
-    time.sleep(0.15)
+    time.sleep(1.0)
     assert is_good(scrape(scraper)[0])
 
 
 def test_a_trickle_ends_at_the_deadline(serve, scraper_of):
-    trickle = [part for byte in answer()[:100] for part in (bytes([byte]), 0.05)]  # 5 s in all
+    trickle = [part for byte in answer()[:100] for part in (bytes([byte]), 1.0)]  # 100 s in all
     scraper = scraper_of(serve(trickle).url)
     begun_s = time.monotonic()
     assert isinstance(scrape(scraper, timeout_s=0.1)[0], Missing)
-    assert time.monotonic() - begun_s < 2
+    assert time.monotonic() - begun_s < 60
 
 
 @pytest.mark.parametrize(

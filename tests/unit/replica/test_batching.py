@@ -43,19 +43,17 @@ def test_a_lone_request_is_not_kept_waiting():
     queue = batcher()
     offered(queue, 1)
 
-    begun_s = time.perf_counter()
-    assert len(queue.take()) == 1
-    assert time.perf_counter() - begun_s < 0.05
+    assert len(queue.take()) == 1  # nobody else comes: a wait for company would have no end
 
 
 def test_a_request_waits_for_company_as_long_as_it_may():
-    queue = batcher(max_inputs=2, max_wait_s=5.0)
+    queue = batcher(max_inputs=2, max_wait_s=600.0)
     offered(queue, 1)
     threading.Timer(0.05, offered, (queue, 1)).start()
 
     begun_s = time.perf_counter()
     assert len(queue.take()) == 2
-    assert time.perf_counter() - begun_s < 2
+    assert time.perf_counter() - begun_s < 60
 
     alone = batcher(max_inputs=2, max_wait_s=0.1)
     offered(alone, 1)

@@ -60,19 +60,22 @@ def test_times_go_on_between_two_changes():
     samples = scraped(activity)
     assert samples["inference_active_seconds_total"] == pytest.approx(later["active"] / 1e9, abs=1e-9)
     assert samples["inference_idle_seconds_total"] >= later["idle"] / 1e9
+    begun_ns = time.perf_counter_ns()
     activity.reset()
     assert activity.spent_ns()["active"] == 0
-    assert activity.spent_ns()["idle"] < 20e6
+    assert activity.spent_ns()["idle"] <= time.perf_counter_ns() - begun_ns
 
 
 def test_active_and_idle_are_all_of_the_time():
+    earliest_ns = time.perf_counter_ns()
     activity = Activity()
     begun_ns = time.perf_counter_ns()
     for state in ("active", "idle") * 50:
         activity.enter(state)
         time.sleep(0.0002)
+    asked_ns = time.perf_counter_ns()
     spent_ns = sum(activity.spent_ns().values())
-    assert spent_ns == pytest.approx(time.perf_counter_ns() - begun_ns, rel=0.05)
+    assert asked_ns - begun_ns <= spent_ns <= time.perf_counter_ns() - earliest_ns
 
 
 def test_a_scrape_never_sees_half_an_observation():

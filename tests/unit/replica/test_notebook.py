@@ -46,16 +46,18 @@ def test_working_is_active_and_the_rest_is_idle():
     workload = made()
     with workload.serving():
         workload.infer()
+        earliest_s = time.perf_counter()
         for family in workload.published():
             family.reset()
         begun_s = time.perf_counter()
         assert [workload.infer() for _ in range(3)] == [2, 2, 2]
         worked_s = time.perf_counter() - begun_s
     time.sleep(0.05)
+    asked_s = time.perf_counter()
     outcome = workload.outcome()
-    assert outcome["active_seconds"] == pytest.approx(worked_s, rel=0.05, abs=1e-3)
+    assert worked_s / 2 < outcome["active_seconds"] <= worked_s
     assert outcome["idle_seconds"] >= 0.05
-    assert sum(outcome.values()) == pytest.approx(time.perf_counter() - begun_s, rel=0.05, abs=1e-3)
+    assert asked_s - begun_s <= sum(outcome.values()) <= time.perf_counter() - earliest_s
 
 
 def test_a_request_that_fails_is_not_active_for_ever(monkeypatch):

@@ -2,6 +2,7 @@
 
 import http.client
 import socket
+import statistics
 import time
 
 import pytest
@@ -26,14 +27,14 @@ def server():
 
 @pytest.fixture
 def connection(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     yield connection
     connection.close()
 
 
 def raw(server: MetricsServer, request: bytes) -> bytes:
     """Everything the server says until it closes the connection."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(request)
         return b"".join(iter(lambda: client.recv(65_536), b""))
 
@@ -63,12 +64,14 @@ def test_routes_answer_with_status_type_and_body(connection):
 def test_a_kept_connection_answers_at_once_again_and_again(connection):
     connection.connect()
     own_port = connection.sock.getsockname()[1]
-    start_s = time.monotonic()
+    took_s = []
     for _ in range(50):
+        start_s = time.monotonic()
         connection.request("GET", "/metrics", headers={"Accept": "text/plain", "User-Agent": "Prometheus/3"})
         assert connection.getresponse().read() == b"value 1\n"
+        took_s.append(time.monotonic() - start_s)
     assert connection.sock.getsockname()[1] == own_port, "the connection was not kept"
-    assert time.monotonic() - start_s < 50 * 0.02, "40 ms each would be Nagle's algorithm"
+    assert statistics.median(took_s) < 0.035, "40 ms each would be Nagle's algorithm"
 
 
 def test_unknown_paths_and_methods_are_refused(connection):
@@ -122,7 +125,7 @@ def test_a_file_is_sent_whole_or_from_a_byte_on(tmp_path):
     server = MetricsServer(
         "127.0.0.1", 0, {"/latencies": lambda: Response(200, b"", "application/octet-stream", tmp_path / "log")}
     )
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     answers = []
     for wanted in ("", "bytes=7-", "bytes=10-", "bytes=11-", "bytes=2-4"):
         connection.request("GET", "/latencies", headers={"Range": wanted} if wanted else {})
