@@ -204,7 +204,7 @@ def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) 
     if not folder.is_dir():
         raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
     identity = read_campaign(folder)
-    experiments = [_experiment(path, progress) for path in experiment_folders(folder)]
+    experiments = [analyse_experiment(path, progress) for path in experiment_folders(folder)]
     if not identity and not experiments:
         raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
     experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
@@ -236,7 +236,8 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
     return pooled
 
 
-def _experiment(folder: Path, progress: Callable[[str], None]) -> Experiment:
+def analyse_experiment(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Experiment:
+    """Verify one finished experiment and measure it. Raises ResultsPathError and StorageError."""
     progress(folder.name)
     data = read_experiment(folder)
     damage = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -122,7 +122,13 @@ class _Axes(NamedTuple):
     condition: str
 
 
-def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = False) -> Pool:
+def gather(
+    folders: Sequence[Path],
+    by: str | None = None,
+    *,
+    unlike: bool = False,
+    read: Callable[[Path], CampaignAnalysis] = analyse,
+) -> Pool:
     """Read campaigns and sort what they measured into the sides of a comparison.
 
     Args:
@@ -130,6 +136,7 @@ def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = Fal
         by: campaign, sharing or condition; None: campaigns when several measured
             the same, else sharing modes, else conditions.
         unlike: compare even what was measured on unlike machines.
+        read: gives the analysis of a folder.
 
     Raises:
         UsageError: the same campaign twice, or sides that cannot be.
@@ -140,7 +147,7 @@ def gather(folders: Sequence[Path], by: str | None = None, *, unlike: bool = Fal
     if by is not None and by not in set(By):
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
     _refuse_twice(folders)
-    analyses = [analyse(folder) for folder in folders]
+    analyses = [read(folder) for folder in folders]
     manifests = _manifests(analyses)
     if not manifests:
         raise ResultsPathError(
@@ -178,11 +185,17 @@ def _one_after_another(setups: Sequence[Setup]) -> list[str]:
 
 
 @contextmanager
-def gathered(paths: Sequence[Path], by: str | None = None, *, unlike: bool = False) -> Iterator[Pool]:
+def gathered(
+    paths: Sequence[Path],
+    by: str | None = None,
+    *,
+    unlike: bool = False,
+    read: Callable[[Path], CampaignAnalysis] = analyse,
+) -> Iterator[Pool]:
     """``gather``, also of published sets, which stay unpacked as long as the block lasts."""
     _refuse_twice(paths)
     with ExitStack() as stack:
-        yield gather([stack.enter_context(opened(path)) for path in paths], by, unlike=unlike)
+        yield gather([stack.enter_context(opened(path)) for path in paths], by, unlike=unlike, read=read)
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:

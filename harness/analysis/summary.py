@@ -38,17 +38,21 @@ def to_csv(analysis: CampaignAnalysis) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
+    writer.writerows([_cell(value) for value in row] for row in rows(analysis))
+    return text.getvalue()
+
+
+def rows(analysis: CampaignAnalysis) -> Iterator[tuple[str | float | None, ...]]:
+    """The values of ``COLUMNS``, of every cell and measure; None where there is no number."""
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
             head, condition = (cell.workload, cell.sharing, cell.replicas, name, unit), cell.condition
             if estimate is None:
-                writer.writerow(
-                    (*head, "", "", "", "", 0, cell.badge, cell.absent.get(name, "no run can be used"), condition)
-                )
+                reason = cell.absent.get(name, "no run can be used")
+                yield (*head, None, None, None, None, 0, cell.badge, reason, condition)
                 continue
             numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
-            writer.writerow((*head, *map(_cell, numbers), estimate.n, cell.badge, estimate.note, condition))
-    return text.getvalue()
+            yield (*head, *numbers, estimate.n, cell.badge, estimate.note, condition)
 
 
 def to_json(analysis: CampaignAnalysis) -> str:
@@ -108,5 +112,5 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else repr(value)
+def _cell(value: str | float | None) -> str:
+    return value if isinstance(value, str) else "" if value is None else repr(value)

@@ -15,6 +15,7 @@ from harness.metrics.catalogue import CATALOGUE
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"
+GIVEN = "given as text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,15 @@ def read_source(file_or_name: str) -> CampaignSource:
         raise CampaignFileError(
             f"cannot read the campaign file {path}: {error}.", advice="Check its rights and that it is UTF-8 text."
         ) from error
-    spec = parse_campaign(text, origin=file_or_name, metrics=CATALOGUE)
-    capabilities.require(spec, origin=file_or_name)
+    return _source(text, file_or_name, origin)
+
+
+def given(text: str) -> CampaignSource:
+    """A campaign that comes from no file. Raises CampaignFileError."""
+    return _source(text, "the campaign given", GIVEN)
+
+
+def _source(text: str, name: str, origin: str) -> CampaignSource:
+    spec = parse_campaign(text, origin=name, metrics=CATALOGUE)
+    capabilities.require(spec, origin=name)
     return CampaignSource(spec, text, origin)

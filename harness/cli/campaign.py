@@ -143,22 +143,13 @@ def run(
 ) -> None:
     """Run a campaign to the end and write its report."""
     from harness.backends.choose import make_backend
-    from harness.campaign import preflight
-    from harness.campaign.folder import create
-    from harness.campaign.plan import certain, check_limits, estimate, expand
+    from harness.campaign.begin import begin
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import read_source
     from harness.cli.progress import progress_listener
 
     _json(wanted=json)
-    source = read_source(file)
-    check_limits(source.spec, estimate(expand(source.spec)))
-    findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
-    for finding in findings:
-        output.note(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
-    if not force:
-        preflight.refuse_errors(findings)
-    folder = create(results, source.spec, text=source.text, source=source.origin)
+    folder = begin(read_source(file), results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         _run_steps(runner, folder, report=report)

@@ -97,7 +97,7 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
     """
     begin_ns, end_ns = round(begin_s * 1e9), round(end_s * 1e9)
     found = {}
-    for name, parts in _logs(folder):
+    for name, parts in logs(folder):
         count = 0
         for part in parts:
             ends_ns = part["start_ns"] + part["latency_ns"]
@@ -106,8 +106,8 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
     return found
 
 
-def _logs(folder: Path) -> Iterator[tuple[str, Iterator[Records]]]:
-    """Every replica's series name and the parts of its log."""
+def logs(folder: Path) -> Iterator[tuple[str, Iterator[Records]]]:
+    """Every replica's series name and the parts of its log, in an attempt or a finished experiment."""
     for workload, place in workload_folders(folder).items():
         for path in sorted((place / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
             yield series_name(path.parent.name, workload), chunks(path)

@@ -1,0 +1,276 @@
+"""The Python API: ``harness.load``, ``harness.compare`` and ``harness.run``, with results as tidy pandas tables.
+
+Every table begins with what was run: ``workload``, ``replicas``, ``sharing``, ``condition`` (empty where the campaign names
+none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing is NaN with a ``reason``, never 0.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from harness.analysis import compare as comparisons
+from harness.analysis import summary
+from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
+from harness.analysis.comparison_input import gathered
+from harness.analysis.measures import ALL
+from harness.errors import ResultsPathError
+from harness.results import latencies
+from harness.results.files import storage_errors
+from harness.results.layout import CAMPAIGN_JSON, SAMPLES, experiment_folders
+from harness.results.manifest import Manifest, read_manifest
+from harness.results.published import is_archive, unpack
+
+if TYPE_CHECKING:
+    from harness.campaign.events import Event
+    from harness.config import CampaignSpec
+
+RUN = ("workload", "replicas", "sharing", "condition", "repeat")
+CELL = RUN[:-1]
+_NS = 1e9
+_SAMPLES = (*RUN, "timestamp", "metric", "series", "value", "unit", "reason")
+_LATENCIES = (*RUN, "series", "start", "latency_s", "recorded")
+_FIGURES = (*RUN, "measure", "value", "unit", "reason")
+
+
+class _Home:
+    """A campaign's folder; one that was unpacked goes when nothing uses it any more."""
+
+    def __init__(self, path: Path) -> None:
+        if not is_archive(path):
+            self.folder = path
+            return
+        temporary = tempfile.mkdtemp(prefix="harness-")
+        weakref.finalize(self, shutil.rmtree, temporary, ignore_errors=True)
+        self.folder = unpack(path, Path(temporary))
+
+
+class Experiment:
+    """One finished experiment.
+
+    Attributes:
+        manifest: everything about it that its numbers do not say: machine, settings, verdict.
+    """
+
+    def __init__(self, folder: Path, home: _Home) -> None:
+        self._folder = folder
+        self._home = home  # keeps an unpacked archive there
+        self.manifest: Manifest = read_manifest(folder)
+
+    def __repr__(self) -> str:
+        return f"<Experiment {self.name}: {self.verdict}>"
+
+    @property
+    def name(self) -> str:
+        """Its id, e.g. ``resnet50_r3_mps_rep1``."""
+        return self.manifest.experiment_id
+
+    @property
+    def verdict(self) -> str:
+        """VALID, DEGRADED or INVALID."""
+        return self.manifest.verdict.status.value
+
+    def samples(self) -> pd.DataFrame:
+        """Every row of every metric: ``timestamp``, ``metric``, ``series``, ``value``, ``unit``, ``reason``.
+
+        Raises StorageError.
+        """
+        path = self._folder / SAMPLES
+        with storage_errors(path, "read"):
+            return self._tidy(pd.read_parquet(path), _SAMPLES)
+
+    def latencies(self) -> pd.DataFrame:
+        """Every single request: ``series`` (the replica), ``start``, ``latency_s``, ``recorded``.
+
+        ``recorded`` says whether it ended within the recording; only those enter the figures. Raises StorageError,
+        ResultsPathError.
+        """
+        begin_ns = round(self.manifest.start_s * _NS)
+        end_ns = begin_ns + round((self.manifest.rows - 1) * self.manifest.experiment.timing.step_s * _NS)
+        frames = []
+        for series, parts in latencies.logs(self._folder):
+            for part in parts:
+                ends_ns = part["start_ns"] + part["latency_ns"]
+                columns = {
+                    "series": series,
+                    "start": pd.to_datetime(part["start_ns"], unit="ns", utc=True),
+                    "latency_s": part["latency_ns"] / _NS,
+                    "recorded": (ends_ns >= begin_ns) & (ends_ns < end_ns),
+                }
+                frames.append(self._tidy(pd.DataFrame(columns), _LATENCIES))
+        return _together(frames, _LATENCIES)
+
+    def summary(self) -> pd.DataFrame:
+        """Its figures: ``measure``, ``value``, ``unit``, ``reason``; none has a value when a file is damaged."""
+        found = analyse_experiment(self._folder)
+        damage = "; ".join(found.damage)
+        names = [name for name in ALL if damage or name in found.measured.figures or name in found.measured.absent]
+        values = {
+            "measure": names,
+            "value": [found.measured.figures.get(name, float("nan")) for name in names],
+            "unit": [ALL[name].unit for name in names],
+            "reason": [damage or found.measured.absent.get(name, "") for name in names],
+        }
+        return self._tidy(pd.DataFrame(values), _FIGURES)
+
+    def _tidy(self, frame: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+        spec = self.manifest.experiment
+        mine: tuple[str | int, ...] = (
+            spec.workload.name,
+            spec.replicas,
+            spec.sharing.value,
+            spec.condition_name,
+            spec.repeat,
+        )
+        for name, value in zip(RUN, mine, strict=True):
+            frame[name] = value
+        return frame[list(columns)]
+
+
+class Campaign:
+    """One campaign's results.
+
+    Attributes:
+        name: of its folder.
+        folder: where its files lie; of a published set, where they are unpacked as long as this object is used.
+        experiments: the finished ones, by name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._home = _Home(path)
+        self.folder = self._home.folder
+        self.name = self.folder.resolve().name
+        found = list(experiment_folders(self.folder)) if self.folder.is_dir() else []
+        if not found and not (self.folder / CAMPAIGN_JSON).is_file():
+            raise ResultsPathError(
+                f"{path} holds no campaign.", advice="Give the folder of a campaign below results/, or a published set."
+            )
+        self.experiments = [Experiment(folder, self._home) for folder in found]
+
+    def __repr__(self) -> str:
+        return f"<Campaign {self.name}: {len(self.experiments)} experiments>"
+
+    def samples(self) -> pd.DataFrame:
+        """``samples`` of all experiments."""
+        return _together([experiment.samples() for experiment in self.experiments], _SAMPLES)
+
+    def summary(self) -> pd.DataFrame:
+        """The report's figures, over the repeats: a row per cell and measure, as in ``summary.csv``.
+
+        INVALID and damaged experiments are left out. Every file is verified, which takes a while the first time.
+        """
+        frame = pd.DataFrame(summary.rows(self.analysis), columns=list(summary.COLUMNS))
+        numbers = ["mean", "ci95_low", "ci95_high", "cv"]
+        rest = [name for name in summary.COLUMNS if name not in CELL]
+        return frame.astype(dict.fromkeys(numbers, "float64"))[[*CELL, *rest]]
+
+    @cached_property
+    def analysis(self) -> CampaignAnalysis:
+        """What the report is made of; read once, when it is first asked for."""
+        return analyse(self.folder)
+
+
+def load(path: str | PathLike[str]) -> Campaign:
+    """Open a campaign: its folder, or the archive that ``harness publish`` made of it.
+
+    Raises:
+        ResultsPathError: there is no campaign, or the archive is damaged.
+        StorageError: a file cannot be read.
+    """
+    return Campaign(Path(path))
+
+
+def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, unlike: bool = False) -> pd.DataFrame:
+    """Hold campaigns, sharing modes or conditions against each other, as ``harness compare`` does.
+
+    Args:
+        campaigns: one or more; paths are opened.
+        by: ``campaign``, ``sharing`` or ``condition``; None: campaigns when there are several, else sharing modes, else
+            conditions.
+        unlike: compare even what was measured on unlike machines.
+
+    Returns:
+        A row per workload, replicas and measure: ``ratio`` of the mean of ``of`` over that of ``against`` with its 95 %
+        interval, ``p`` (Welch, corrected for all rows together), and the ``answer`` in words.
+
+    Raises:
+        UsageError: the same campaign twice, or sides that cannot be.
+        UnlikeResultsError: the machines differ, and ``unlike`` is not set.
+        ResultsPathError: one is no campaign, or has no run that can be used.
+    """
+    paths = [each.folder if isinstance(each, Campaign) else Path(each) for each in campaigns]
+    if not paths:
+        raise ResultsPathError("there is no campaign to compare.", advice="Give one or more.")
+    known = {each.folder: each for each in campaigns if isinstance(each, Campaign)}
+    with gathered(
+        paths, by, unlike=unlike, read=lambda folder: known[folder].analysis if folder in known else analyse(folder)
+    ) as pool:
+        lines = comparisons.compare(pool).lines
+    rows = [
+        {
+            "workload": line.place.workload,
+            "replicas": line.place.replicas,
+            "measure": line.measure,
+            "of": line.b,
+            "against": line.a,
+            "ratio": line.ratio.mean if line.ratio else None,
+            "ci95_low": line.ratio.low if line.ratio else None,
+            "ci95_high": line.ratio.high if line.ratio else None,
+            "p": line.difference.adjusted_p,
+            "answer": line.difference.sentence,
+        }
+        for line in lines
+    ]
+    columns = ["workload", "replicas", "measure", "of", "against", "ratio", "ci95_low", "ci95_high", "p", "answer"]
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.astype(dict.fromkeys(["ratio", "ci95_low", "ci95_high", "p"], "float64"))
+
+
+def run(
+    campaign: str | PathLike[str] | CampaignSpec | Mapping[str, Any],
+    *,
+    results: str | PathLike[str] = "results",
+    on_event: Callable[[Event], None] = lambda _event: None,
+    force: bool = False,
+) -> Campaign:
+    """Run a campaign to its end, as ``harness run`` does; its report is left to ``harness report``.
+
+    Args:
+        campaign: a campaign file, the name of one that is shipped, or what such a file says.
+        results: folder that holds the campaigns' folders.
+        on_event: told of every step, one of ``harness.campaign.events``; also from threads of the backend.
+        force: run although preflight found errors.
+
+    Raises:
+        CampaignFileError: it does not say what can be run.
+        PreflightError: this machine cannot run it.
+        CampaignInterruptedError: a signal stopped it; ``harness resume`` goes on.
+        HarnessError: see harness/errors.py for the others.
+    """
+    from harness.backends.choose import make_backend
+    from harness.campaign.begin import begin
+    from harness.campaign.events import Notice
+    from harness.campaign.runner import CampaignRunner
+    from harness.campaign.source import given, read_source
+
+    if isinstance(campaign, str | PathLike):
+        source = read_source(str(campaign))
+    else:
+        content = campaign if isinstance(campaign, Mapping) else campaign.model_dump(mode="json", exclude_unset=True)
+        source = given(json.dumps(content, indent=2, default=str))
+    folder = begin(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)))
+    CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=on_event).run()
+    return load(folder.path)
+
+
+def _together(frames: list[pd.DataFrame], columns: Iterable[str]) -> pd.DataFrame:
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(columns))
