@@ -15,7 +15,7 @@ from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
 from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
-from harness.backends.supervised import Lifeline
+from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
 from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError, ReplicaDiedError
@@ -239,7 +239,7 @@ class LocalDeployment:
             self._mps = None
         self._lifeline.cut()
         for replica in self._replicas:
-            replica.guard.wait()
+            await_end(replica.guard)
         return problems
 
     def _await_end(self, replica: LocalReplica, deadline_s: float) -> int | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from harness.backends.orphans import CAMPAIGN_VARIABLE
-from harness.backends.supervised import Lifeline
+from harness.backends.supervised import Lifeline, await_end
 from harness.config import MpsSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE
@@ -107,7 +107,7 @@ class MpsDaemon:
             else:
                 self._quit()
                 guard.terminate()
-                guard.wait()  # the guard ends the server, too
+                await_end(guard)  # it ends the server, too
             del self._guard
         shutil.rmtree(self._pipes, ignore_errors=True)
         return problems

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from harness import supervisor
+
+END_S = 10.0
+"""What a supervisor takes to end everything below it, and more."""
 
 
 class Lifeline:
@@ -47,3 +52,14 @@ class Lifeline:
             os.close(self._write_end)
             os.close(self._read_end)
             self._write_end = -1
+
+
+def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int:
+    """The exit code of a supervisor that was asked to end; one that does not, as it was stopped, is killed with all below it."""
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        for pid in [process.pid, *supervisor.descendants(process.pid)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return process.wait()

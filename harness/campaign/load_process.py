@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.orphans import CAMPAIGN_VARIABLE
-from harness.backends.supervised import Lifeline
+from harness.backends.supervised import Lifeline, await_end
 from harness.config import Arrivals, ExperimentSpec, ScenarioKind
 from harness.errors import BackendError
 from harness.results import layout
@@ -82,7 +82,7 @@ class LoadProcess:
             except subprocess.TimeoutExpired:
                 code = None
         self._lifeline.cut()
-        self._guard.wait()
+        await_end(self._guard)
         if code == 0:
             return []
         try:
