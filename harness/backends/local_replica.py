@@ -85,7 +85,10 @@ class LocalReplica:
         self._folder = layout.replica_folder(seat.folder, seat.index)
         self._folder.mkdir(parents=True)
         self.guard: subprocess.Popen[bytes] = lifeline.start(
-            layered(WORKLOAD_COMMAND, seat.layer), log=self.log, environment=environment
+            layered(WORKLOAD_COMMAND, seat.layer),
+            log=self.log,
+            # Not on the command line, where every user of the machine can read it.
+            environment={**environment, **(seat.layer.environment if seat.layer else {})},
         )
 
     def status(self) -> dict[str, Any]:
@@ -163,14 +166,12 @@ class LocalReplica:
 
 
 def layered(command: Sequence[str], layer: LayerSpec | None) -> list[str]:
-    """The command under a layer: its variables for prefix and replica, its library for the replica alone."""
+    """The command under a layer, whose library is for the replica alone."""
     if layer is None:
         return list(command)
-    variables = [f"{name}={value}" for name, value in layer.environment.items()]
     preload = [f"{PRELOAD_VARIABLE}={Path(layer.preload).resolve()}"] if layer.preload else []
-    outside = ["env", *variables] if variables else []
     inside = ["env", *preload] if preload else []
-    return [*outside, *layer.prefix, *inside, *command]
+    return [*layer.prefix, *inside, *command]
 
 
 def _maps(process: psutil.Process) -> set[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -13,6 +14,7 @@ from harness.errors import HarnessError
 
 def main() -> None:
     """Run the command line and exit with the documented code (see harness/errors.py)."""
+    os.umask(os.umask(0o022) | 0o022)  # Results are nobody else's to write.
     try:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from harness.errors import StorageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,8 +33,17 @@ def is_json() -> bool:
 
 def result(text: str = "") -> None:
     """A line of the answer, on stdout."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        _stop_writing(sys.stdout)
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise StorageError(
+            f"The answer cannot be written to stdout: {error.strerror}.",
+            advice="Free some space, or write it elsewhere.",
+        ) from error
 
 
 def document(data: Any) -> None:
@@ -39,8 +53,38 @@ def document(data: Any) -> None:
 
 def note(text: str) -> None:
     """A line beside the answer, on stderr."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+    stream = _Terminal(sys.stderr)
+    stream.write(f"{text}\n")
+    stream.flush()
+
+
+class _Terminal:
+    """stderr, whose end is no error: what is under way goes on or ends in good order though its terminal is closed."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _stop_writing(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            _stop_writing(self._stream)
+
+
+def _stop_writing(stream: TextIO) -> None:
+    """Let go of what could not be written, which Python would try again at its end."""
+    with contextlib.suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def error(failure: HarnessError) -> None:
@@ -58,7 +102,7 @@ def stderr_console() -> Console:
     """A rich console on stderr, for progress; plain where there is no terminal."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False)
+    return Console(file=cast("TextIO", _Terminal(sys.stderr)), highlight=False)
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

@@ -124,7 +124,8 @@ class LoadGenFrontend:
         if self._scenario.kind == "server":
             self._schedule = ScheduledTimes(settings.schedule_rng_seed, settings.server_target_qps)
         started_s = time.time()
-        with tempfile.TemporaryDirectory(prefix="loadgen-") as scratch:
+        # In the replica's own folder where there is one: a killed replica leaves nothing in the machine's.
+        with tempfile.TemporaryDirectory(prefix="loadgen-", dir=self._folder) as scratch:
             place = self._folder / "loadgen" / name if self._folder and name != "after" else Path(scratch)
             place.mkdir(parents=True, exist_ok=True)
             arguments = (settings, _log_settings(place))

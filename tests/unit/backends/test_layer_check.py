@@ -52,11 +52,10 @@ def test_without_a_layer_there_is_nothing_to_find():
     assert list(check_layer(experiment(condition=ConditionSpec(name="alone")))) == []
 
 
-def test_variables_reach_the_prefix_and_the_library_reaches_the_replica_alone():
+def test_the_library_reaches_the_replica_alone_and_variables_are_not_on_the_command_line():
     layer = LayerSpec(prefix=["taskset", "-c", "0"], environment={"A": "b"}, preload="/opt/hook.so")
 
     assert layered(["python", "-m", "x"], layer) == [
-        *("env", "A=b"),
         *("taskset", "-c", "0"),
         *("env", "LD_PRELOAD=/opt/hook.so"),
         *("python", "-m", "x"),
