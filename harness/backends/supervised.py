@@ -60,6 +60,6 @@ def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         for pid in [process.pid, *supervisor.descendants(process.pid)]:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return process.wait()
