@@ -117,7 +117,7 @@ class Choice:
     def certainty(self) -> str:
         """How sure the choice is, in words."""
         if self.p is None:
-            return "one run cannot tell"
+            return "cannot tell: repeat it"
         return "significant" if self.clear else "no significant difference: either will do"
 
     @property
