@@ -11,12 +11,11 @@ import pytest
 import tree
 import yaml
 from ansible.plugins.loader import init_plugin_loader
+from packaging.utils import canonicalize_name
 from tree import ROOT, TEMPLATES, render
 
 ROLE = ROOT / "roles/workload_image"
 KNOWN = {"ARG", "FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
-# What torch asks for and the project's own list leaves to pip.
-UNLISTED = {"setuptools"}
 
 
 def instructions():
@@ -31,8 +30,8 @@ def arguments(name):
 
 
 def pins(path):
-    rows = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    return dict(row.split("==") for row in rows)
+    found = re.findall(r"^([\w.-]+)==([\w.!+]+)", path.read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in found}
 
 
 def test_the_containerfile_has_known_instructions_and_one_stage():
@@ -75,10 +74,7 @@ def test_compiled_files_need_no_writable_disk():
 
 def test_the_pins_are_those_of_the_project():
     ours, project = pins(ROLE / "files/requirements.txt"), pins(ROOT / "requirements.txt")
-    assert {name: version for name, version in ours.items() if name not in UNLISTED} == {
-        name: project[name] for name in ours if name not in UNLISTED
-    }
-    assert not UNLISTED & set(project)
+    assert ours == {name: project[name] for name in ours}
 
 
 @functools.cache
