@@ -36,7 +36,7 @@ from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
-from harness.errors import HarnessError
+from harness.data import data_path
 from harness.results.files import atomic_write, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Status
@@ -236,7 +236,7 @@ def _campaign_yaml(folder: Path) -> str:
 def environment() -> jinja2.Environment:
     """The templates with their filters. Raises HarnessError when they cannot be found."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_templates()),
+        loader=jinja2.FileSystemLoader(data_path("templates/report")),
         autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -260,19 +260,6 @@ def environment() -> jinja2.Environment:
         "cell_text": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     }
     return environment
-
-
-def _templates() -> Path:
-    """The templates of the checkout this package lies in, or those beside an installed package."""
-    package = Path(harness.__file__).resolve().parent
-    places = [package.parent / "templates" / "report", package / "templates" / "report"]
-    for place in places:
-        if (place / "report.html.j2").is_file():
-            return place
-    raise HarnessError(
-        f"The report's templates are neither in {places[0]} nor in {places[1]}.",
-        advice="Run the harness from its checkout, or reinstall it.",
-    )
 
 
 def _data_uri(picture: Picture) -> str:

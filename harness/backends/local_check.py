@@ -15,7 +15,8 @@ from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts, gpu_facts, places
 from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, Execution, ExperimentSpec, WorkloadSpec
+from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
+from harness.extras import absent, advice_on
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.
@@ -68,7 +69,28 @@ def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
 
 
 def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
-    return [*_check_device(workload, gpus, why_none), *_check_factory(workload), *_check_checkpoint(workload)]
+    return [
+        *_check_device(workload, gpus, why_none),
+        *_check_extras(workload),
+        *_check_factory(workload),
+        *_check_checkpoint(workload),
+    ]
+
+
+def _check_extras(workload: WorkloadSpec) -> list[Finding]:
+    """What the replica imports and the base installation leaves out."""
+    needs = ["torch", "safetensors"] if workload.factory is None else []
+    if workload.scenario is not None:
+        needs += ["fastapi", "uvicorn"] if workload.scenario.kind is ScenarioKind.HTTP else ["mlperf_loadgen"]
+    return [
+        Finding(
+            Severity.ERROR,
+            "packages",
+            f"the workload {workload.name} needs {module}, which is not installed.",
+            f"Do: {advice_on(module)}",
+        )
+        for module in absent(*needs)
+    ]
 
 
 def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:

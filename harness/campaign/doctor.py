@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from harness.backends.devices import gpu_facts
+from harness.extras import EXTRA_OF, absent, advice_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    wanted = ["torch", "safetensors", "pandas", "pyarrow", "scipy", "matplotlib", "psutil", "requests"]
-    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    missing = absent(*EXTRA_OF)
     found = f"missing: {', '.join(missing)}" if missing else "all there"
-    return Check("packages", not missing, True, found, "Run scripts/setup." if missing else "")
+    advice = " or ".join(dict.fromkeys(advice_on(name) for name in missing))
+    return Check("packages", not missing, False, found, advice)
 
 
 def _cpus() -> Check:

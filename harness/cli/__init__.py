@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
 from harness.cli import output
 from harness.cli.app import app
-from harness.errors import HarnessError
+from harness.errors import HarnessError, UsageError
+from harness.extras import advice_on
 
 
 def main() -> None:
@@ -18,5 +20,14 @@ def main() -> None:
     try:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:
-        output.error(error)
-        sys.exit(error.exit_code)
+        _end(error)
+    except ModuleNotFoundError as error:
+        advice = advice_on(error.name or "")
+        if not advice:
+            raise
+        _end(UsageError(f"This needs {error.name}, which is not installed.", advice=advice))
+
+
+def _end(error: HarnessError) -> NoReturn:
+    output.error(error)
+    sys.exit(error.exit_code)

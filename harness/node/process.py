@@ -167,7 +167,7 @@ def _ansible_playbook() -> str:
     beside = Path(sys.executable).parent / "ansible-playbook"
     found = str(beside) if beside.is_file() else shutil.which("ansible-playbook")
     if found is None:
-        raise PlaybookError("There is no ansible-playbook.", advice="Run scripts/setup, which installs ansible-core.")
+        raise PlaybookError("There is no ansible-playbook.", advice="pip install 'gpu-sharing-harness[node]'")
     return found
 
 

@@ -1,17 +1,18 @@
-"""Where the playbooks are: the checkout this package runs from, or the one we stand in."""
+"""Where the playbooks are: the checkout we stand in, or what belongs to this package."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from harness.data import data_path
 from harness.errors import UsageError
 
 _MARK = "site.yml"
 
 
 def find_project(start: Path | None = None) -> Path:
-    """Folder with ``site.yml``: named by HARNESS_PROJECT, else here or above, else around this package.
+    """Folder with ``site.yml``: named by HARNESS_PROJECT, else here or above, else the harness's own.
 
     Raises UsageError where there is none.
     """
@@ -20,7 +21,7 @@ def find_project(start: Path | None = None) -> Path:
         candidates = [Path(named)]
     else:
         here = (start or Path.cwd()).resolve()
-        candidates = [here, *here.parents, Path(__file__).resolve().parents[2]]
+        candidates = [here, *here.parents, data_path(_MARK).parent]
     for folder in candidates:
         if (folder / _MARK).is_file() and (folder / "roles").is_dir():
             return folder

@@ -18,6 +18,7 @@ LAYERS = [
     ["results"],
     ["metrics"],
     ["config"],
+    ["data", "extras"],
     ["errors", "clock", "supervisor"],
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}

@@ -11,10 +11,9 @@ from typing import Any
 import jinja2
 import yaml
 
-import harness
 from harness.backends.environment import scenario_environment, workload_environment
 from harness.config import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
-from harness.errors import HarnessError
+from harness.data import data_path
 
 PORT = 8000
 REPLICA_DIR = "/var/run/replica"
@@ -141,16 +140,7 @@ def run_time_s(timing: Timing) -> float:
 
 
 def _template() -> jinja2.Template:
-    """The template of the checkout this package lies in, or that beside an installed package."""
-    package = Path(harness.__file__).resolve().parent
-    places = [root / "templates/kubernetes/workloads" for root in (package.parent, package)]
-    for place in places:
-        if (place / "replicas.yaml.j2").is_file():
-            loader = jinja2.FileSystemLoader(place)
-            # It renders YAML, where every value that is not ours is written as JSON.
-            environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701
-            return environment.get_template("replicas.yaml.j2")
-    raise HarnessError(
-        f"The templates of the replicas are neither in {places[0]} nor in {places[1]}.",
-        advice="Run the harness from its checkout, or reinstall it.",
-    )
+    loader = jinja2.FileSystemLoader(data_path("templates/kubernetes/workloads"))
+    # It renders YAML, where every value that is not ours is written as JSON.
+    environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701
+    return environment.get_template("replicas.yaml.j2")

@@ -198,5 +198,5 @@ def test_a_folder_that_is_no_campaign_is_refused_and_left_alone(tmp_path: Path) 
 
 def test_missing_templates_are_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness" / "__init__.py"))
-    with pytest.raises(HarnessError, match=r"templates are neither in .* nor in"):
+    with pytest.raises(HarnessError, match=r"templates/report is neither at .* nor at"):
         report.environment()

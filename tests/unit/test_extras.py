@@ -1,0 +1,60 @@
+"""What the base installation leaves out is asked for only by what needs it, and then named with what to do."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.extras import EXTRA_OF, absent, advice_on
+
+ABSENT = [*EXTRA_OF, "ansible", "uvloop", "httptools", "pytest", "transformers"]
+BARE = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}));"
+EVERY_MODULE = """
+import importlib, pkgutil, harness
+for module in pkgutil.walk_packages(harness.__path__, "harness."):
+    if not module.name.startswith("harness.replica") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def bare(program, *words):
+    return subprocess.run(
+        [sys.executable, "-c", BARE + program, *words], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def command(*words):
+    return bare("from harness.cli import main; sys.argv[0] = 'harness'; main()", *words)
+
+
+def test_no_module_beside_the_replicas_needs_an_extra():
+    done = bare(EVERY_MODULE)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [("--help",), ("schema",), ("validate", "smoke")], ids=" ".join)
+def test_base_commands_work_without_extras(words):
+    done = command(*words)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_plan_says_what_to_install_for_replicas_here():
+    assert "do: pip install 'gpu-sharing-harness[replica]'".lower() in command("plan", "smoke").stdout.lower()
+
+
+def test_a_node_command_says_what_to_install():
+    done = command("offline-list")
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "error: This needs ansible_runner, which is not installed.",
+        "  do: pip install 'gpu-sharing-harness[node]'",
+    ]
+
+
+def test_a_module_that_no_extra_brings_has_no_advice():
+    assert advice_on("torch.nn") == "pip install 'gpu-sharing-harness[replica]'"
+    assert advice_on("word_count") == ""
+    assert absent("json", "no_such_module") == ["no_such_module"]
