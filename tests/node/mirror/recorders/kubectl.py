@@ -104,7 +104,8 @@ def manifests(arguments: list[str]) -> list[Object]:
         if name != "-" and not Path(name).exists():
             fail(f'error: the path "{name}" does not exist')
         text = sys.stdin.read() if name == "-" else Path(name).read_text()
-        for document in yaml.safe_load_all(text):
+        # A dashboard takes the loader in Python a second here.
+        for document in yaml.load_all(text, yaml.CSafeLoader):
             if document:
                 found += document["items"] if document.get("kind") == "List" else [document]
     return found
