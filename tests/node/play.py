@@ -11,10 +11,11 @@ from typing import Any
 
 import yaml
 
+from tests.node.machine.errors import MachineError
 from tests.node.machine.vm import Machine
 
 ROOT = Path(__file__).parents[2]
-WITHIN_S = 900.0
+WITHIN_S = 1800.0
 HOST = "node"
 WORKER = "worker"
 
@@ -163,6 +164,9 @@ class Playbooks:
             if kill_at is not None:
                 self._kill_at(process, *kill_at)
             status = process.wait(WITHIN_S)
+        except subprocess.TimeoutExpired as error:
+            said = (self.folder / "output.log").read_text(errors="replace")[-3000:]
+            raise MachineError(f"{playbook} did not end within {WITHIN_S:.0f} s; it said last: {said}") from error
         finally:
             process.kill()
             process.wait()

@@ -10,7 +10,7 @@ from tests.node.conftest import Boot
 from tests.node.machine.image import Disks
 from tests.node.mirror.site import Mirror
 from tests.node.play import ROOT, Playbooks, Run
-from tests.node.story import CLUSTER_STAGES, Step, playbooks_for
+from tests.node.story import CLUSTER_STAGES, Step, playbooks_for, step
 from tests.node.test_lifecycle import MANY_CHECKS
 
 KILLS = 20
@@ -51,9 +51,10 @@ def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
 
 
 @pytest.fixture(scope="module")
-def killed(disturbed: Playbooks, first_node_stage: Run, clustered: Step) -> list[Run]:
+def killed(disturbed: Playbooks, undisturbed: Step) -> list[Run]:
     """One run after another on the same machine, each killed in a later one of the tasks that change something."""
-    changing = list(dict.fromkeys(task.name for task in [*first_node_stage.changed, *clustered.run.changed]))
+    assert undisturbed.run.status == 0, undisturbed.run.explain()
+    changing = list(dict.fromkeys(task.name for task in undisturbed.run.changed))
     names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
     site = Site(disturbed)
@@ -61,7 +62,7 @@ def killed(disturbed: Playbooks, first_node_stage: Run, clustered: Step) -> list
         site.kill_in(name, delays.uniform(0, LONGEST_DELAY_S))
     # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
     # run every time.
-    further_down = [task.name for task in clustered.run.tasks[-15:-5] if task.name not in names]
+    further_down = [task.name for task in undisturbed.run.tasks[-15:-5] if task.name not in names]
     while len(victims(site.runs)) < KILLS and further_down:
         site.kill_in(further_down.pop(0), 0.0)
     return site.runs
@@ -74,9 +75,7 @@ def victims(runs: list[Run]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def recovered(disturbed: Playbooks, killed: list[Run]) -> Step:  # noqa: ARG001 - it comes after
-    before = fingerprint.take(disturbed.machine)
-    run = disturbed.run(*CLUSTER_STAGES)
-    return Step(run, before, fingerprint.take(disturbed.machine))
+    return step(disturbed, *CLUSTER_STAGES)
 
 
 def test_twenty_different_tasks_were_killed(killed: list[Run]) -> None:
@@ -89,8 +88,8 @@ def test_the_next_run_converges(recovered: Step) -> None:
     assert recovered.run.status == 0, recovered.run.explain()
 
 
-def test_the_machine_is_the_same_as_undisturbed(recovered: Step, clustered: Step) -> None:
-    assert fingerprint.difference(clustered.after, recovered.after) == ""
+def test_the_machine_is_the_same_as_undisturbed(recovered: Step, undisturbed: Step) -> None:
+    assert fingerprint.difference(undisturbed.after, recovered.after) == ""
 
 
 def test_the_verdict_on_machine_and_cluster_is_well(disturbed: Playbooks, recovered: Step) -> None:

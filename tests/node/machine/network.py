@@ -24,7 +24,7 @@ PORT = """\
 ip tuntap add dev {tap} mode tap
 ip link set {tap} master br0 up
 """
-READY_WITHIN_S = 20.0
+READY_WITHIN_S = 60.0
 
 
 class Namespace:
