@@ -24,7 +24,7 @@ from harness.campaign.source import SHIPPED_PREFIX
 from harness.config import CampaignSpec
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
-from harness.results.files import atomic_write, read_document, read_object, storage_errors, sync_folder
+from harness.results.files import atomic_write, read_document, read_object, storage_error, storage_errors, sync_folder
 from harness.results.manifest import content_digest
 
 LOCK = "lock"
@@ -91,6 +91,8 @@ class CampaignFolder:
                     f"the campaign {self.path} is in use by another harness (process {holder}).",
                     advice="Wait for it to end, or stop it; then resume.",
                 ) from error
+            except OSError as error:
+                raise storage_error(error, self.path / LOCK, "lock") from error
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield

@@ -15,6 +15,7 @@ from typing import Any
 from harness.errors import ConflictError, ResultsPathError, StorageError
 
 _CHUNK_BYTES = 1 << 20
+_NOT_SUPPORTED = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _DOCUMENT_BYTES = 64 << 20
 """More than any manifest or journal of ours; a larger file is not read into memory."""
 _ADVICE = {
@@ -25,6 +26,9 @@ _ADVICE = {
     errno.EPERM: "Give yourself write access to that folder, or choose another one with --results.",
     errno.EROFS: "That disk is mounted read-only: choose another folder with --results.",
     errno.ENOENT: "Something removed the folder in mid-run: leave the results folder alone and resume.",
+    errno.ENAMETOOLONG: "Choose a shorter folder with --results, or a shorter name for the campaign.",
+    errno.EMFILE: "This process may not open more files: raise the limit (ulimit -n) and resume.",
+    errno.ENOLCK: "That file system has no locks: choose a folder on a local disk with --results.",
     errno.ENOTDIR: "A file is in the way of a folder: choose another folder with --results.",
 }
 
@@ -50,6 +54,9 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:  # some network and FUSE file systems sync files alone
+            raise
     finally:
         os.close(descriptor)
 
@@ -117,7 +124,13 @@ def _write_synced(path: Path, data: bytes) -> None:
 def _publish_new(temporary: Path, path: Path) -> None:
     # A hard link fails when the name is taken; a rename would overwrite it in silence.
     try:
-        os.link(temporary, path)
+        try:
+            os.link(temporary, path)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o644))  # no hard links there: take the name, then fill it
+            temporary.replace(path)
     except FileExistsError as error:
         raise ConflictError(
             f"{path} exists already and results are never overwritten.",

@@ -1,5 +1,7 @@
 """The folder of a campaign and its journal."""
 
+import errno
+import fcntl
 import json
 import os
 
@@ -63,6 +65,15 @@ def test_whoever_looks_whether_a_campaign_is_held_is_in_nobodys_way(made, monkey
     monkeypatch.setattr(os, "close", close_late)
     assert not campaign_status(made.path).running
     assert started == [True]
+
+
+def test_a_file_system_without_locks_is_told(made, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with pytest.raises(StorageError, match=r"Cannot lock .*local disk"), made.lock():
+        pass
 
 
 def test_an_edited_copy_of_the_campaign_file_is_refused(made):
