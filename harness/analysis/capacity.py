@@ -15,7 +15,8 @@ from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, mo
 from harness.analysis.statistics import Estimate
 from harness.config import Sharing
 
-_GIB = 2.0**30
+MPS_CLIENTS = 48
+"""Clients of one MPS server; from Volta on, by NVIDIA's documentation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
                     _law_in_words(scaling),
                     _parameters(scaling),
                     *([] if held is None else [_held(held)]),
-                    _memory(cell),
+                    memory_entry(cell),
                 ]
             )
             if len(counts) > 1:
@@ -112,8 +113,9 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "carrying",
         "How many workloads does it carry?",
         "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "
-        "bottleneck, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
-        "its p99 is. Replicas that fit count GPU memory alone, at the use measured.",
+        "bottleneck, one with a switching cost, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
+        "its p99 is. Replicas that fit count GPU memory at the use measured, or at the limit that MPS "
+        f"sets, and no more than the {MPS_CLIENTS} clients that MPS takes.",
         sentences,
         Table(
             ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
@@ -145,6 +147,11 @@ def _with_interval(estimate: Estimate) -> str:
     return number(estimate.mean) + (f" ({interval})" if interval else "")
 
 
+def _percent(share: Estimate) -> str:
+    low, high = share.low or 0.0, share.high or 0.0
+    return f"{100 * share.mean:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
 def _scaling_in_words(scaling: Scaling, counts: list[int]) -> str:
     best = scaling.best
     if best is None:
@@ -158,6 +165,11 @@ def _scaling_in_words(scaling: Scaling, counts: list[int]) -> str:
         )
     if best.law.name == "linear":
         return f"throughput grows linearly up to {counts[-1]} replicas, the most measured: the GPU is not full yet."
+    if "w" in best.parameters:
+        return (
+            f"one replica keeps the GPU busy, and with more of them the work of a request takes {_percent(best.parameters['w'])} "
+            f"longer, however many take turns (a bottleneck with a switching cost; up to {counts[-1]} measured)."
+        )
     share = best.parameters["s"]
     return (
         f"throughput follows {'Amdahl' if best.law.name == 'Amdahl' else 'the universal scalability law'}, with a serial "
@@ -190,7 +202,7 @@ def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -
     return f"{text}."
 
 
-def _memory(cell: Cell) -> Entry:
+def memory_entry(cell: Cell) -> Entry:
     """GPU memory of a replica, and how many would fit."""
     used = cell.estimates.get("gpu_memory")
     if used is None:
@@ -199,5 +211,13 @@ def _memory(cell: Cell) -> Entry:
     entry = figure_entry(each, "bytes")
     gpus = cell.used[0].data.manifest.gpus
     total = gpus[0].memory_bytes if gpus else None
-    fit = () if not total or not each.mean else (f"{math.floor(total / each.mean)} would fit",)
-    return Entry(entry.mean, fit)
+    if not total or not each.mean:
+        return Entry(entry.mean, ())
+    experiment = cell.used[0].data.manifest.experiment
+    if experiment.sharing is not Sharing.MPS:
+        return Entry(entry.mean, (f"{math.floor(total / each.mean)} would fit",))
+    limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
+    fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))
+    return Entry(
+        entry.mean, (f"{fit} would fit" if fit <= MPS_CLIENTS else f"{MPS_CLIENTS}, all that MPS takes, would fit",)
+    )

@@ -12,7 +12,7 @@ from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import Answer, Asked
 from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
-from harness.analysis.report import environment
+from harness.analysis.report import environment, mps_limits
 from harness.errors import UsageError
 from harness.results.files import atomic_write
 
@@ -62,6 +62,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "comparison": comparison,
         "answers": answered,
         "first": manifests[0],
+        "mps_limits": mps_limits(manifests),
         "runs": len(manifests),
         "fewest": min(len(cell.used) for setup in pool.setups for cell in setup.cells.values()),
         "command": command,

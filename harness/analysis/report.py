@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
+from harness.config import Sharing
 from harness.data import data_path
 from harness.results.files import atomic_write, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
-from harness.results.manifest import Status
+from harness.results.manifest import Manifest, Status
 
 REPORT_MD = "report.md"
 PLOTS = "plots"
@@ -49,6 +50,7 @@ TABLE = (
     "inputs",
     "speed_up",
     "efficiency",
+    "latency_mean",
     "latency_p50",
     "latency_p95",
     "latency_p99",
@@ -139,6 +141,7 @@ def _content(
         "damaged": sum(bool(experiment.damage) for experiment in analysis.experiments),
         "run_command": _run_command(analysis),
         "campaign_yaml": _campaign_yaml(analysis.folder),
+        "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
         "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
         **tables(interference(analysis)),
         "has_conditions": any(cell.condition for cell in analysis.cells),
@@ -265,6 +268,12 @@ def environment() -> jinja2.Environment:
 def _data_uri(picture: Picture) -> str:
     kind, data = ("svg+xml", picture.svg) if picture.svg else ("png", picture.png)
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
+    """What MPS allowed each replica, in words, wherever it was used."""
+    each = (manifest.experiment for manifest in manifests if manifest.experiment.sharing is Sharing.MPS)
+    return list(dict.fromkeys(one.mps.in_words() if one.mps else "no limit" for one in each))
 
 
 def _settings(experiment: Experiment) -> str:

@@ -29,6 +29,7 @@ class Law:
         curve: counts and parameters to values; parameters are positive.
         parameters: their names; the first is the value at one replica, or the level.
         bounded: parameters that are at most 1.
+        told: parameters without which it is another law: their intervals must lie above 0.
     """
 
     name: str
@@ -36,11 +37,19 @@ class Law:
     curve: Callable[[Floats, Floats], Floats]
     parameters: tuple[str, ...]
     bounded: frozenset[str] = frozenset()
+    told: frozenset[str] = frozenset()
 
 
 THROUGHPUT_LAWS = (
     Law("linear", "X(n) = r n", lambda n, p: p[0] * n, ("r",)),
     Law("bottleneck", "X(n) = min(r n, C)", lambda n, p: np.minimum(p[0] * n, p[1]), ("r", "C")),
+    Law(
+        "bottleneck with a switching cost",
+        "X(1) = r, X(n > 1) = r / (1 + w)",
+        lambda n, p: np.where(n > 1, p[0] / (1 + p[1]), p[0]),
+        ("r", "w"),
+        told=frozenset({"w"}),
+    ),
     Law(
         "Amdahl",
         "X(n) = r n / (1 + s (n - 1))",
@@ -56,7 +65,7 @@ THROUGHPUT_LAWS = (
         frozenset({"s"}),
     ),
 )
-"""Of the total throughput, the simplest first; r: rate of one, C: ceiling, s: serial share, k: crosstalk."""
+"""Of the total throughput, the simplest first; r: rate of one, C: ceiling, w: cost of a turn as a share of the work, s: serial share, k: crosstalk."""
 
 LATENCY_LAWS = (
     Law("constant", "L(n) = a", lambda n, p: p[0] + 0 * n, ("a",)),
@@ -128,7 +137,7 @@ def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROU
         reason = "nothing says how far a curve may be off, without repeats and more counts than it has parameters"
         return Scaling(None, None, reason, "Measure more counts in `replicas`, with `repeats: 3`.", tried)
     nearest = min(tested, key=lambda fit: fit.residual)
-    fitting = [fit for fit in tested if fit.fits]
+    fitting = [fit for fit in tested if fit.fits and all(fit.parameters[name].low for name in fit.law.told)]
     if fitting:
         fewest = len(fitting[0].law.parameters)
         same = [fit for fit in fitting if len(fit.law.parameters) == fewest]
@@ -173,7 +182,7 @@ def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -
 def _starts(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -> list[list[float]]:
     """Where to begin: the first count gives the level; shapes are tried small and large."""
     first, last = float(np.mean(runs[counts[0]])), float(np.mean(runs[counts[-1]]))
-    level = {"r": first / counts[0], "C": last, "a": first, "b": last / counts[-1], "s": 0.1, "k": 0.01}
+    level = {"r": first / counts[0], "C": last, "a": first, "b": last / counts[-1], "s": 0.1, "k": 0.01, "w": 0.1}
     small = [level[name] for name in law.parameters]
     large = [{"s": 0.8, "k": 0.1, "b": last / counts[-1] / 2}.get(name, level[name]) for name in law.parameters]
     return [small, large] if large != small else [small]

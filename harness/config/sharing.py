@@ -44,6 +44,16 @@ class MpsSpec(StrictModel):
             raise ValueError("`equal_share` and `active_thread_percentage` both set the share: keep one of them.")
         return self
 
+    def in_words(self) -> str:
+        """The limits of a replica, e.g. ``an equal share of the multiprocessors, 10 GB``; "no limit" without any."""
+        share = self.active_thread_percentage
+        told = [
+            "an equal share of the multiprocessors" if self.equal_share else "",
+            f"{share:g} % of the multiprocessors" if share is not None else "",
+            f"{self.pinned_memory_gb:g} GB of GPU memory" if self.pinned_memory_gb is not None else "",
+        ]
+        return ", ".join(each for each in told if each) or "no limit"
+
     def percentage(self, replicas: int) -> float | None:
         """Percent of the multiprocessors for one of ``replicas``; None: all of them."""
         return 100.0 / replicas if self.equal_share else self.active_thread_percentage

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.capacity import carried
+from harness.analysis.capacity import carried, memory_entry
 from harness.analysis.compare import compare
 from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
 from harness.analysis.comparison_model import Answer, Asked, asked
@@ -18,8 +18,9 @@ from harness.analysis.context_switch import switching
 from harness.analysis.format import quantity
 from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_per_million
 from harness.analysis.recommendation import choices
-from harness.analysis.statistics import t_interval
-from harness.config import ConditionSpec, Sharing
+from harness.analysis.report import mps_limits
+from harness.analysis.statistics import Estimate, t_interval
+from harness.config import ConditionSpec, MpsSpec, Sharing
 from harness.errors import UsageError
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
 
@@ -251,3 +252,31 @@ def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_
     assert len(page.encode()) < 1_000_000
     with pytest.raises(UsageError, match=r"ending in \.html"):
         write_page(tmp_path / "absent" / "page.html", pool, comparison, given, "")
+
+
+@pytest.mark.parametrize(
+    ("limits", "used_gb", "expected"),
+    [
+        (None, 0.1, "48, all that MPS takes, would fit"),
+        (MpsSpec(pinned_memory_gb=2), 0.1, "8 would fit"),
+        (MpsSpec(pinned_memory_gb=0.1), 1.0, "17 would fit"),
+    ],
+)
+def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
+    pool: Pool, limits: MpsSpec | None, used_gb: float, expected: str
+) -> None:
+    cell = setup(pool, "mps").cells[Place("resnet50", 3)]
+    first = cell.used[0]
+    spec = first.data.manifest.experiment.model_copy(update={"mps": limits})
+    manifest = first.data.manifest.model_copy(update={"experiment": spec})
+    run = replace(first, data=replace(first.data, manifest=manifest))
+    memory = Estimate(3 * used_gb * 1e9, None, None, 1, None)
+    entry = memory_entry(replace(cell, experiments=[run], estimates={**cell.estimates, "gpu_memory": memory}))
+    assert entry.small == (expected,)
+    assert mps_limits([manifest]) == ["no limit" if limits is None else f"{limits.pinned_memory_gb:g} GB of GPU memory"]
+
+
+def test_the_page_names_the_limits_of_mps(pool: Pool, tmp_path: Path) -> None:
+    comparison = compare(pool)
+    page = write_page(tmp_path / "c.html", pool, comparison, answers(pool, comparison, Asked()), "harness compare")
+    assert "Limits of a replica under MPS: no limit." in page.read_text()

@@ -95,3 +95,18 @@ def test_runs_without_spread_fit_exactly_or_not_at_all() -> None:
     assert exact.best is not None
     assert exact.best.law.name == "linear"
     assert scaling_law(runs({1: 100, 3: 200, 8: 210}, spread=0.0)).best is None
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.01])
+def test_turns_that_cost_are_a_bottleneck_with_a_switching_cost(spread: float) -> None:
+    found = scaling_law(runs({1: 65.5, 2: 61.6, 4: 61.5, 8: 61.5}, spread=spread))
+    assert found.best is not None
+    assert found.best.law.name == "bottleneck with a switching cost"
+    assert found.best.parameters["w"].mean == pytest.approx(65.5 / 61.53 - 1, rel=0.02)
+    assert knee(found.best) is None
+
+
+def test_turns_that_cost_nothing_are_a_bottleneck() -> None:
+    found = scaling_law(runs({1: 584, 2: 583, 4: 584, 8: 583}))
+    assert found.best is not None
+    assert found.best.law.name == "bottleneck"
