@@ -103,13 +103,16 @@ def accelerate_up_to(
     """Return ``forward`` for the first ``inputs`` rows of a batch like ``example``, run the way EXECUTION says.
 
     Compiled code and CUDA graphs know one shape each: one is made for every power of two, and a batch in
-    between is padded to the next.
+    between is padded to the next. Offline serves whole batches, and the last of a test is padded to one.
     """
     if settings.execution == "eager":
         step = accelerate(forward, (example,), settings, device)
         return lambda batch, inputs: step(batch[:inputs])
     largest = len(example)
-    sizes = sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+    offline = settings.scenario is not None and settings.scenario.kind == "offline"
+    sizes = [largest] if offline else sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
+    if settings.execution == "compiled":
+        _allow_shapes(len(sizes))
     steps = [accelerate(forward, (example[:size],), settings, device) for size in sizes]
     for size, step in zip(sizes, steps, strict=True):
         step(example[:size])  # compiled at the first call: before anybody waits for an answer
@@ -119,6 +122,13 @@ def accelerate_up_to(
         return steps[place](batch[: sizes[place]])
 
     return run
+
+
+def _allow_shapes(shapes: int) -> None:
+    """Let torch compile one function for so many shapes; one more is an error, not eager with one line in a log."""
+    limits = torch._dynamo.config  # noqa: SLF001 - torch has no other place for it
+    limits.recompile_limit = max(limits.recompile_limit, shapes)
+    limits.fail_on_recompile_limit_hit = True
 
 
 def compiled(forward: Step) -> Step:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.replica.models import distilbert, execution, resnet50
+from harness.replica.scenario import Scenario
 from harness.replica.settings import Settings
 
 SETTINGS = Settings(device="cpu", batch_size=5, options={"model_size": "tiny"}, torch_threads=1)
@@ -42,3 +43,32 @@ def test_where_a_shape_is_fixed_a_batch_is_padded_to_the_next_power_of_two(monke
     assert made == [1, 2, 4, 6]
     assert [len(step(batch, inputs)) for inputs in range(1, 7)] == [1, 2, 4, 4, 6, 6]
     assert (step(batch, 3)[:3] == batch[:3] * 2).all()
+
+
+def test_offline_makes_whole_batches_only(monkeypatch):
+    made = []
+
+    def accelerate(forward, examples, settings, device):
+        del settings, device
+        made.append(len(examples[0]))
+        return forward
+
+    monkeypatch.setattr(execution, "accelerate", accelerate)
+    settings = dataclasses.replace(SETTINGS, execution="cuda-graph", scenario=Scenario(kind="offline"))
+    batch = torch.arange(300.0)[:, None]
+    step = execution.accelerate_up_to(lambda x: x * 2, batch, settings, torch.device("cpu"))
+
+    assert made == [300]
+    assert [len(step(batch, inputs)) for inputs in (1, 44, 300)] == [300, 300, 300]
+
+
+def test_as_many_shapes_may_be_compiled_as_are_served(monkeypatch):
+    limits = torch._dynamo.config
+    monkeypatch.setattr(limits, "recompile_limit", 8)
+    monkeypatch.setattr(limits, "fail_on_recompile_limit_hit", False)
+    monkeypatch.setattr(torch, "compile", lambda forward, **_: forward)
+    settings = dataclasses.replace(SETTINGS, execution="compiled")
+    execution.accelerate_up_to(lambda x: x * 2, torch.zeros(1024, 1), settings, torch.device("cpu"))
+
+    assert limits.recompile_limit == 11
+    assert limits.fail_on_recompile_limit_hit, "no shape is served eagerly without a word"
