@@ -46,7 +46,7 @@ class Run:
 
     def __call__(self, *words) -> tuple[int, str]:
         process = self.start(*words)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=280)
         assert "Traceback" not in said, said
         return process.returncode, said
 
@@ -173,13 +173,13 @@ def test_a_replica_that_dies_while_it_is_recorded(tmp_path):
 def test_two_harnesses_on_one_campaign(tmp_path):
     run = Run(tmp_path, record_s=4)
     first = run.start()
-    assert eventually(lambda: run.recording, timeout_s=30)
+    assert eventually(lambda: run.recording)
 
     code, said = run("resume", run.path)
 
     assert code == 6
     assert f"in use by another harness (process {first.pid})" in said
-    first.communicate(timeout=60)
+    first.communicate(timeout=280)
     assert first.returncode == 0
 
 
@@ -239,10 +239,10 @@ def test_a_disk_that_fills_up_while_recording(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=400):
         run = Run(tmp_path / "disk", record_s=6)
         process = run.start()
-        assert eventually(lambda: run.recording, timeout_s=30)
+        assert eventually(lambda: run.recording)
         hog = tmp_path / "disk" / "hog"
         fill(hog)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=280)
 
         assert process.returncode == 7, said
         assert "No space left on device" in said
@@ -274,4 +274,4 @@ def test_an_hour_is_not_spent_on_a_plan_beyond_its_limits(tmp_path):
 
     assert code == 2
     assert "more than its limits.max_hours" in said
-    assert time.monotonic() - begun_s < 10
+    assert time.monotonic() - begun_s < 60

@@ -64,7 +64,7 @@ def recording(results: Path, *, after: int = 0) -> str | None:
 
 def test_a_crowded_device_is_a_fail_whoever_is_killed_on_the_way(results):
     first = harness("run", results / "crowd.yaml", "--results", results, "--force")
-    assert eventually(lambda: recording(results), timeout_s=60), first.communicate(timeout=1)
+    assert eventually(lambda: recording(results)), first.communicate(timeout=1)
     first.kill()
     first.communicate()
     folder = campaign_of(results)
@@ -73,12 +73,12 @@ def test_a_crowded_device_is_a_fail_whoever_is_killed_on_the_way(results):
 
     known = len(list(read_events(folder / "state.jsonl")))
     second = harness("resume", folder)
-    assert eventually(lambda: recording(results, after=known), timeout_s=60), second.communicate(timeout=1)
+    assert eventually(lambda: recording(results, after=known)), second.communicate(timeout=1)
     bereft = recording(results, after=known)
     assert bereft is not None
     place = max(folder.glob(f"attempts/{bereft}-*/neighbours/noisy/replicas/replica-2/replica.json"))
     os.kill(json.loads(place.read_text())["pid"], signal.SIGKILL)
-    said, _ = second.communicate(timeout=120)
+    said, _ = second.communicate(timeout=280)
 
     assert second.returncode == 0, said
     assert verify_campaign(folder).ok

@@ -28,7 +28,7 @@ def run(folder, *, step_s=0.1, **values):
     file = folder / "campaign.yaml"
     file.write_text(CAMPAIGN.format(step_s=step_s, **values))
     command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(folder), "--no-report"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     campaign = next(folder.glob("known-*"))
     return campaign, next(path for path in campaign.glob("tiny_*") if path.is_dir())

@@ -18,6 +18,7 @@ from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -79,10 +80,7 @@ def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, 
     time.sleep(1.5)
     assert deaths == []
     proxy.away.clear()
-    deadline_s = time.monotonic() + 10
-    while not deaths and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-
+    assert eventually(lambda: deaths)
     assert [(death.replica, death.reason) for death in deaths] == [(0, "OOMKilled")]
     assert list(deployment.stop(timeout_s=5)) == []
     assert driver.left() == []

@@ -54,7 +54,7 @@ def scraped(url):
         return len(server.query("count_over_time(inference_requests_total[4s]) > 2").series) == len(PODS)
 
 
-def wait_for(condition, timeout_s=30):
+def wait_for(condition, timeout_s=200):
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s
@@ -165,7 +165,7 @@ def test_a_server_that_stays_away_ends_in_an_error_that_says_how_to_collect_late
     with pytest.raises(MetricsError, match="4 rows were scraped and could not be collected") as caught:
         Recorded(running.url, 4, {3: running.kill}, patience_s=2.0)
     assert "harness export NEW_FOLDER --from" in caught.value.advice
-    assert time.monotonic() - begun_s < 20
+    assert time.monotonic() - begun_s < 60
 
 
 def test_woken_it_gives_the_rows_up_to_then(running):

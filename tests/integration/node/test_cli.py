@@ -27,7 +27,7 @@ def environment(project: Path) -> dict[str, str]:
 def harness(*words: object, project: Path = ROOT, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness", *map(str, words)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment(project), check=False
+        command, capture_output=True, text=True, timeout=280, cwd=cwd, env=environment(project), check=False
     )
 
 

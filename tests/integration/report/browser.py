@@ -16,8 +16,8 @@ from typing import Any
 
 import websocket
 
-START_TIMEOUT_S = 30
-ANSWER_TIMEOUT_S = 30
+START_TIMEOUT_S = 120
+ANSWER_TIMEOUT_S = 120
 OPTIONS = [
     "--headless",
     "--no-sandbox",
