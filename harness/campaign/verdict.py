@@ -10,7 +10,9 @@ from typing import Any
 from harness.backends.base import ReplicaDeath
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.summary import RecordingSummary
+from harness.metrics.throttling import held_back
 from harness.results import latencies
+from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
 
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
@@ -23,7 +25,8 @@ def judge_data(folder: Path, summary: RecordingSummary | None, *, open_loop: boo
     if summary is None or summary.end_s is None:
         return []
     requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
-    return judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop)
+    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop)
+    return [*found, *held_back(folder / TELEMETRY)]
 
 
 def give_verdict(
