@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -23,7 +25,7 @@ workloads:
     options: {options}
     {more}
 replicas: [2]
-timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, ready_timeout_s: 2, drain_timeout_s: 3}}
+timing: {{step_s: 0.1, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, ready_timeout_s: {ready_timeout_s}, drain_timeout_s: 3}}
 limits: {{retries: 0, on_replica_death: degrade}}
 metrics: [latency_p50, throughput, total_count]
 """
@@ -33,11 +35,22 @@ class Run:
     """A campaign as files and commands."""
 
     def __init__(
-        self, folder: Path, *, factory="tests.support.tiny_workload:steady", options="{}", record_s=1, more=""
+        self,
+        folder: Path,
+        *,
+        factory="tests.support.tiny_workload:steady",
+        options="{}",
+        record_s=1,
+        more="",
+        ready_timeout_s=120,
     ):
         self.file = folder / "campaign.yaml"
         self.results = folder / "results"
-        self.file.write_text(CAMPAIGN.format(factory=factory, options=options, record_s=record_s, more=more))
+        self.file.write_text(
+            CAMPAIGN.format(
+                factory=factory, options=options, record_s=record_s, more=more, ready_timeout_s=ready_timeout_s
+            )
+        )
 
     def start(self, *words) -> subprocess.Popen:
         words = words or ("run", self.file, "--results", self.results, "--no-report")
@@ -121,7 +134,10 @@ def test_a_results_folder_without_rights(tmp_path):
     ("wishes", "sentence"),
     [
         ({"factory": "tests.support.dies_at_import:make"}, "no weights on this machine"),
-        ({"factory": "tests.support.tiny_workload:hangs"}, "did not serve within 2 s (phase warming)"),
+        (
+            {"factory": "tests.support.tiny_workload:hangs", "ready_timeout_s": 10},
+            "did not serve within 10 s (phase warming)",
+        ),
         ({"factory": "tests.support.tiny_workload:nothing_of_that_name"}, "nothing_of_that_name"),
     ],
 )
@@ -171,12 +187,14 @@ def test_a_replica_that_dies_while_it_is_recorded(tmp_path):
 
 
 def test_two_harnesses_on_one_campaign(tmp_path):
-    run = Run(tmp_path, record_s=4)
+    run = Run(tmp_path)
     first = run.start()
-    assert eventually(lambda: run.recording)
+    assert eventually(lambda: begun(next(run.results.glob("bad-*"), None), "preflight"))
+    first.send_signal(signal.SIGSTOP)  # however long the second takes to start, the first is still at it
 
     code, said = run("resume", run.path)
 
+    first.send_signal(signal.SIGCONT)
     assert code == 6
     assert f"in use by another harness (process {first.pid})" in said
     first.communicate(timeout=280)
