@@ -4,6 +4,8 @@ import functools
 import json
 import re
 import shlex
+import subprocess
+import sys
 from fnmatch import fnmatch
 
 import kubernetes_validate
@@ -100,7 +102,17 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     }
     for name in sources:
         assert context[name] == (ROOT / name).read_text()
+    for name in sources - {"harness/__init__.py"}:
         assert not re.search(r"^\s*(from|import) harness\.(?!replica)", context[name], re.MULTILINE), name
+
+
+def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
+    """Its API is imported when somebody asks for it, which nobody does in a replica."""
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness" / "__init__.py").write_text(resolved()["__workload_image_context"]["harness/__init__.py"])
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness; print(harness.__file__, *(n for n in sys.modules if n.startswith('harness.')))"
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [str(tmp_path / "harness" / "__init__.py")]
 
 
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
