@@ -194,8 +194,8 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
 
     Args:
         campaigns: one or more; paths are opened.
-        by: ``campaign``, ``sharing`` or ``condition``; None: campaigns when there are several, else sharing modes, else
-            conditions.
+        by: ``campaign``, ``sharing`` or ``condition``; None: campaigns when several measured the same, else sharing modes,
+            else conditions.
         unlike: compare even what was measured on unlike machines.
 
     Returns:

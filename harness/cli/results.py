@@ -107,7 +107,7 @@ def compare(
         typer.Option(
             "--by",
             help="What the sides differ in: campaign, sharing or condition. "
-            "Default: campaign for several of them, else sharing.",
+            "Default: campaign where several measured the same, else sharing.",
         ),
     ] = None,
     html: Annotated[
