@@ -26,7 +26,51 @@ Foreign exceptions are chained (``raise ... from error``), never swallowed.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import ClassVar
+
+
+class ReasonCode(StrEnum):
+    """Why an experiment is not VALID, or what was remarked on it, for programs; the sentence beside it is for people."""
+
+    REFUSED = "refused"
+    """Preflight found something that speaks against running it."""
+    OUT_OF_MEMORY = "out-of-memory"
+    """Replicas need more memory than there is: seen before they started, or said by one that ended."""
+    REPLICA_DIED = "replica-died"
+    NEIGHBOUR_DIED = "neighbour-died"
+    UNCLEAN_END = "unclean-end"
+    """Something had to be killed at the end, or ended with an error."""
+    BACKEND = "backend"
+    """Replicas could not be started, watched or stopped."""
+    METRICS = "metrics"
+    STORAGE = "storage"
+    VERIFICATION = "verification"
+    STEP_FAILED = "step-failed"
+    """A step failed for another reason."""
+    ROWS = "rows"
+    """Rows are missing, doubled or off the grid."""
+    NO_VALUE = "no-value"
+    MISSING_VALUES = "missing-values"
+    IMPOSSIBLE_VALUE = "impossible-value"
+    ZEROS = "zeros"
+    IDLE_REPLICA = "idle-replica"
+    STALLED_REPLICA = "stalled-replica"
+    ABOVE_BUCKETS = "above-buckets"
+    COUNTS_DISAGREE = "counts-disagree"
+    UNSTEADY = "unsteady"
+    STEADINESS_UNKNOWN = "steadiness-unknown"
+    GPU_SLOWED = "gpu-slowed"
+    POWER_CAP = "power-cap"
+    RATE_NOT_HELD = "rate-not-held"
+    REQUESTS_REFUSED = "requests-refused"
+    REQUESTS_FAILED = "requests-failed"
+    LATENCY_LIMIT = "latency-limit"
+    GENERATOR_LATE = "generator-late"
+    REMARK = "remark"
+    """Said in preflight or by a load generator; nothing is wrong."""
+    UNKNOWN = "unknown"
+    """Written by a version that kept no codes."""
 
 
 class HarnessError(Exception):
@@ -35,14 +79,17 @@ class HarnessError(Exception):
     Args:
         message: what failed, and where, in one sentence.
         advice: what the user should do next, in one sentence; empty when the message says it.
+        code: the reason of an experiment's step that fails with it; None: that of the class.
     """
 
     exit_code: ClassVar[int] = 1
+    code: ReasonCode = ReasonCode.STEP_FAILED
 
-    def __init__(self, message: str, *, advice: str = "") -> None:
+    def __init__(self, message: str, *, advice: str = "", code: ReasonCode | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.advice = advice
+        self.code = code or self.code
 
     def __str__(self) -> str:
         return f"{self.message} {self.advice}".strip()
@@ -70,6 +117,7 @@ class PreflightError(HarnessError):
     """This machine cannot run what was asked."""
 
     exit_code = 3
+    code = ReasonCode.REFUSED
 
 
 class ExperimentsFailedError(HarnessError):
@@ -82,6 +130,7 @@ class VerificationError(HarnessError):
     """Files on disk are not what the manifest says."""
 
     exit_code = 5
+    code = ReasonCode.VERIFICATION
 
 
 class ConflictError(HarnessError):
@@ -94,16 +143,20 @@ class StorageError(HarnessError):
     """The results folder cannot be written."""
 
     exit_code = 7
+    code = ReasonCode.STORAGE
 
 
 class BackendError(HarnessError):
     """Replicas could not be started, watched or stopped."""
 
     exit_code = 8
+    code = ReasonCode.BACKEND
 
 
 class ReplicaDiedError(BackendError):
     """A replica ended by itself."""
+
+    code = ReasonCode.REPLICA_DIED
 
 
 class ClusterError(BackendError):
@@ -122,6 +175,7 @@ class MetricsError(HarnessError):
     """A metric could not be read."""
 
     exit_code = 9
+    code = ReasonCode.METRICS
 
 
 class PrometheusError(MetricsError):

@@ -10,7 +10,6 @@ campaign that was killed goes on as it would have.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -22,6 +21,7 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.analysis.statistics import Estimate, Floats, percentile, t_interval
 from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
+from harness.errors import ReasonCode
 from harness.results import latencies
 from harness.results.layout import LATENCIES
 from harness.results.manifest import Status
@@ -30,8 +30,7 @@ FEW_RUNS = 3
 HELD = 0.95
 """Share of the requests sent that must be answered for a rate to be held."""
 _NS = 1e9
-_DEATH = re.compile(r"replica \d+ (exited with|was killed|is gone)")
-_MEMORY = re.compile(r"exited with 4\b|out of memory|OOMKilled|GB of (GPU )?memory", re.IGNORECASE)
+_DEATHS = {ReasonCode.REPLICA_DIED, ReasonCode.OUT_OF_MEMORY}
 
 
 class Grade(StrEnum):
@@ -49,7 +48,12 @@ class Breakage(StrEnum):
     LATENCY = "latency limit"
     MEMORY = "memory wall"
     ERRORS = "errors"
+    UNKNOWN = "cause not recorded"
+    """Results of before there were codes."""
     THROUGHPUT = "no more throughput"
+
+
+_BREAKAGES = {ReasonCode.OUT_OF_MEMORY: Breakage.MEMORY, ReasonCode.UNKNOWN: Breakage.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +62,12 @@ class Run:
 
     Attributes:
         status: its verdict's.
-        reasons: likewise.
+        reasons: likewise, each with its code.
         figures: throughput (requests/s) and percentiles (seconds) with intervals within the run; by name.
     """
 
     status: Status
-    reasons: Sequence[str]
+    reasons: Sequence[tuple[ReasonCode, str]]
     figures: Mapping[str, Estimate]
 
 
@@ -152,7 +156,7 @@ def run_of(data: ExperimentData) -> Run:
         figures = _figures(data)
     except NotMeasuredError:
         figures = {}
-    return Run(verdict.status, verdict.reasons, figures)
+    return Run(verdict.status, verdict.coded_reasons, figures)
 
 
 def climb(stress: StressSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run], repeats: int) -> Ladder:
@@ -243,11 +247,11 @@ def _unheld(stress: StressSpec, point: Point) -> str:
 
 def _collapse(run: Run) -> tuple[Breakage | None, str]:
     """Whether the replicas could not be run, or did not live."""
-    fatal = [reason for reason in run.reasons if run.status is Status.INVALID or _DEATH.search(reason)]
+    fatal = [(code, reason) for code, reason in run.reasons if run.status is Status.INVALID or code in _DEATHS]
     if not fatal:
         return None, ""
-    memory = next((reason for reason in fatal if _MEMORY.search(reason)), None)
-    return (Breakage.ERRORS, fatal[0]) if memory is None else (Breakage.MEMORY, memory)
+    code, reason = next((each for each in fatal if each[0] is ReasonCode.OUT_OF_MEMORY), fatal[0])
+    return _BREAKAGES.get(code, Breakage.ERRORS), reason
 
 
 def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:

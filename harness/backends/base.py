@@ -11,11 +11,15 @@ from typing import Any, Protocol
 
 from harness.clock import Clock
 from harness.config import ExperimentSpec, Timing
+from harness.errors import ReasonCode
 from harness.metrics.catalogue import Metric
 from harness.metrics.recording import Recording
 from harness.metrics.rows import RowSink
 from harness.metrics.telemetry import Telemetry
 from harness.results.manifest import Provenance
+
+OUT_OF_MEMORY = 4
+"""A replica's exit code when memory ran out (``harness.replica.errors``)."""
 
 
 class Severity(StrEnum):
@@ -34,12 +38,14 @@ class Finding:
         check: short name of what was looked at, e.g. ``memory``.
         message: what was found, in one sentence.
         advice: what to do next; empty when nothing is to be done.
+        code: of the reason, where it refuses the run.
     """
 
     severity: Severity
     check: str
     message: str
     advice: str = ""
+    code: ReasonCode = ReasonCode.REFUSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,14 @@ class ReplicaDeath:
     last_lines: Sequence[str] = field(default_factory=tuple)
     reason: str = ""
     neighbour: str = ""
+
+    @property
+    def code(self) -> ReasonCode:
+        """The reason it is for the verdict."""
+        if self.neighbour:
+            return ReasonCode.NEIGHBOUR_DIED
+        out_of_memory = self.exit_code == OUT_OF_MEMORY or self.reason == "OOMKilled"
+        return ReasonCode.OUT_OF_MEMORY if out_of_memory else ReasonCode.REPLICA_DIED
 
     def __str__(self) -> str:
         said = " | ".join(self.last_lines) or "it printed nothing"

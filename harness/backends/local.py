@@ -266,9 +266,11 @@ class LocalDeployment:
         for replica in self._replicas:
             code = replica.guard.poll()
             if code is not None:
+                death = self._death(replica, code)
                 raise ReplicaDiedError(
-                    f"{self._death(replica, code)} (while starting; whole log: {replica.log}).",
+                    f"{death} (while starting; whole log: {replica.log}).",
                     advice=_START_ADVICE.get(code, "Run the workload by itself to see why: python -m harness.replica"),
+                    code=death.code,
                 )
 
 

@@ -16,6 +16,7 @@ from harness.backends.devices import GpuFacts, gpu_facts, places
 from harness.backends.layer_check import check_layer
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
+from harness.errors import ReasonCode
 from harness.extras import absent, advice_on
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
@@ -145,7 +146,11 @@ def _too_little(
     each = " and ".join(f"{_gigabytes(workload, table):g}" for workload, _ in workloads)
     message = f"{who} need about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
     return Finding(
-        Severity.ERROR, what, message, "Use fewer replicas, end other programs, or set memory_gb when you know better."
+        Severity.ERROR,
+        what,
+        message,
+        "Use fewer replicas, end other programs, or set memory_gb when you know better.",
+        ReasonCode.OUT_OF_MEMORY,
     )
 
 

@@ -9,6 +9,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts
 from harness.backends.mps import CONTROL, foreign_daemons
 from harness.config import Device, ExperimentSpec, Sharing
+from harness.errors import ReasonCode
 
 _CHECK = "sharing"
 
@@ -82,7 +83,8 @@ def _mps(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
         message = (
             f"{each} replicas of {limits.pinned_memory_gb:g} GB do not fit into {smallest_gb:.1f} GB of GPU memory."
         )
-        yield _error(message, "Lower mps.pinned_memory_gb, or take fewer replicas.")
+        advice = "Lower mps.pinned_memory_gb, or take fewer replicas."
+        yield Finding(Severity.ERROR, _CHECK, message, advice, ReasonCode.OUT_OF_MEMORY)
 
 
 def _mig(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.errors import BackendError, HarnessError, StorageError, VerificationError
+from harness.errors import BackendError, HarnessError, ReasonCode, StorageError, VerificationError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
@@ -69,7 +69,7 @@ class Attempt:
 
     Attributes:
         remaining_after_s: phases of the campaign's later experiments, seconds.
-        failures: reasons of the steps that failed, in order.
+        failures: of the steps that failed, in order.
         remarks: what the current step noticed without failing; kept with it in the manifest.
         abort: set by a death that ends the attempt, or by an interruption.
     """
@@ -80,8 +80,7 @@ class Attempt:
     remaining_after_s: float
     shared: Surroundings
     abort: threading.Event = field(default_factory=threading.Event)
-    failures: list[str] = field(default_factory=list)
-    advice: list[str] = field(default_factory=list)
+    failures: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     unclean_ends: list[str] = field(default_factory=list)
     deaths: list[ReplicaDeath] = field(default_factory=list)
@@ -121,14 +120,13 @@ class Attempt:
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
-        remarks = [Finding(Severity.INFO, "", remark) for remark in self.steps["preflight"].reasons]
-        remarks += [Finding(Severity.INFO, "", self._stopping()["why"])] if self._stopping() else []
+        said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
+        remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
         data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
         self.findings = [*remarks, *data, *self._judge_scenario()]
         return give_verdict(
             self.findings,
             failures=self.failures,
-            advice=self.advice,
             deaths=self.deaths,
             unclean_ends=self.unclean_ends,
             replicas=self.experiment.replicas,
@@ -166,12 +164,10 @@ class Attempt:
             action()
         except HarnessError as error:
             reasons.append(f"{name}: {error.message}")
-            if error.advice:
-                self.advice.append(error.advice)
+            self.failures.append(Finding(Severity.INVALID, error.code, "", reasons[0], error.advice))
             if isinstance(error, StorageError):
                 self.storage_error = error
         seconds = shared.clock.now_s() - begun_s
-        self.failures += reasons
         self.steps[name] = StepRecord(
             started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=[*reasons, *self.remarks]
         )
@@ -239,7 +235,7 @@ class Attempt:
         earliest_s = ready_s + max(timing.stabilise_s, self._lead_s())
         self.start_s = math.ceil(earliest_s / timing.step_s) * timing.step_s
         if self.shared.clock.wait_until(self.start_s - self._lead_s(), self.abort):
-            raise BackendError(self._why_aborted("before the recording"))
+            raise self._aborted("before the recording")
 
     def _lead_s(self) -> float:
         timing = self.experiment.timing
@@ -270,7 +266,7 @@ class Attempt:
         with writer, self._telemetry(self._deployment):
             self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
         if self.summary.stopped:
-            raise BackendError(self._why_aborted(f"after {self.summary.rows} of {timing.rows} rows"))
+            raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")
 
     def _known_well(self) -> KnownWell | None:
         """Who says that enough is known, where the campaign asks for that."""
@@ -302,10 +298,11 @@ class Attempt:
     def _on_tick(self, rows: int, of_rows: int) -> None:
         self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
 
-    def _why_aborted(self, when: str) -> str:
+    def _aborted(self, when: str) -> BackendError:
         if self.deaths:
-            return f"stopped {when}: {'; '.join(str(death) for death in self.deaths)}."
-        return f"interrupted {when}."
+            said = "; ".join(str(death) for death in self.deaths)
+            return BackendError(f"stopped {when}: {said}.", code=self.deaths[0].code)
+        return BackendError(f"interrupted {when}.")
 
     def _clean_up(self) -> None:
         if self._deployment is None:
@@ -360,7 +357,7 @@ class Attempt:
         return self.stopping.record(rows=self.summary.rows, planned_rows=self.experiment.timing.rows)
 
     def _nothing_recorded(self) -> dict[str, str]:
-        why = self.failures[0] if self.failures else "the recording did not begin"
+        why = self.failures[0].message if self.failures else "the recording did not begin"
         return dict.fromkeys(self.experiment.metrics, f"not recorded: {why}")
 
     def _verify(self) -> None:

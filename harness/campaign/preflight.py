@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.backends.base import Backend, Finding, Severity
 from harness.campaign.plan import estimate
 from harness.config import ExperimentSpec
-from harness.errors import PreflightError
+from harness.errors import PreflightError, ReasonCode
 
 DISK_RESERVE_BYTES = 200_000_000
 
@@ -27,6 +27,7 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
         raise PreflightError(
             " ".join(finding.message for finding in errors),
             advice=" ".join(dict.fromkeys(finding.advice for finding in errors if finding.advice)),
+            code=min((finding.code for finding in errors), key=[ReasonCode.OUT_OF_MEMORY, ReasonCode.REFUSED].index),
         )
 
 

@@ -194,9 +194,9 @@ class CampaignRunner:
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
             elif self._folder.final_folder(experiment.experiment_id).exists():  # or no later attempt could be published
-                self._set_aside(experiment, surroundings.journal, attempt.failures[-1])
+                self._set_aside(experiment, surroundings.journal, attempt.failures[-1].message)
             attempt.cool_down()
-        return Status.INVALID, attempt.failures
+        return Status.INVALID, [failure.message for failure in attempt.failures]
 
     def _interruption(self) -> CampaignInterruptedError:
         return CampaignInterruptedError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import ReplicaDeath
+from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.throttling import held_back
@@ -32,8 +33,7 @@ def judge_data(folder: Path, summary: RecordingSummary | None, *, open_loop: boo
 def give_verdict(
     findings: Sequence[Finding],
     *,
-    failures: Sequence[str],
-    advice: Sequence[str],
+    failures: Sequence[Finding],
     deaths: Sequence[ReplicaDeath],
     unclean_ends: Sequence[str],
     replicas: int,
@@ -45,21 +45,27 @@ def give_verdict(
 
     Args:
         findings: from ``judge_data``.
-        failures: reasons of the steps that failed.
-        advice: what to do about those.
+        failures: of the steps that failed.
         deaths: replicas that ended by themselves.
         unclean_ends: replicas that had to be killed at the end, a sentence each.
         replicas: how many were measured; neighbours do not count.
     """
-    flaws = [finding for finding in findings if finding.severity is not Severity.INFO]
-    grounds = [Status.VALID, *(_OF_FINDING[finding.severity] for finding in flaws)]
-    grounds += [Status.INVALID] * bool(failures) + [Status.DEGRADED] * bool(unclean_ends)
-    if deaths:
-        measured = [death for death in deaths if not death.neighbour]
-        grounds.append(Status.INVALID if len(measured) == replicas else Status.DEGRADED)
-    reasons = [*failures, *(flaw.message for flaw in flaws), *(f"{death}." for death in deaths), *unclean_ends]
-    advice = [*advice, *(flaw.advice for flaw in flaws), *([DEATH_ADVICE] if deaths else [])]
-    return Verdict(status=max(grounds, key=_ORDER.index), reasons=_once(reasons), advice=_once(advice))
+    measured = sum(not death.neighbour for death in deaths)
+    of_deaths = Severity.INVALID if measured == replicas else Severity.DEGRADED
+    flaws = [
+        *failures,
+        *(finding for finding in findings if finding.severity is not Severity.INFO),
+        *(Finding(of_deaths, death.code, "", f"{death}.", DEATH_ADVICE) for death in deaths),
+        *(Finding(Severity.DEGRADED, ReasonCode.UNCLEAN_END, "", sentence) for sentence in unclean_ends),
+    ]
+    codes = {flaw.message: flaw.code for flaw in reversed(flaws)}
+    reasons = _once([flaw.message for flaw in flaws])
+    return Verdict(
+        status=max([Status.VALID, *(_OF_FINDING[flaw.severity] for flaw in flaws)], key=_ORDER.index),
+        reasons=reasons,
+        codes=[codes[reason] for reason in reasons],
+        advice=_once([flaw.advice for flaw in flaws]),
+    )
 
 
 def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.errors import MetricsError
+from harness.errors import MetricsError, ReasonCode
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, Kind, Level, Metric
 from harness.metrics.csv_reader import ExperimentColumns, SeriesColumns, read_experiment
 from harness.metrics.row_builder import NO_REQUESTS
@@ -54,12 +54,14 @@ class Finding:
 
     Attributes:
         severity: what it means for the verdict.
+        code: of the reason, for programs.
         metric: the metric it is about; empty for all of them.
         message: what was found, in a full sentence.
         advice: what to do next; empty when nothing needs doing.
     """
 
     severity: Severity
+    code: ReasonCode
     metric: str
     message: str
     advice: str = ""
@@ -80,7 +82,7 @@ def judge(
     try:
         experiment = read_experiment(folder)
     except MetricsError as error:
-        return [Finding(Severity.INVALID, "", error.message, error.advice)]
+        return [Finding(Severity.INVALID, ReasonCode.ROWS, "", error.message, error.advice)]
     bursty = _bursty(experiment)
     return [
         *_grid(experiment, rows),
@@ -105,12 +107,14 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
     longest = max((series.elapsed_s for _, series in every), key=len, default=np.empty(0))
     expected = len(longest) if rows is None else rows
     if not len(longest):
-        yield Finding(Severity.INVALID, "", "Nothing was recorded: no series has a row.", "Run the experiment again.")
+        message = "Nothing was recorded: no series has a row."
+        yield Finding(Severity.INVALID, ReasonCode.ROWS, "", message, "Run the experiment again.")
         return
     short = [name for name, series in every if len(series.elapsed_s) != expected]
     if short:
         yield Finding(
             Severity.INVALID if len(short) == len(every) and expected > len(longest) else Severity.DEGRADED,
+            ReasonCode.ROWS,
             "",
             f"{len(short)} of {len(every)} series do not have {expected} rows, e.g. {short[0]}.",
             "The recording ended early; run the experiment again.",
@@ -123,6 +127,7 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
             place = int(np.argmax(np.abs(series.elapsed_s - grid) > _GRID_TOLERANCE_S))
             yield Finding(
                 Severity.INVALID,
+                ReasonCode.ROWS,
                 name.split()[0],
                 f"{name}: row {place} is at {series.elapsed_s[place]:.3f} s instead of {grid[place]:.3f} s.",
                 "Rows are lost, doubled or edited; verify the files, then run the experiment again.",
@@ -155,18 +160,20 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, 
         )
         whose = f"{metric.name} of the neighbour {neighbour}" if neighbour else metric.name
         severity = _severity_of_none(metric, neighbour)
-        yield Finding(severity, metric.name, f"{whose} has no value at all: {reason}.", advice)
+        yield Finding(severity, ReasonCode.NO_VALUE, metric.name, f"{whose} has no value at all: {reason}.", advice)
         return
     for name, series in named.items():
         missing = int(np.isnan(series.values).sum())
         if missing == len(series.values) and metric.level is Level.DEVICE:
-            yield Finding(Severity.INFO, metric.name, f"{metric.name} {name}: {_commonest([series])}.")
+            message = f"{metric.name} {name}: {_commonest([series])}."
+            yield Finding(Severity.INFO, ReasonCode.NO_VALUE, metric.name, message)
         elif missing:
             # Who rests serves nothing meanwhile, and nothing is wrong with that.
             flaws = missing - series.reasons.get(NO_REQUESTS, 0) if bursty else missing
             advice = WINDOW_ADVICE if NO_REQUESTS in series.reasons else MISSING_ADVICE
             yield Finding(
                 Severity.DEGRADED if flaws > MISSING_SHARE * len(series.values) else Severity.INFO,
+                ReasonCode.MISSING_VALUES,
                 metric.name,
                 f"{metric.name} {name}: {missing} of {len(series.values)} values are missing: {_commonest([series])}.",
                 advice if flaws else "",
@@ -191,6 +198,7 @@ def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Findin
         value = present.min() if low else present.max()
         yield Finding(
             Severity.DEGRADED,
+            ReasonCode.IMPOSSIBLE_VALUE,
             metric.name,
             f"{metric.name} {name} reaches {value:g} {metric.unit}, which cannot be.",
             "Do not use this metric; check the driver or the exporter that it comes from.",
@@ -213,6 +221,7 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Findi
         if share > ZERO_SHARE:
             yield Finding(
                 Severity.DEGRADED,
+                ReasonCode.ZEROS,
                 metric.name,
                 f"{metric.name} {name} is 0 in {share:.0%} of the rows, although the replica should be working.",
                 "Check that it runs where it should (device, runtime class) and that the sampling is fast enough.",
@@ -240,12 +249,14 @@ def _replicas(experiment: ExperimentColumns, bursty: frozenset[str]) -> Iterator
             stopped.append(name)
     advice = "Look at the replica's log; run the experiment again."
     if set(measured) <= set(idle):
-        yield Finding(Severity.INVALID, "total_count", "No replica served a single request while recording.", advice)
+        message = "No replica served a single request while recording."
+        yield Finding(Severity.INVALID, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
     elif idle:
-        yield Finding(Severity.DEGRADED, "total_count", f"{', '.join(idle)} served no request while recording.", advice)
+        message = f"{', '.join(idle)} served no request while recording."
+        yield Finding(Severity.DEGRADED, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
     if stopped:
         message = f"{', '.join(stopped)} served nothing in the last {STALL_SHARE:.0%} of the recording."
-        yield Finding(Severity.DEGRADED, "total_count", message, advice)
+        yield Finding(Severity.DEGRADED, ReasonCode.STALLED_REPLICA, "total_count", message, advice)
 
 
 def _growth(values: np.ndarray) -> float:
@@ -262,6 +273,7 @@ def _saturation(experiment: ExperimentColumns) -> Iterator[Finding]:
         if flat:
             yield Finding(
                 Severity.DEGRADED,
+                ReasonCode.ABOVE_BUCKETS,
                 name,
                 f"{name} {', '.join(flat)} lies above the highest bucket of {TOP_BOUND_S:g} s and is cut off there.",
                 "Use the raw latencies instead, or a smaller batch.",
@@ -280,6 +292,7 @@ def _counts(experiment: ExperimentColumns, requests: Mapping[str, int]) -> Itera
         if abs(counted - logged) > slack:
             yield Finding(
                 Severity.DEGRADED,
+                ReasonCode.COUNTS_DISAGREE,
                 "total_count",
                 f"{name} counted {counted:g} requests and logged {logged} in the same time.",
                 "The replica was restarted, or its log is incomplete; do not use its percentiles.",
@@ -305,15 +318,18 @@ def _steadiness(experiment: ExperimentColumns, *, uneven: bool) -> Iterator[Find
         return
     served = experiment.metrics.get("total_count", {}).get("all")
     if served is not None and 0 < _growth(served.values) < REQUESTS_PER_WINDOW * WINDOWS:
-        yield Finding(Severity.INFO, "throughput", "There are too few requests to tell whether it was steady.")
+        message = "There are too few requests to tell whether it was steady."
+        yield Finding(Severity.INFO, ReasonCode.STEADINESS_UNKNOWN, "throughput", message)
         return
     state = steady_state(series.values)
     if not state.judged:
-        yield Finding(Severity.INFO, "throughput", "The recording is too short to tell whether it was steady.")
+        message = "The recording is too short to tell whether it was steady."
+        yield Finding(Severity.INFO, ReasonCode.STEADINESS_UNKNOWN, "throughput", message)
     elif not state.steady:
         low, high = min(state.means), max(state.means)
         yield Finding(
             Severity.DEGRADED,
+            ReasonCode.UNSTEADY,
             "throughput",
             f"Throughput was not steady: its windows range from {low:.4g} to {high:.4g} requests per second and the last "
             f"three do not agree within {TOLERANCE:.0%}.",
@@ -323,6 +339,7 @@ def _steadiness(experiment: ExperimentColumns, *, uneven: bool) -> Iterator[Find
         settled_s = float(series.elapsed_s[state.from_row])
         yield Finding(
             Severity.INFO,
+            ReasonCode.UNSTEADY,
             "throughput",
             f"Throughput was steady only from {settled_s:g} s after the start of the recording.",
             "Stabilise longer.",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
 
 POWER_CAP = 0x4
@@ -32,6 +33,7 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
         if slowed > TOLD_SHARE:
             yield Finding(
                 Severity.DEGRADED,
+                ReasonCode.GPU_SLOWED,
                 "",
                 f"{name} was slowed by heat or by its hardware in {slowed:.0%} of the readings.",
                 "Mend the cooling or the power supply, or let it cool down between experiments (timing.cooldown_gpu_celsius).",
@@ -39,6 +41,7 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
         if capped > TOLD_SHARE:
             yield Finding(
                 Severity.INFO,
+                ReasonCode.POWER_CAP,
                 "",
                 f"{name} ran at its power cap in {capped:.0%} of the readings: the cap set its clock.",
             )

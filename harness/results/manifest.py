@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import Field, ValidationError
 
 from harness.config import ExperimentSpec
 from harness.config.model import StrictModel
-from harness.errors import ResultsPathError
+from harness.errors import ReasonCode, ResultsPathError
 from harness.results.files import read_document, storage_errors
 from harness.results.layout import MANIFEST
 
@@ -33,7 +34,13 @@ class Verdict(StrictModel):
 
     status: Status = Field(description="INVALID experiments enter no average.")
     reasons: list[str] = Field(default_factory=list, description="Why it is not VALID; empty when it is.")
+    codes: list[ReasonCode] = Field(default_factory=list, description="The same for programs, one per reason.")
     advice: list[str] = Field(default_factory=list, description="What to do about each reason.")
+
+    @property
+    def coded_reasons(self) -> list[tuple[ReasonCode, str]]:
+        """Every reason with its code; UNKNOWN in results of before there were codes, as their prose is not guessed at."""
+        return list(zip(chain(self.codes, repeat(ReasonCode.UNKNOWN)), self.reasons, strict=False))
 
 
 class StepRecord(StrictModel):

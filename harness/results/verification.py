@@ -235,12 +235,15 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
     """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
     end_s = manifest.start_s + (manifest.rows - 1) * manifest.experiment.timing.step_s
     logged = requests_within(folder, manifest.start_s, end_s)
-    known = {finding.get("message") for finding in manifest.findings}
+    # Without a code: found by a version that kept none.
+    known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
     open_loop = manifest.experiment.workload.open_loop
     for finding in judge(folder, rows=manifest.rows, requests=logged, open_loop=open_loop):
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
             advice = finding.advice or "Do not use this experiment."
             expected, found = "data fit to be used", f"verdict {manifest.verdict.status.value}"
             outcome.problems.append(Problem(folder, finding.message, expected, found, advice))
-        elif finding.severity is Severity.DEGRADED and finding.message not in known:
+        elif finding.severity is Severity.DEGRADED and not known & {
+            (code, finding.metric) for code in (finding.code, None)
+        }:
             outcome.notes.append(f"{folder.name}: {finding.message}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ExperimentSpec, ScenarioKind
-from harness.errors import ResultsPathError
+from harness.errors import ReasonCode, ResultsPathError
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
 from harness.results.files import read_object, storage_errors
@@ -77,7 +77,8 @@ def evaluate(
         "loadgen": tests,
     }
     told = [
-        Finding(Severity.INFO, "", f"MLPerf-like {scenario.kind.value}: {reason}") for reason in _test_reasons(tests)
+        Finding(Severity.INFO, ReasonCode.REMARK, "", f"MLPerf-like {scenario.kind.value}: {reason}")
+        for reason in _test_reasons(tests)
     ]
     return content, [*findings, *told]
 
@@ -196,18 +197,21 @@ def _rate_findings(experiment: ExperimentSpec, served: Served, results: Mapping[
         findings.append(
             Finding(
                 Severity.DEGRADED,
+                ReasonCode.RATE_NOT_HELD,
                 "throughput",
                 message,
                 "The throughput is what the replicas can do; latencies grow as long as such a load lasts. Lower `rate`.",
             )
         )
     elif refused:
-        findings.append(Finding(Severity.INFO, "", f"{refused} requests were refused (429, queue full)."))
+        message = f"{refused} requests were refused (429, queue full)."
+        findings.append(Finding(Severity.INFO, ReasonCode.REQUESTS_REFUSED, "", message))
     failed = sum(count for status, count in served.statuses.items() if status not in {"200", "429"})
     if failed:
         findings.append(
             Finding(
                 Severity.DEGRADED,
+                ReasonCode.REQUESTS_FAILED,
                 "",
                 f"{failed} of {sum(served.statuses.values())} requests got no proper answer: {results['statuses']} (0: no connection, -1: none in time).",
                 "Look at the replicas' logs.",
@@ -217,6 +221,7 @@ def _rate_findings(experiment: ExperimentSpec, served: Served, results: Mapping[
         findings.append(
             Finding(
                 Severity.INFO,
+                ReasonCode.LATENCY_LIMIT,
                 "",
                 f"The latency limit is broken: {results['within_limit']:.2%} of the requests were answered within "
                 f"{scenario.latency_limit_ms:g} ms, and 99 % must be.",
@@ -234,6 +239,7 @@ def _generator_findings(served: Served, results: Mapping[str, Any]) -> list[Find
     return [
         Finding(
             Severity.DEGRADED,
+            ReasonCode.GENERATOR_LATE,
             "",
             f"The load generator itself was late: {late_ms:.3g} ms at p99 of {len(served.send_error_ns)} requests.",
             "Give it a free CPU core, more `max_clients`, or a lower `rate`; its lateness is part of the latencies.",

@@ -194,7 +194,9 @@ class KubernetesDeployment:
         code = ended.end.exit_code
         advice = "Run the workload by itself to see why: python -m harness.replica"
         return ReplicaDiedError(
-            f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=START_ADVICE.get(code or 0, advice)
+            f"{death} (while starting; pod {pods.name(ended.pod)}).",
+            advice=START_ADVICE.get(code or 0, advice),
+            code=death.code,
         )
 
     def _last_event(self) -> str:

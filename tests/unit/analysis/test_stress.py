@@ -8,6 +8,7 @@ import pytest
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import Breakage, Grade, Run, climb
 from harness.config import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
+from harness.errors import ReasonCode
 from harness.results.manifest import Status
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")
@@ -26,8 +27,8 @@ def run(throughput, p99_s, *, half=0.01, status=Status.VALID, reasons=()):
     return Run(status, reasons, figures)
 
 
-def dead(reason):
-    return Run(Status.INVALID, [reason], {})
+def dead(code, reason="it did not live."):
+    return Run(Status.INVALID, [(code, reason)], {})
 
 
 def climbed(runs, *, repeats=1, **stress):
@@ -104,16 +105,17 @@ def test_a_slope_that_may_still_rise_goes_on():
 
 
 @pytest.mark.parametrize(
-    ("reason", "breakage"),
+    ("code", "breakage"),
     [
-        ("deploy: replica 3 exited with 4; last lines: out of memory: CUDA out of memory", Breakage.MEMORY),
-        ("preflight: 4 replicas of resnet50 need about 6.4 GB of GPU memory (1.6 GB each), and 2.0 GB are free.", Breakage.MEMORY),
-        ("replica 0 was killed by signal 9 (OOMKilled); last lines: it printed nothing", Breakage.MEMORY),
-        ("deploy: replica 1 exited with 1; last lines: ValueError", Breakage.ERRORS),
+        (ReasonCode.OUT_OF_MEMORY, Breakage.MEMORY),
+        (ReasonCode.REPLICA_DIED, Breakage.ERRORS),
+        (ReasonCode.REFUSED, Breakage.ERRORS),
+        (ReasonCode.UNKNOWN, Breakage.UNKNOWN),
     ],
-)  # fmt: skip
-def test_replicas_that_cannot_live_break_the_ladder(reason, breakage):
-    ladder = climbed({1: run(100, 0.01), 2: run(200, 0.01), 4: dead(reason)}, most=8)
+)
+def test_replicas_that_cannot_live_break_the_ladder_whatever_the_words(code, breakage):
+    reason = "deploy: replica 3 exited with 1; last lines: loaded the out of memory handler"
+    ladder = climbed({1: run(100, 0.01), 2: run(200, 0.01), 4: dead(code, reason)}, most=8)
 
     assert (ladder.broken.load, ladder.broken.breakage) == (4, breakage)
     assert ladder.last_good.load == 2
@@ -121,13 +123,15 @@ def test_replicas_that_cannot_live_break_the_ladder(reason, breakage):
 
 
 def test_a_death_in_a_recording_that_went_on_breaks_too():
-    died = run(100, 0.01, status=Status.DEGRADED, reasons=["replica 1 exited with 7; last lines: out of luck."])
+    died = run(100, 0.01, status=Status.DEGRADED, reasons=[(ReasonCode.REPLICA_DIED, "Out of luck.")])
 
     assert climbed({1: run(100, 0.01), 2: died}, most=8).broken.breakage is Breakage.ERRORS
 
 
 def test_a_restless_run_is_not_broken():
-    restless = run(200, 0.01, status=Status.DEGRADED, reasons=["Throughput was not steady."])
+    restless = run(
+        200, 0.01, status=Status.DEGRADED, reasons=[(ReasonCode.UNSTEADY, "It is as if replica 1 exited with 4.")]
+    )
 
     assert following(climbed({1: run(100, 0.01), 2: restless}, most=8)) == (4, 1)
 

@@ -8,6 +8,7 @@ from harness.backends.base import Severity
 from harness.backends.devices import GpuFacts
 from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.config.workload import BUILTIN_WORKLOADS
+from harness.errors import ReasonCode
 
 
 def findings(name, replicas, *, check="memory", sharing=Sharing.TIME_SLICING, gpus=1, **workload):
@@ -50,7 +51,7 @@ def test_every_built_in_workload_has_an_estimate():
 def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, workload, fit):
     assert findings(name, fit, **workload) == []
     (refused,) = findings(name, fit + 1, **workload)
-    assert refused.severity is Severity.ERROR
+    assert (refused.severity, refused.code) == (Severity.ERROR, ReasonCode.OUT_OF_MEMORY)
     assert f"{fit + 1} replicas of {name} need about" in refused.message
     assert "10.0 GB are free" in refused.message
 

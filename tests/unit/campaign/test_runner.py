@@ -17,7 +17,14 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.clock import SimulatedClock
 from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
-from harness.errors import BackendError, CampaignInterruptedError, ConflictError, ReplicaDiedError, StorageError
+from harness.errors import (
+    BackendError,
+    CampaignInterruptedError,
+    ConflictError,
+    ReasonCode,
+    ReplicaDiedError,
+    StorageError,
+)
 from harness.results.manifest import Status, read_manifest
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
@@ -170,6 +177,7 @@ def test_an_experiment_that_never_starts_is_invalid_with_its_reason_and_the_camp
     assert outcome.invalid == [ONE]
     manifest = on.manifest(ONE)
     assert manifest.verdict.reasons == ["deploy: out of memory."]
+    assert manifest.verdict.codes == [ReasonCode.REPLICA_DIED]
     assert manifest.verdict.advice == ["Buy more."]
     assert set(manifest.absent_metrics) == set(manifest.experiment.metrics)
     assert verify_campaign(on.folder.path).ok
@@ -186,12 +194,14 @@ def test_invalid_experiments_run_again_only_when_asked(stage):
 
 def test_a_refused_preflight_starts_nothing(stage):
     on = stage(limits=Limits(retries=0))
-    on.backend.findings = [Finding(Severity.ERROR, "memory", "too little memory.", "Use fewer replicas.")]
+    memory = Finding(Severity.ERROR, "memory", "too small.", "Use fewer replicas.", ReasonCode.OUT_OF_MEMORY)
+    on.backend.findings = [Finding(Severity.ERROR, "gpu", "there is none."), memory]
 
     assert on.runner().run().invalid == [ONE, TWO]
 
     assert on.backend.deployments == []
     assert on.manifest(ONE).verdict.advice == ["Use fewer replicas."]
+    assert on.manifest(ONE).verdict.codes == [ReasonCode.OUT_OF_MEMORY]
 
 
 def test_what_preflight_warned_of_is_in_the_manifest(stage):
@@ -219,7 +229,9 @@ def test_a_death_degrades_and_is_named(stage):
     assert on.runner().run().statuses == {TWO: Status.DEGRADED}
 
     assert on.manifest(TWO).rows == 21
-    assert "replica 0 was killed by signal 9" in on.manifest(TWO).verdict.reasons[0]
+    code, reason = on.manifest(TWO).verdict.coded_reasons[0]
+    assert code is ReasonCode.REPLICA_DIED
+    assert "replica 0 was killed by signal 9" in reason
 
 
 def test_a_death_is_a_retry_where_the_campaign_says_so(stage):
@@ -277,6 +289,7 @@ def test_the_death_of_a_neighbour_degrades_and_is_named_and_the_recording_goes_o
 
     manifest = on.manifest("tiny_r1_time-slicing_beside_rep1")
     assert manifest.rows == 21
+    assert manifest.verdict.codes[0] is ReasonCode.NEIGHBOUR_DIED
     assert "replica 1 of the neighbour noisy was killed by signal 9" in manifest.verdict.reasons[0]
 
 

@@ -33,7 +33,7 @@ def test_a_gpu_that_is_held_back_is_named_with_its_share(tmp_path, masks, severi
 def test_heat_degrades_a_run_and_the_power_cap_does_not(tmp_path):
     def status(mask):
         found = list(held_back(telemetry(tmp_path / "telemetry.csv", mask)))
-        return give_verdict(found, failures=[], advice=[], deaths=[], unclean_ends=[], replicas=1).status
+        return give_verdict(found, failures=[], deaths=[], unclean_ends=[], replicas=1).status
 
     assert status(0x4) is Status.VALID
     assert status(0x40) is Status.DEGRADED

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.measures import ALL
+from harness.errors import ReasonCode
 from harness.results import Manifest, Status, layout
 
 PAGE = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
@@ -16,6 +17,11 @@ PAGE = (Path(__file__).parents[3] / "docs" / "results.md").read_text()
 def test_every_field_of_the_manifest_is_documented(field: str) -> None:
     table = PAGE.partition("## manifest.json")[2].partition("## verify")[0]
     assert f"`{field}`" in table
+
+
+def test_every_reason_code_is_documented() -> None:
+    table = PAGE.partition("### Reason codes")[2].partition("## verify")[0]
+    assert [code for code in ReasonCode if f"`{code}`" not in table] == []
 
 
 @pytest.mark.parametrize("measure", [*ALL, "speed_up", "efficiency"])
