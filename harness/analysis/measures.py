@@ -201,6 +201,7 @@ ALL: Mapping[str, Measure] = {**MEASURES, **OWN}
 def measure(data: ExperimentData) -> Measured:
     """All figures of one experiment. Raises StorageError or ResultsPathError when a file cannot be read."""
     found = Measured()
+    data = data.keeping()
     _measure_rates(found, data)
     for item, compute in _SIMPLE:
         _put(found, item.name, partial(compute, data))

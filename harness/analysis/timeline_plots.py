@@ -21,7 +21,7 @@ Panel = tuple[str, Callable[[Axes, ExperimentData], None]]
 
 def timeline(experiment: Experiment) -> Picture:
     """The plot of one experiment; a panel without data says why."""
-    data = experiment.data
+    data = experiment.data.keeping()
     panels = [*_COMMON, *(_ON_GPU if _has_gpu(data) else _ON_CPU)]
     with style(line_width=_FINE if data.manifest.rows > _MANY_ROWS else _PLAIN):
         figure = new_figure(10, 6.2)

@@ -14,7 +14,9 @@ from harness.errors import MetricsError
 from harness.metrics.catalogue import CATALOGUE
 
 _FILE = re.compile(r"_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_\d{8}T\d{6}Z\.csv$")
-_COLUMNS = ("elapsed_s", "series", "value", "reason")
+
+Columns = tuple[NDArray[np.float64], NDArray[np.object_], NDArray[np.float64], NDArray[np.object_]]
+"""Seconds since row 0, the series' name, the value (NaN where missing) and the reason (text) of each row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +57,39 @@ def read_experiment(folder: Path) -> ExperimentColumns:
     return ExperimentColumns(replicas, {name: metrics[name] for name in CATALOGUE if name in metrics})
 
 
-def _read(path: Path) -> dict[str, SeriesColumns]:
+def read_columns(path: Path) -> Columns:
+    """The rows of one metric CSV, in their order.
+
+    Raises:
+        MetricsError: it is no CSV of the harness.
+        OSError: it cannot be read.
+    """
     import pyarrow as pa
     from pyarrow import csv
 
     types = {"elapsed_s": pa.float64(), "series": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:
-        table = csv.read_csv(
-            path, convert_options=csv.ConvertOptions(column_types=types, include_columns=list(_COLUMNS))
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise MetricsError(
-            f"{path} is no CSV of the harness: {str(error).splitlines()[0]}.",
-            advice="Verify the experiment; the file was damaged or edited.",
-        ) from error
-    names = table["series"].to_numpy(zero_copy_only=False)
-    elapsed_s = table["elapsed_s"].to_numpy(zero_copy_only=False)
-    values = table["value"].to_numpy(zero_copy_only=False).astype(np.float64)
-    reasons = table["reason"].to_numpy(zero_copy_only=False)
+        table = csv.read_csv(path, convert_options=convert)
+    except pa.ArrowException as error:
+        raise _no_csv(path, error) from error
+    elapsed_s, names, values, reasons = (table[name].to_numpy(zero_copy_only=False) for name in types)
+    return elapsed_s, names, values.astype(np.float64), reasons
+
+
+def _read(path: Path) -> dict[str, SeriesColumns]:
+    try:
+        elapsed_s, names, values, reasons = read_columns(path)
+    except OSError as error:
+        raise _no_csv(path, error) from error
     return {name: _one(names == name, elapsed_s, values, reasons) for name in dict.fromkeys(names.tolist())}
+
+
+def _no_csv(path: Path, error: Exception) -> MetricsError:
+    return MetricsError(
+        f"{path} is no CSV of the harness: {str(error).splitlines()[0]}.",
+        advice="Verify the experiment; the file was damaged or edited.",
+    )
 
 
 def _one(
