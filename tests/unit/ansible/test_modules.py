@@ -45,3 +45,8 @@ def test_the_documentation_says_what_the_module_takes(name, monkeypatch):
     documented = yaml.safe_load(tree.module(name).DOCUMENTATION)
     assert documented["module"] == name
     assert facts(documented["options"], "suboptions") == facts(argument_spec(name, monkeypatch), "options")
+
+
+@pytest.mark.parametrize("name", sorted(tree.OWN_MODULES | tree.OWN_ACTIONS))
+def test_the_page_on_the_node_names_the_module(name):
+    assert name in (tree.ROOT / "docs/node.md").read_text()

@@ -24,6 +24,7 @@ PLAY = """\
 - hosts: all
   gather_facts: false
   environment: {FAKE: "{{ fake | to_json }}"}
+  pre_tasks: [{name: Judge, judge_variables: {}}]
   roles: [preflight]
 """
 MACHINE = {
@@ -65,7 +66,15 @@ CASES = {
     "gpu-without-driver": ({"gpu": {"pci_devices": 1, "driver": None}}, {}, "no driver loaded"),
     "old-driver": ({"gpu": {"pci_devices": 1, "driver": "470.256.02"}}, {}, "470.256.02, at least 535.0"),
     "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),
-    "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison"),
+    "minor-without-quotes": ({}, {"kubernetes_minor": 1.35}, "Put it in quotes"),
+    "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison is no supported variable. Is crio_version meant?"),
+    "unknown-in-a-role": ({}, {"device_plugin_colour": "red"}, "device_plugin_colour is no supported variable"),
+    "somebody-else-s": ({}, {"storage_account": "team", "kernel_version": "6.1", "worker_pool": 3}, None),
+    "from-the-command-line": ({}, {"calico_timeout_s": "40", "preflight_psi_required": "false"}, None),
+    "resolved-wrong": ({}, {"mirror_files": "not a url"}, 'calico_mirror is "not a url/calico'),
+    "cannot-be-resolved": ({}, {"calico_mtu": "{{ nowhere }}"}, "calico_mtu cannot be resolved"),
+    "together": ({}, {"prometheus_scrape_timeout_s": 9}, "prometheus_scrape_interval_s (5): the first must not be"),
+    "quoted": ({}, {"crio_pause_image": 'a"\n[evil]'}, "crio_pause_image is"),
     "wrong-type": ({}, {"preflight_cpus_min": "many"}, "preflight_cpus_min"),
     "wrong-choice": ({}, {"nvidia_toolkit_gpu": "perhaps"}, "nvidia_toolkit_gpu"),
     "wrong-type-later-role": ({}, {"calico_mtu": "large"}, "calico_mtu"),
@@ -150,4 +159,4 @@ def test_every_case_ends_with_its_reason_or_not_at_all(outcomes, name):
 
 
 def test_a_refusal_says_that_nothing_was_changed(outcomes):
-    assert all("Nothing was changed" in outcomes[name] for name in ("wrong-os", "full-disk", "mirror-403"))
+    assert all("Nothing was changed" in outcomes[name] for name in ("wrong-os", "full-disk", "mirror-403", "together"))

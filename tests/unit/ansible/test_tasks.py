@@ -4,7 +4,7 @@ import re
 
 import count_tasks
 import tree
-from tree import OWN_MODULES, ROOT
+from tree import OWN_ACTIONS, OWN_MODULES, ROOT
 
 from tests.support.cases import every
 
@@ -39,7 +39,7 @@ def action_of(task):
 def test_every_task_has_a_name_and_a_fully_qualified_action(path, task):
     assert task.get("name"), f"{path}: a task without a name"
     action = action_of(task)
-    assert action in OWN_MODULES or re.fullmatch(r"ansible\.builtin\.\w+", action)
+    assert action in OWN_MODULES | OWN_ACTIONS or re.fullmatch(r"ansible\.builtin\.\w+", action)
 
 
 @of_every_task

@@ -15,6 +15,8 @@ ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/task
 TEMPLATES = ROOT / "templates/kubernetes"
 MODULES = ROOT / "plugins/modules"
 OWN_MODULES = {path.stem for path in MODULES.glob("*.py")}
+ACTIONS = ROOT / "plugins/action"
+OWN_ACTIONS = {path.stem for path in ACTIONS.glob("*.py")}
 
 
 def load(path: Path) -> Any:
@@ -90,6 +92,11 @@ def module(name: str) -> Any:
     for shared in (ROOT / "plugins/module_utils").glob("*.py"):
         _import(f"ansible.module_utils.{shared.stem}", shared)
     return _import(f"modules_under_test.{name}", MODULES / f"{name}.py")
+
+
+def action(name: str) -> Any:
+    """One of our action plugins, imported."""
+    return _import(f"actions_under_test.{name}", ACTIONS / f"{name}.py")
 
 
 def shared(name: str) -> Any:

@@ -1,0 +1,457 @@
+# ruff: noqa: INP001, S108 - Ansible loads this folder by its own rules, without a package; a path that is refused is not used
+"""Judges every variable of the roles on the machine that runs Ansible, before a playbook changes anything.
+
+What each may be stands in roles/preflight/vars/values.yml; types and choices in the roles' argument specifications; what
+several have to be together in RULES below. A wrong one is refused with its name, what it is and what it may be.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ansible.errors import AnsibleError
+from ansible.plugins.action import ActionBase
+
+ROLES = Path(__file__).parents[2] / "roles"
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+BYTES = {
+    "": 1,
+    "Ki": 1 << 10,
+    "Mi": 1 << 20,
+    "Gi": 1 << 30,
+    "Ti": 1 << 40,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+}
+SECONDS = {"h": 3600, "m": 60, "s": 1}
+CRON = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))
+# Folders of the system and of its users, with everything below them.
+FOREIGN = (
+    *("/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/root"),
+    *("/run", "/sbin", "/snap", "/sys", "/tmp", "/usr", "/opt/cni", "/opt/containerd", "/opt/nvidia"),
+    *(f"/var/{name}" for name in ("backups", "cache", "log", "mail", "opt", "run", "snap", "spool", "tmp", "www")),
+    *(
+        f"/var/lib/{name}"
+        for name in (
+            *("apt", "calico", "cni", "containerd", "containers", "crio", "dbus", "docker", "dpkg", "etcd", "kubelet"),
+            *("mysql", "nfs", "postgresql", "rancher", "snapd", "sudo", "systemd"),
+        )
+    ),
+)
+# Ports of the node itself: ssh, Kubernetes, etcd, Calico.
+TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10256, 10257, 10259)
+# Words that other roles' variables begin with as well: there, only a name close to one of ours is a misspelt one.
+COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
+CLOSE = 0.75
+SHOWN_CHARS = 80
+
+Judge = Callable[[str, Mapping[str, Any]], bool]
+
+
+def amount(text: str) -> float:
+    """Bytes or CPUs of a quantity such as 512Mi, 2 or 500m."""
+    number, unit = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", text).groups()  # type: ignore[union-attr]
+    return float(number) / 1000 if unit == "m" else float(number) * BYTES[unit]
+
+
+def seconds(text: str) -> int:
+    """Seconds of a duration such as 1h30m."""
+    return sum(int(number) * SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([hms])", text))
+
+
+def network(text: str) -> ipaddress.IPv4Network:
+    """An IPv4 network; ValueError for anything else."""
+    if not re.fullmatch(r"[0-9.]{7,15}/[0-9]{1,2}", text):
+        raise ValueError(text)
+    return ipaddress.IPv4Network(text)
+
+
+def _is(convert: Callable[[str], Any]) -> Judge:
+    def judge(text: str, _kind: Mapping[str, Any]) -> bool:
+        try:
+            convert(text)
+        except ValueError:
+            return False
+        return True
+
+    return judge
+
+
+def _cron(text: str, _kind: Mapping[str, Any]) -> bool:
+    fields = text.split(" ")
+    return len(fields) == len(CRON) and all(
+        _cron_field(field, *bounds) for field, bounds in zip(fields, CRON, strict=True)
+    )
+
+
+def _cron_field(field: str, least: int, most: int) -> bool:
+    for part in field.split(","):
+        found = re.fullmatch(r"(?:\*|([0-9]{1,2})(?:-([0-9]{1,2}))?)(?:/([1-9][0-9]?))?", part)
+        if not found:
+            return False
+        first, last = found.group(1), found.group(2)
+        if first and not least <= int(first) <= int(last or first) <= most:
+            return False
+    return True
+
+
+def _image(text: str, _kind: Mapping[str, Any]) -> bool:
+    host = r"(localhost|[a-z0-9][a-z0-9-]*(\.[a-z0-9-]+)+|[a-z0-9][a-z0-9.-]*:[0-9]{1,5})(:[0-9]{1,5})?"
+    path = r"(/[a-z0-9]+([._-]+[a-z0-9]+)*)+"
+    return bool(re.fullmatch(rf"{host}{path}(:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,127}})?(@sha256:[0-9a-f]{{64}})?", text))
+
+
+def _folder(text: str, _kind: Mapping[str, Any]) -> bool:
+    return bool(re.fullmatch(r"/|(/[A-Za-z0-9_-][A-Za-z0-9._-]*)+", text))
+
+
+def _own_folder(text: str, kind: Mapping[str, Any]) -> bool:
+    parts = text.split("/")
+    deep = len(parts) > (3 if text.startswith("/var/") else 2)
+    return _folder(text, kind) and deep and not any(text == one or text.startswith(f"{one}/") for one in FOREIGN)
+
+
+KINDS: dict[str, Judge] = {
+    "address": _is(ipaddress.IPv4Address),
+    "network": _is(network),
+    "cron": _cron,
+    "image": _image,
+    "folder": _folder,
+    "own_folder": _own_folder,
+    "memory": lambda text, kind: kind["least"] <= amount(text) <= kind["most"],
+    "cpus": lambda text, _kind: 0.05 <= amount(text) <= 1024,
+    "duration": lambda text, kind: kind["least"] <= seconds(text) <= kind["most"],
+}
+
+
+def _ports(**named: int) -> bool:
+    return len(set(named.values())) == len(named) and not set(named.values()) & set(TAKEN_PORTS)
+
+
+# What several have to be together: their names, whether they are, and how it is said.
+RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
+    (
+        ("housekeeping_image_gc_low_percent", "housekeeping_image_gc_high_percent"),
+        lambda low, high: low < high,
+        "the first has to be below the second, or the kubelet does not start",
+    ),
+    (
+        ("housekeeping_shutdown_grace_critical_s", "housekeeping_shutdown_grace_s"),
+        lambda critical, whole: critical < whole,
+        "the first is a part of the second and has to be below it, or the kubelet does not start",
+    ),
+    (
+        ("prometheus_scrape_timeout_s", "prometheus_scrape_interval_s"),
+        lambda timeout, interval: timeout <= interval,
+        "the first must not be above the second, or Prometheus does not start",
+    ),
+    (
+        ("prometheus_retention_gib", "prometheus_volume_gib"),
+        lambda kept, volume: kept < volume,
+        "the first has to be below the second, for the write-ahead log needs the rest of the volume",
+    ),
+    (
+        ("prometheus_memory_request", "prometheus_memory_limit"),
+        lambda request, limit: amount(request) <= amount(limit),
+        "the first must not be above the second",
+    ),
+    (
+        ("grafana_memory_request", "grafana_memory_limit"),
+        lambda request, limit: amount(request) <= amount(limit),
+        "the first must not be above the second",
+    ),
+    (
+        ("prometheus_node_port", "grafana_node_port"),
+        lambda one, other: one != other,
+        "each needs a port of its own",
+    ),
+    (
+        ("crio_metrics_port", "node_exporter_port"),
+        lambda crio, exporter: _ports(crio=crio, exporter=exporter),
+        f"each needs a port of its own, and none of {', '.join(map(str, TAKEN_PORTS))}, which the node itself uses",
+    ),
+    (
+        ("control_plane_pod_cidr", "control_plane_service_cidr"),
+        lambda pods, services: not network(pods).overlaps(network(services)),
+        "pods and services need networks that do not overlap",
+    ),
+    (
+        ("control_plane_pod_cidr", "calico_pod_cidr"),
+        lambda pods, calico: network(pods) == network(calico),
+        "both name the network of the pods and have to be the same",
+    ),
+    (
+        ("control_plane_pod_cidr", "control_plane_advertise_address"),
+        lambda pods, address: not address or ipaddress.IPv4Address(address) not in network(pods),
+        "the second is the machine's own and must not be in the first",
+    ),
+    (
+        ("control_plane_service_cidr", "control_plane_advertise_address"),
+        lambda services, address: not address or ipaddress.IPv4Address(address) not in network(services),
+        "the second is the machine's own and must not be in the first",
+    ),
+    (
+        ("control_plane_service_cidr",),
+        lambda services: 12 <= network(services).prefixlen <= 24,
+        "its prefix has to be between 12 and 24 bits, which is what the API server can number",
+    ),
+    (
+        ("calico_pod_cidr", "calico_block_size"),
+        lambda pods, block: network(pods).prefixlen <= block,
+        "a block of the second prefix length has to fit into the first",
+    ),
+    (
+        ("kernel_sysctls_unit", "swap_failsafe_unit"),
+        lambda one, other: one != other,
+        "each needs a name of its own",
+    ),
+    (
+        ("inference_namespace_account", "inference_namespace_replica_account"),
+        lambda harness, replicas: harness != replicas,
+        "replicas may nothing, so the two need different names",
+    ),
+    (
+        ("nvidia_toolkit_handler", "runtime_class_handler"),
+        lambda made, named: made == named,
+        "the second names the handler that the first makes, so they have to be the same",
+    ),
+    (
+        ("runtime_class_name", "dcgm_exporter_runtime_class"),
+        lambda made, named: made == named,
+        "the second names the class that the first makes, so they have to be the same",
+    ),
+    (
+        ("storage_path", "workload_image_folder"),
+        lambda one, other: not f"{one}/".startswith(f"{other}/") and not f"{other}/".startswith(f"{one}/"),
+        "neither may be in the other, for a reset clears them",
+    ),
+)
+
+
+class WrongValueError(ValueError):
+    """A value that its variable cannot have; says what it may be."""
+
+
+class Table:
+    """What every variable may be: the table's kinds and values, and the roles' specifications."""
+
+    def __init__(
+        self, kinds: Mapping[str, Any], values: Mapping[str, Any], specs: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        self.kinds, self.values = kinds, values
+        self.roles = {name: role for role, options in specs.items() for name in options}
+        self.options = {name: option for options in specs.values() for name, option in options.items()}
+
+    def unknown(self, names: Iterator[str] | list[str]) -> Iterator[str]:
+        """Names with the prefix of a role that no role knows: each as a sentence."""
+        prefixes = {role: f"{role}_" for role in self.roles.values()}
+        for name in sorted(set(names) - set(self.values)):
+            role = next((role for role, prefix in prefixes.items() if name.startswith(prefix)), None)
+            if role is None:
+                continue
+            known = [one for one in self.options if self.roles[one] == role]
+            rest = {one.removeprefix(f"{role}_"): one for one in known}
+            close = difflib.get_close_matches(name.removeprefix(f"{role}_"), rest, n=1, cutoff=CLOSE)
+            if close:
+                yield f"{name} is no supported variable. Is {rest[close[0]]} meant?"
+            elif role not in COMMON:
+                yield f"{name} is no supported variable of the role {role}, which has {', '.join(known)}."
+
+    def wrong(self, given: Mapping[str, Any]) -> Iterator[str]:
+        """Every reason against the values: first each by itself, then those that do not fit together."""
+        good: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in self.values:
+                continue
+            try:
+                good[name] = self.read(name, value)
+            except WrongValueError as reason:
+                yield f"{name} is {self.shown(name, value)}; it has to be {reason}."
+        for names, fit, say in RULES:
+            if all(name in good for name in names) and not fit(*(good[name] for name in names)):
+                yield f"{' and '.join(f'{name} ({good[name]})' for name in names)}: {say}."
+
+    def shown(self, name: str, value: Any) -> str:
+        """A value as a message shows it: short, on one line, and no secret."""
+        kind = self.values[name]
+        inner = kind.get("value") if isinstance(kind, Mapping) else kind
+        if isinstance(inner, str) and self.kinds.get(inner, {}).get("hidden"):
+            return "not shown"
+        text = json.dumps(value, default=str)
+        return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+    def read(self, name: str, value: Any) -> Any:
+        """The value as the variable has it; WrongValueError with what it may be."""
+        kind = self.values[name]
+        option = self.options.get(name, {})
+        if kind == "bool":
+            return self.boolean(value)
+        if kind == "choice":
+            if not isinstance(value, str) or value not in option["choices"]:
+                raise WrongValueError(f"one of {', '.join(option['choices'])}")
+            return value
+        if option.get("type") == "dict":
+            return self.mapping(kind, value)
+        if option.get("type") == "list":
+            return self.sequence(kind, value)
+        return self.number(kind, value) if isinstance(kind, list) else self.text(kind, value)
+
+    @staticmethod
+    def boolean(value: Any) -> bool:
+        """A truth value, also as -e name=true gives it."""
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in (*TRUE, *FALSE):
+            return value.lower() in TRUE
+        raise WrongValueError("true or false")
+
+    @staticmethod
+    def number(pairs: list[int], value: Any) -> int:
+        """A whole number in one of the ranges, also as -e name=5 gives it."""
+        ranges = list(zip(pairs[::2], pairs[1::2], strict=True))
+        plain = isinstance(value, int) and not isinstance(value, bool)
+        text = isinstance(value, str) and re.fullmatch("-?[0-9]{1,18}", value, re.ASCII)
+        if (plain or text) and any(least <= int(value) <= most for least, most in ranges):
+            return int(value)
+        said = " or ".join(str(least) if least == most else f"from {least} to {most}" for least, most in ranges)
+        raise WrongValueError(f"a whole number: {said}")
+
+    def text(self, name: str, value: Any) -> str:
+        """Text of a kind; a number is its text, but for versions, which lose their last zero as numbers."""
+        kind = self.kinds[name]
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        number = number and not kind.get("written")
+        text = str(value) if number or isinstance(value, str) else None
+        fits = text is not None and (
+            (kind.get("empty") and text == "")
+            or (
+                bool(re.fullmatch(kind.get("pattern", "[ -~]*"), text))
+                and text not in kind.get("but", ())
+                and ("rule" not in kind or KINDS[kind["rule"]](text, kind))
+            )
+        )
+        if not fits:
+            raise WrongValueError(kind["is"])
+        return str(text)
+
+    def field(self, kind: Any, value: Any) -> Any:
+        """One element or value of a collection."""
+        if isinstance(kind, list):
+            return self.sequence(kind[0], value)
+        if not isinstance(kind, Mapping):
+            return self.text(kind, value)
+        if not isinstance(value, Mapping) or set(value) != set(kind):
+            raise WrongValueError(f"a dictionary with {', '.join(kind)}")
+        return {name: self.text(one, value[name]) for name, one in kind.items()}
+
+    def sequence(self, kind: Any, value: Any) -> list[Any]:
+        """A list whose elements are all of one kind."""
+        if not isinstance(value, list | tuple):
+            raise WrongValueError('a list, such as -e \'{"name": ["one", "other"]}\' or one element a line in a file')
+        try:
+            found = [self.field(kind, one) for one in value]
+        except WrongValueError as reason:
+            raise WrongValueError(f"a list, of which every element is {reason}") from None
+        if any(one in found[:place] for place, one in enumerate(found)):
+            raise WrongValueError("a list in which nothing stands twice")
+        return found
+
+    def mapping(self, kind: Mapping[str, Any], value: Any) -> dict[str, Any]:
+        """A dictionary whose keys are all of one kind, and its values too."""
+        if not isinstance(value, Mapping):
+            raise WrongValueError("a dictionary")
+        try:
+            keys = [self.text(kind["key"], key) for key in value]
+        except WrongValueError as reason:
+            raise WrongValueError(f"a dictionary, of which every key is {reason}") from None
+        try:
+            return dict(zip(keys, (self.field(kind["value"], one) for one in value.values()), strict=True))
+        except WrongValueError as reason:
+            raise WrongValueError(f"a dictionary, of which every value is {reason}") from None
+
+
+def one_control_plane(task_vars: Mapping[str, Any]) -> Iterator[str]:
+    """The reason against an inventory with several control planes."""
+    group = list(task_vars.get("groups", {}).get("control_plane", ()))
+    if len(group) > 1:
+        yield (
+            f"The group control_plane has {len(group)} hosts ({', '.join(group)}), each of which would become a cluster of its"
+            " own. Leave one of them there and put the others into workers."
+        )
+
+
+class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
+    """Judges the variables of the host it runs for; talks to no machine."""
+
+    _requires_connection = False
+
+    def load(self, path: Path) -> Any:
+        """A file of the roles, its templates trusted."""
+        return self._loader.load_from_file(str(path), trusted_as_template=True) or {}
+
+    def table(self) -> Table:
+        """What every variable may be."""
+        table = self.load(ROLES / "preflight/vars/values.yml")
+        paths = sorted(ROLES.glob("*/meta/argument_specs.yml"))
+        specs = {path.parts[-3]: self.load(path)["argument_specs"]["main"]["options"] for path in paths}
+        return Table(table["__preflight_kinds"], table["__preflight_values"], specs)
+
+    def reasons(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
+        """Every reason not to go on."""
+        if "kubernetes_minor" not in task_vars or "versions_by_minor" not in task_vars:
+            yield (
+                "The inventory has no group variables of this project (kubernetes_minor is not there). Put a link to"
+                " inventory/group_vars, or a copy of it, beside your file of hosts."
+            )
+            return
+        table = self.table()
+        yield from table.unknown(list(task_vars))
+        minor, minors = task_vars["kubernetes_minor"], list(task_vars["versions_by_minor"])
+        if minor not in minors:
+            written = ". Put it in quotes" if isinstance(minor, float) else ""
+            yield (
+                f"kubernetes_minor is {minor}; the table of versions has {', '.join(minors)}{written}. Choose one of these,"
+                " or add a row to inventory/group_vars/all/versions.yml."
+            )
+            return
+        yield from one_control_plane(task_vars)
+        given: dict[str, Any] = {}
+        yield from self.resolve(table, task_vars, given)
+        yield from table.wrong(given)
+
+    def resolve(self, table: Table, task_vars: Mapping[str, Any], given: dict[str, Any]) -> Iterator[str]:
+        """Puts the value of every variable into given; a reason for each that cannot be resolved."""
+        host = task_vars["inventory_hostname"]
+        joins = host in task_vars.get("groups", {}).get("workers", ())
+        defaults: dict[str, Any] = {}
+        for path in ROLES.glob("*/defaults/main.yml"):
+            defaults |= self.load(path)
+        templar = self._templar.copy_with_new_env(available_variables={**defaults, **task_vars})
+        for name in table.values:
+            # A machine that joins nothing has no name as a worker.
+            if name not in task_vars and (name not in defaults or (table.roles.get(name) == "worker" and not joins)):
+                continue
+            try:
+                given[name] = templar.template(task_vars[name] if name in task_vars else defaults[name])
+            except AnsibleError as error:
+                yield f"{name} cannot be resolved: {' '.join(str(error).split())}."
+
+    def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The result: failed with every reason, or ok and unchanged."""
+        super().run(tmp, task_vars)
+        variables = task_vars or {}
+        reasons = list(self.reasons(variables))
+        if not reasons:
+            return {"changed": False}
+        host = variables.get("inventory_hostname", "the machine")
+        listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+        return {"failed": True, "msg": f"Nothing was changed. {host} cannot be set up with these variables:\n{listed}"}

@@ -1,0 +1,282 @@
+"""The judge of variables: one table for all of them, what each may be, and a thousand that they may not be."""
+
+import json
+import random
+
+import pytest
+import tree
+from tree import ROLES, ROOT, load
+
+from tests.support.cases import every
+
+judge = tree.action("judge_variables")
+SPECS = {
+    role: load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"] for role in ROLES
+}
+OPTIONS = {name: option for options in SPECS.values() for name, option in options.items()}
+FILE = load(ROOT / "roles/preflight/vars/values.yml")
+TABLE = judge.Table(FILE["__preflight_kinds"], FILE["__preflight_values"], SPECS)
+# They change no machine: one prints variables, one prints a list, one starts what another program judges.
+UNJUDGED = {"expected.yml", "offline.yml", "campaign.yml", "judge.yml"}
+
+
+def kinds(value):
+    """The names of kinds that an entry of the table holds."""
+    if isinstance(value, str):
+        return {value} - {"bool", "choice"}
+    inner = value.values() if isinstance(value, dict) else value
+    return {name for one in inner if not isinstance(one, int) for name in kinds(one)}
+
+
+def refused(name, value):
+    return list(TABLE.wrong({name: value}))
+
+
+def test_every_variable_of_every_role_is_in_the_table_and_no_other():
+    from_inventory = {name for name in TABLE.values if name not in OPTIONS}
+    assert set(OPTIONS) <= set(TABLE.values)
+    assert {name for name in from_inventory if not name.startswith("mirror_")} == {
+        "kubernetes_minor",
+        "apt_lock_timeout_s",
+        "reboot_timeout_s",
+    }
+
+
+def test_every_mirror_of_the_inventory_is_in_the_table():
+    assert set(load(ROOT / "inventory/group_vars/all/mirrors.yml")) <= set(TABLE.values)
+
+
+def test_every_kind_is_used_and_says_what_it_is():
+    used = set().union(*(kinds(value) for value in TABLE.values.values()))
+    assert used == set(TABLE.kinds)
+    assert all({"pattern", "rule"} & set(kind) and kind["is"] for kind in TABLE.kinds.values())
+
+
+@every(sorted(OPTIONS))
+def test_the_table_and_the_specification_are_of_one_type(name):
+    entry, kind = TABLE.values[name], OPTIONS[name]["type"]
+    if kind == "bool":
+        assert entry == "bool"
+    elif kind == "int":
+        assert isinstance(entry, list)
+        assert len(entry) % 2 == 0
+    elif "choices" in OPTIONS[name]:
+        assert entry == "choice"
+    elif kind == "dict":
+        assert set(entry) == {"key", "value"}
+    else:
+        assert kinds(entry)
+
+
+def test_everything_as_shipped_is_right():
+    shipped = {name: value for name, value in tree.variables().items() if name in TABLE.values}
+    assert set(OPTIONS) <= set(shipped)
+    assert list(TABLE.wrong(shipped)) == []
+
+
+# What harmed before: a line of another's making, a service that does not start, somebody else's files.
+HARMFUL = {
+    "crio_pause_image": 'registry.k8s.io/pause:3.10"\nconmon = "/tmp/evil',
+    "crio_pinned_images": ['a"b'],
+    "control_plane_dns_domain": "cluster.local\n    authorization-mode: AlwaysAllow",
+    "device_plugin_mig_profiles": ["1g.10gb\nExecStart=/bin/evil"],
+    "inference_namespace_name": "kube-system",
+    "crio_apt_key_fingerprint": " ",
+    "swap_failsafe_unit": "kubelet.service",
+    "kernel_sysctls_unit": "ssh.service",
+    "storage_path": "/",
+    "workload_image_folder": "/var/lib",
+    "device_plugin_mps_root": "/run",
+    "housekeeping_eviction_hard": {"memory.free": "100Mi"},
+    "kernel_sysctls": {"net.ipv4.ip_forward": "1\nkernel.panic = 1"},
+    "calico_encapsulation": "IPIP",
+    "housekeeping_failed_pods_schedule": "99 * * * *",
+    "control_plane_service_cidr": "10.96.0.1/12",
+    "prometheus_memory_limit": "4Gib",
+    "workload_image_pip": {"index-url": "https://one\nextra-index-url = https://other"},
+    "nvidia_toolkit_handler": "crun",
+    "kubernetes_packages_version": 1.3,
+}
+
+
+@every(sorted(HARMFUL))
+def test_what_would_harm_is_refused_with_its_name_and_what_it_may_be(name):
+    (reason,) = refused(name, HARMFUL[name])
+    assert reason.startswith(f"{name} is ")
+    assert "it has to be" in reason
+    assert "\n" not in reason
+
+
+def test_a_secret_is_not_shown():
+    (reason,) = refused("workload_image_pip", {"index-url": 'https://user:secret@host/"'})
+    assert "secret" not in reason
+
+
+@every(["storage_path", "workload_image_folder"])
+def test_folders_that_a_reset_clears_are_nobody_else_s(name):
+    foreign = [*judge.FOREIGN, "/data", "/opt", "/srv", "/mnt", "/var/lib", "/var/local", "/home/someone/x", "/etc/x/y"]
+    foreign += ["/opt/../etc", "/opt//x", "/opt/x/", "opt/x", "/var/lib/kubelet/pods", "/opt/./x", "/usr/local/volumes"]
+    assert [one for one in foreign if not refused(name, one)] == []
+    assert [
+        one for one in ("/opt/volumes", "/mnt/disk1/volumes", "/var/lib/volumes", "/data/k8s") if refused(name, one)
+    ] == []
+
+
+# A set that breaks each rule of several, in the order of the rules.
+TOGETHER = [
+    {"housekeeping_image_gc_low_percent": 85, "housekeeping_image_gc_high_percent": 85},
+    {"housekeeping_shutdown_grace_critical_s": 70, "housekeeping_shutdown_grace_s": 60},
+    {"prometheus_scrape_timeout_s": 6, "prometheus_scrape_interval_s": "5"},
+    {"prometheus_retention_gib": 50, "prometheus_volume_gib": 50},
+    {"prometheus_memory_request": "5Gi", "prometheus_memory_limit": "4096Mi"},
+    {"grafana_memory_request": "1G", "grafana_memory_limit": "512Mi"},
+    {"prometheus_node_port": 30030, "grafana_node_port": 30030},
+    {"crio_metrics_port": 10250, "node_exporter_port": 9100},
+    {"control_plane_pod_cidr": "10.100.0.0/16", "control_plane_service_cidr": "10.96.0.0/12"},
+    {"control_plane_pod_cidr": "10.244.0.0/16", "calico_pod_cidr": "10.245.0.0/16"},
+    {"control_plane_pod_cidr": "10.244.0.0/16", "control_plane_advertise_address": "10.244.0.1"},
+    {"control_plane_service_cidr": "10.96.0.0/12", "control_plane_advertise_address": "10.96.0.9"},
+    {"control_plane_service_cidr": "10.0.0.0/8"},
+    {"calico_pod_cidr": "10.244.0.0/27", "calico_block_size": 26},
+    {"kernel_sysctls_unit": "node-one.service", "swap_failsafe_unit": "node-one.service"},
+    {"inference_namespace_account": "harness", "inference_namespace_replica_account": "harness"},
+    {"nvidia_toolkit_handler": "nvidia", "runtime_class_handler": "other"},
+    {"runtime_class_name": "nvidia", "dcgm_exporter_runtime_class": "other"},
+    {"storage_path": "/opt/ours/volumes", "workload_image_folder": "/opt/ours"},
+]
+
+
+@every(list(zip(TOGETHER, judge.RULES, strict=True)), lambda _, rule: " and ".join(rule[0]))
+def test_values_that_do_not_fit_together_are_refused_with_both(broken, rule):
+    (reason,) = TABLE.wrong(broken)
+    assert set(broken) == set(rule[0])
+    assert all(f"{name} ({value})" in reason for name, value in broken.items())
+    assert reason.endswith(f"{rule[2]}.")
+
+
+ANY_TYPE = [None, float("nan"), float("inf"), [None], {"a": None}, {}, [[]], b"bytes", object()]
+WORDS = [
+    "",
+    " ",
+    "\n",
+    "\x00",
+    "x\ny: z",
+    'x"',
+    "x'",
+    "x\\",
+    "x: y",
+    "x #y",
+    "- x",
+    "{{ x }}",
+    "{% x %}",
+    "!!python/none",
+    "&x",
+]
+WORDS += [
+    "*x",
+    "[x]",
+    "{x}",
+    "|",
+    ">",
+    "%x",
+    "@x",
+    "`x`",
+    "$(x)",
+    "x;y",
+    "x|y y",
+    "x y\tz",
+    "é",
+    "\u202ex",
+    "\u0661",
+    "x" * 200_000,
+]
+WORDS += ["/", "/etc", "/home/user", "../x", "/opt/../etc", "-x", "x\r", "'''", "\ud800", "x\n"]
+NUMBERS = [-1, 10**18, 3.5, "1e3", "0x10", "1_0", " 5", "5 ", "5\n", "\u0665", "", "five", "5;", True, -(10**9), "-1"]
+TRUTHS = ["perhaps", "", 2, -1, 0.5, "true\n", "nan", " true", "True False"]
+
+
+def wrong_value(chance, name):
+    """A random value that cannot be right for a variable, whatever the table says of it."""
+    kind = OPTIONS[name]["type"]
+    good = tree.variables()[name]
+    if kind == "bool":
+        return chance.choice([*ANY_TYPE, *TRUTHS])
+    if kind == "int":
+        return chance.choice([*ANY_TYPE, *NUMBERS, *([] if "_bytes_" in name else [10**9, str(10**9)])])
+    word = chance.choice(
+        [*WORDS, *(f"{good}{end}" for end in ("\n", '"', "\n- evil: true", " #", "\x00", "'", "\\", "{{"))]
+    )
+    if kind == "list":
+        return chance.choice(
+            [chance.choice(ANY_TYPE[:5]), "a,b", 7, {"a": 1}, [{"a": 1}], [[word]], [None], [word], [*good, word]]
+        )
+    if kind == "dict":
+        return chance.choice(
+            ["a=b", 7, [1], {word: 1}, {**good, word: "1"}, {**good, "a\nb": "1"}, dict.fromkeys(good, word) or 7]
+        )
+    return chance.choice([*ANY_TYPE, word, word, word])
+
+
+def harmless(name, value):
+    """What is right after all: an empty text where that means something, a path that is only read, text that is a file."""
+    return (
+        (value == "" and "empty" in OPTIONS[name]["description"].lower())
+        or (name == "preflight_disk_path" and value in ("/", "/etc", "/home/user"))
+        or (
+            name == "workload_image_requirements" and isinstance(value, str) and value.isascii() and "\x00" not in value
+        )
+        or (isinstance(value, dict) and not value)
+        or (
+            name == "kernel_sysctls"
+            and isinstance(value, dict)
+            and set(value.values()) <= {"/", "/etc", "/home/user", "../x", "%x", "-x", "|"}
+        )
+    )
+
+
+def test_a_thousand_random_wrong_values_are_refused_or_harmless():
+    chance = random.Random(20_261_123)
+    names = sorted(OPTIONS)
+    passed = []
+    for _ in range(1000):
+        name = chance.choice(names)
+        value = wrong_value(chance, name)
+        if not refused(name, value) and not harmless(name, value):
+            passed.append((name, value))
+    assert passed == []
+
+
+@every([path.name for path in tree.playbooks() if path.name not in UNJUDGED])
+def test_every_playbook_that_touches_a_machine_begins_with_the_judge(name):
+    path = ROOT / name if name == "site.yml" else ROOT / "playbooks" / name
+    first = load(path)[0]["ansible.builtin.import_playbook"]
+    assert first == ("playbooks/node.yml" if name == "site.yml" else "judge.yml")
+
+
+@pytest.mark.parametrize(
+    ("run", "skip"), [(["all"], []), (["crio"], []), (["all"], ["always"]), (["crio"], ["always"]), (["all"], ["crio"])]
+)
+def test_the_judge_cannot_be_left_out_by_tags(run, skip):
+    from ansible.playbook.block import Block
+    from ansible.playbook.play import Play
+    from ansible.playbook.task import Task
+    from ansible.template import trust_as_template
+
+    (task,) = load(ROOT / "playbooks/judge.yml")[0]["tasks"]
+    loaded = Task(block=Block(play=Play()))
+    loaded.tags = [trust_as_template(task["tags"])]
+    assert loaded.evaluate_tags(set(run), set(skip), {"ansible_run_tags": run, "ansible_skip_tags": skip})
+
+
+def test_reasons_fit_on_one_line_however_long_the_value():
+    (reason,) = refused("crio_pause_image", "x" * 100_000)
+    assert len(reason) < 400
+    json.dumps(reason)
+
+
+def test_two_control_planes_and_an_inventory_of_its_own_are_refused():
+    action = judge.ActionModule.__new__(judge.ActionModule)
+    (lonely,) = action.reasons({"inventory_hostname": "one"})
+    assert "Put a link to inventory/group_vars" in lonely
+    (two,) = judge.one_control_plane({"groups": {"control_plane": ["one", "other"]}})
+    assert "2 hosts (one, other)" in two
