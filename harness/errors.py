@@ -67,6 +67,7 @@ class ReasonCode(StrEnum):
     REQUESTS_FAILED = "requests-failed"
     LATENCY_LIMIT = "latency-limit"
     GENERATOR_LATE = "generator-late"
+    SETTING_IGNORED = "setting-ignored"
     REMARK = "remark"
     """Said in preflight or by a load generator; nothing is wrong."""
     UNKNOWN = "unknown"

@@ -19,7 +19,7 @@ from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, needs_load
 from harness.campaign.stopping import KnownWell
-from harness.campaign.verdict import as_records, give_verdict, judge_data
+from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
 from harness.errors import BackendError, HarnessError, ReasonCode, StorageError, VerificationError
@@ -123,7 +123,7 @@ class Attempt:
         said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
         data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
-        self.findings = [*remarks, *data, *self._judge_scenario()]
+        self.findings = [*remarks, *data, *ignored_settings(self.statuses), *self._judge_scenario()]
         return give_verdict(
             self.findings,
             failures=self.failures,

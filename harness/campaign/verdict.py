@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,17 @@ def give_verdict(
         codes=[codes[reason] for reason in reasons],
         advice=_once([flaw.advice for flaw in flaws]),
     )
+
+
+def ignored_settings(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """A finding where the campaign file sets what no replica's workload took up; the built-in ones take up all."""
+    ignored = [status.get("ignored_settings") for status in statuses]
+    by_all = [name for name in ignored[0] or [] if all(name in (each or []) for each in ignored)] if ignored else []
+    if not by_all:
+        return []
+    message = f"The workload ignored {', '.join(by_all)}: what the campaign file says there was not measured."
+    advice = "Let the factory read the setting, let describe() name what it does instead, or leave it out."
+    return [Finding(Severity.DEGRADED, ReasonCode.SETTING_IGNORED, "", message, advice)]
 
 
 def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:

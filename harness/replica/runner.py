@@ -21,7 +21,7 @@ from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload
 from harness.replica.server import MetricsServer, Response
-from harness.replica.settings import Settings, from_environment
+from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
 
 LOG_NAME = "latencies.bin"
@@ -55,6 +55,8 @@ class Replica:
         self._metrics = RequestMetrics()
         self._log: LatencyLog | None = None
         self._frontend: OpenFrontend | None = None
+        self._read: ReadSettings | None = None
+        self._described: Mapping[str, object] = {}
         self._outcome_of_workload: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
@@ -66,7 +68,9 @@ class Replica:
         server = self._listen()
         self._watcher.watch(self)
         self._enter("loading", port=server.port)
-        workload = registry.load(self._settings)
+        if self._settings.workload not in registry.BUILTIN:
+            self._read = ReadSettings(self._settings)
+        workload = registry.load(self._read or self._settings)
         self._describe(workload)
         self._outcome_of_workload = getattr(workload, "outcome", dict)
         self._metrics.publish(_asked(workload, "published", ()))
@@ -156,7 +160,8 @@ class Replica:
 
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""
-        return {**self._outcome_of_workload(), **self._metrics.served()}
+        ignored = self._read.ignored(self._described) if self._read else {}
+        return {**self._outcome_of_workload(), **ignored, **self._metrics.served()}
 
     def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
         """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
@@ -192,7 +197,8 @@ class Replica:
         return scenario is not None and scenario.kind == "http"
 
     def _describe(self, workload: Workload) -> None:
-        self._status.update(**_asked(workload, "describe", {}))
+        self._described = _asked(workload, "describe", {})
+        self._status.update(**self._described)
         labels = ("workload", "precision", "execution", "batch_size", "device")
         self._metrics.set_info({label: self._status.fact(label) for label in labels})
 

@@ -6,10 +6,10 @@ import difflib
 import json
 import math
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness.replica.errors import SettingError
 from harness.replica.scenario import Scenario, parse_scenario
@@ -97,6 +97,81 @@ class Settings:
                 raise SettingError(
                     f"WORKLOAD_OPTIONS: workload {self.workload} has no option {given!r}{_hint(given, names)}"
                 )
+
+
+_DEFAULT = Settings()
+_FACTS = ("batch_size", "precision", "execution")
+_MAY_BE_IGNORED = {
+    **{name: name for name in (*_FACTS, "seed", "checkpoint")},
+    "torch_threads": "threads",
+}
+"""By attribute, the campaign file's name."""
+
+
+class ReadSettings(Settings):
+    """Settings that know which of them were read: a workload of somebody's own may ignore any.
+
+    Args:
+        settings: the same as these.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        options = _ReadOptions(settings.options)
+        for name, value in (("_given", settings), ("_read", set()), ("_options", options)):
+            object.__setattr__(self, name, value)
+        super().__init__(
+            **{each.name: getattr(settings, each.name) for each in fields(settings)} | {"options": options}
+        )
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            self._read.add(name)
+        return super().__getattribute__(name)
+
+    def ignored(self, described: Mapping[str, object]) -> dict[str, object]:
+        """Facts for ``replica.json``: settings that were given and had no effect, and nothing said of what nobody knows.
+
+        Args:
+            described: what the workload says that it runs; it has the last word.
+        """
+        given, read = self._given, self._read | ({"batch_size"} if self._given.scenario else set())
+        ignored = [
+            in_file
+            for name, in_file in _MAY_BE_IGNORED.items()
+            if (value := getattr(given, name)) != getattr(_DEFAULT, name)
+            and (described[name] != value if name in described else name not in read)
+        ]
+        ignored += [f"options.{name}" for name in given.options if name not in self._options.asked]
+        unknown = [name for name in _FACTS if name not in read and name not in described]
+        return {**dict.fromkeys(unknown), "ignored_settings": ignored}
+
+
+class _ReadOptions(dict[str, OptionValue]):
+    """Options that know which of them were asked for; whoever goes through all of them has seen all."""
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        super().__init__(options)
+        self.asked: set[str] = set()
+
+    def __getitem__(self, name: str) -> OptionValue:
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        self.asked.add(str(name))
+        return super().__contains__(name)
+
+    def __iter__(self) -> Iterator[str]:
+        self.asked.update(self.keys())
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.asked.update(self.keys())
+        return super().items()
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 CAMPAIGN = """
 name: known
 workloads:
-  - {{name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1, batch_size: 8}}
+  - {{name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1}}
 replicas: [{replicas}]
 timing: {{step_s: {step_s}, stabilise_s: 0.2, record_s: {record_s}, cooldown_s: 0, stop_when_known: {{{known}}}}}
 metrics: [latency_p50, throughput, total_count]
