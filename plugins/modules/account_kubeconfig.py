@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_files import Files
+
+from ..module_utils.node_files import Files
 
 DOCUMENTATION = r"""
 module: account_kubeconfig

@@ -6,9 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ansible.module_utils.apt_get import AptGet
-from ansible.module_utils.apt_source import Source
 from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.apt_get import AptGet
+from ..module_utils.apt_source import Source
 
 DOCUMENTATION = r"""
 module: deb_pinned

@@ -7,7 +7,8 @@ from collections import Counter
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.nvidia_smi import NvidiaSmi
+
+from ..module_utils.nvidia_smi import NvidiaSmi
 
 DOCUMENTATION = r"""
 module: gpu_devices

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.nvidia_smi import NvidiaSmi
+
+from ..module_utils.nvidia_smi import NvidiaSmi
 
 DOCUMENTATION = r"""
 module: gpu_instances

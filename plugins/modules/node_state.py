@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.node_files import Files
-from ansible.module_utils.node_units import Units
+
+from ..module_utils.node_files import Files
+from ..module_utils.node_units import Units
 
 DOCUMENTATION = r"""
 module: node_state

@@ -16,6 +16,8 @@ KINDS = {
     "objects of an example": r"examples/cluster/access\.yaml",
     "playbook": r"(site|playbooks/[^/]+|tests/node/.+)\.ya?ml",
     "role": r"roles/[^/]+/(tasks|handlers|defaults|vars|meta)/[^/]+\.ya?ml",
+    "defaults of every role": r"roles/versions/defaults/main/[^/]+\.yml",
+    "collection": r"galaxy\.yml|meta/runtime\.yml",
     "inventory": r"inventory/.+\.ya?ml",
     "Prometheus rules": r"templates/kubernetes/monitoring/rules/[^/]+\.yml",
     "tests of the rules": r"tests/unit/monitoring/rule_tests\.yml",

@@ -91,7 +91,7 @@ def module(name: str) -> Any:
     """One of our Ansible modules, imported; what it shares with others is found where Ansible finds it."""
     for shared in (ROOT / "plugins/module_utils").glob("*.py"):
         _import(f"ansible.module_utils.{shared.stem}", shared)
-    return _import(f"modules_under_test.{name}", MODULES / f"{name}.py")
+    return _import(f"ansible.modules.{name}", MODULES / f"{name}.py")
 
 
 def action(name: str) -> Any:

@@ -1,0 +1,36 @@
+"""The roles as a collection: each stands by itself, and its README says what its specification says."""
+
+import tree
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
+from tree import ROLES, ROOT
+
+import harness
+from scripts import role_readmes
+from tests.support.cases import every
+
+
+@every(role_readmes.ROLES, lambda role: role.name)
+def test_the_readme_is_made_of_the_specification(role):
+    assert (role / "README.md").read_text() == role_readmes.readme(role), "run: python -m scripts.role_readmes"
+
+
+@every(ROLES)
+def test_a_role_brings_the_table_of_versions_along(role):
+    assert tree.load(ROOT / "roles" / role / "meta/main.yml")["dependencies"] == ["versions"]
+
+
+@every(ROLES)
+def test_a_role_s_defaults_need_no_inventory(role):
+    loader = DataLoader()
+    files = [*(ROOT / "roles/versions/defaults/main").glob("*.yml"), ROOT / "roles" / role / "defaults/main.yml"]
+    found = {"inventory_hostname": "node"}
+    for path in files:
+        found |= loader.load_from_file(str(path), trusted_as_template=True) or {}
+    templar = Templar(loader=loader, variables=found)
+
+    assert [name for name in tree.load(files[-1]) or {} if templar.template(found[name]) is None] == []
+
+
+def test_the_collection_has_the_version_of_the_harness():
+    assert tree.load(ROOT / "galaxy.yml")["version"] == harness.__version__
