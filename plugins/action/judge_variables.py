@@ -20,7 +20,6 @@ from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
 
 ROLES = Path(__file__).parents[2] / "roles"
-TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 BYTES = {
     "": 1,
     "Ki": 1 << 10,
@@ -310,8 +309,8 @@ class Table:
         """A truth value, also as -e name=true gives it."""
         if isinstance(value, bool):
             return value
-        if isinstance(value, str) and value.lower() in (*TRUE, *FALSE):
-            return value.lower() in TRUE
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
         raise WrongValueError("true or false")
 
     @staticmethod
@@ -326,11 +325,10 @@ class Table:
         raise WrongValueError(f"a whole number: {said}")
 
     def text(self, name: str, value: Any) -> str:
-        """Text of a kind; a number is its text, but for versions, which lose their last zero as numbers."""
+        """Text of a kind; a number only where it stays what it is when it is written down."""
         kind = self.kinds[name]
         number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        number = number and not kind.get("written")
-        text = str(value) if number or isinstance(value, str) else None
+        text = str(value) if isinstance(value, str) or (number and kind.get("number")) else None
         fits = text is not None and (
             (kind.get("empty") and text == "")
             or (

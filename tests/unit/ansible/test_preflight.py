@@ -119,6 +119,8 @@ def outcomes(tmp_path_factory):
         "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_HOME": str(folder / "home"),
+        # A clock that is right is right in every time zone.
+        "TZ": "America/New_York",
         "OUTCOMES": str(folder / "outcomes.json"),
     }
     (folder / "callback").mkdir()

@@ -50,7 +50,7 @@ def test_a_wrong_object_is_seen():
 @pytest.mark.parametrize("name", owned_templates())
 def test_every_image_is_one_of_the_table(name):
     known = set(tree.variables()["versions"]["images"].values())
-    assert set(re.findall(r"image: (\S+)", render(TEMPLATES / name))) <= known
+    assert set(re.findall(r'image: "?([^\s"]+)', render(TEMPLATES / name))) <= known
 
 
 @pytest.mark.parametrize(
@@ -193,3 +193,67 @@ def test_the_failsafe_runs_before_the_kubelet():
     unit = render(ROOT / "roles/swap/templates/swapoff.service.j2")
     assert re.search(r"^Before=.*kubelet\.service", unit, re.MULTILINE)
     assert "WantedBy=multi-user.target" in unit
+
+
+QUOTED = re.compile(r"\{\{ .+ \| (tojson|int|lower) \}\}")
+# Constants of the templates themselves, sums that are hexadecimal, and what the judge of variables leaves no quote in.
+PLAIN = {
+    *(
+        "ansible_managed",
+        "job",
+        "namespace",
+        "path",
+        "group",
+        "chosen | join(', ')",
+        "resource",
+        "kind",
+        "counter",
+        "quantile",
+    ),
+    *("gpu_smoke_id", "grafana_checksum", "prometheus_checksum", "prometheus_rate_window_s", "nvidia_toolkit_handler"),
+    *("field", "about.type", "about.help", "name", "name if name == 'prometheus.yml' else 'rules/' ~ name"),
+    *(f"'NodePort' if {role}_exposure == 'nodeport' else 'ClusterIP'" for role in ("prometheus", "grafana")),
+    "'mps' if mps else 'timeSlicing'",
+}
+STRUCTURED = [path for path in sorted(TEMPLATES.rglob("*.j2")) if path.name != "replicas.yaml.j2"]
+STRUCTURED += [
+    ROOT / f"roles/{name}.conf.j2"
+    for name in ("crio/templates/crio", "crio/templates/registries", "nvidia_toolkit/templates/handler")
+]
+
+
+@pytest.mark.parametrize("path", STRUCTURED, ids=lambda path: path.name)
+def test_every_scalar_is_quoted_where_it_is_rendered(path):
+    found = re.findall(r"\{\{ .*? \}\}", path.read_text())
+    assert [one for one in found if not QUOTED.fullmatch(one) and one[3:-3] not in PLAIN] == []
+
+
+def from_the_command_line():
+    """Every number and truth value as `-e name=value` gives it: as text."""
+    given = {}
+    for role in tree.ROLES:
+        options = tree.load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+        for name, option in options.items():
+            if option["type"] in ("int", "bool"):
+                given[name] = str(tree.variables()[name]).lower()
+    return given
+
+
+@pytest.mark.parametrize("name", owned_templates())
+def test_numbers_and_truth_values_may_come_from_the_command_line(name):
+    assert render(TEMPLATES / name, **from_the_command_line()) == render(TEMPLATES / name)
+
+
+def test_no_arithmetic_and_no_condition_takes_a_variable_as_text():
+    """`calico_timeout_s=40` is text: a division by 5 fails, and "false" is true."""
+    names = "|".join(from_the_command_line())
+    wrong = []
+    for path in [*tree.task_files(), *sorted((ROOT / "roles").glob("*/vars/main.yml")), *tree.playbooks()]:
+        for line in path.read_text().splitlines():
+            bare = re.search(
+                rf"((?:when:|that:|fails:|if|and|or|not|[-+*/<>=]) *(?:{names})\b(?! *\| *(?:int|bool))|\b(?:{names}) *[-+*/<>]=? )",
+                line,
+            )
+            if bare and not line.strip().startswith("#"):
+                wrong.append(f"{path.relative_to(ROOT)}: {line.strip()}")
+    assert wrong == []
