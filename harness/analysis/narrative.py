@@ -235,12 +235,17 @@ def _nature(analysis: CampaignAnalysis) -> list[str]:
 
 def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
     """Who makes the requests, and what latency means then."""
-    closed = [workload.name for workload in workloads if workload.scenario is None]
+    closed = [workload.name for workload in workloads if workload.scenario is None and workload.server is None]
     by_scenario: dict[str, list[str]] = {}
     for workload in workloads:
         if workload.scenario is not None:
             by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
-    found = []
+    found = [
+        f"{workload.name} is a server of your own; each is sent {workload.server.load_in_words()}, and latency is the client's, "
+        "from the intended time."
+        for workload in workloads
+        if workload.server is not None
+    ]
     if closed:
         who = "Every replica" if len(closed) == len(workloads) else f"Every replica of {', '.join(closed)}"
         found.append(f"{who} {_CLOSED_LOOP}")

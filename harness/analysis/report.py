@@ -280,6 +280,8 @@ def _settings(experiment: Experiment) -> str:
     """How the workload ran, in a few words."""
     workload = experiment.data.manifest.experiment.workload
     devices = {str(replica["device"]) for replica in experiment.data.manifest.replicas if replica.get("device")}
+    if workload.server is not None:
+        return f"server of your own ({workload.server.protocol.value}), {workload.server.load_in_words()}"
     words = [
         workload.target,
         f"batch {workload.batch_size}",

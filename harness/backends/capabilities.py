@@ -20,6 +20,7 @@ class Capabilities:
         layers: it puts a layer between replicas and the machine.
         stops_when_known: its rows and requests are there while it records.
         serves_http: its replicas can be reached by the load generator.
+        starts_servers: it starts a server of the user's own in each replica.
     """
 
     sets_sharing: bool
@@ -27,6 +28,7 @@ class Capabilities:
     layers: bool
     stops_when_known: bool
     serves_http: bool
+    starts_servers: bool
 
     def refusals(self, spec: CampaignSpec) -> Iterator[str]:
         """What the campaign asks for and this backend cannot do, a sentence each, with what to do."""
@@ -57,12 +59,26 @@ class Capabilities:
                     f"the workload {workload.name} has scenario http, which runs with backend local only: "
                     "the load generator stands beside the replicas. Use scenario server on a cluster."
                 )
+            if not self.starts_servers and workload.server is not None:
+                yield f"the workload {workload.name} is a server of your own, which runs with backend local only."
 
 
 _BACKENDS = {
-    "local": Capabilities(sets_sharing=True, neighbours=True, layers=True, stops_when_known=True, serves_http=True),
+    "local": Capabilities(
+        sets_sharing=True,
+        neighbours=True,
+        layers=True,
+        stops_when_known=True,
+        serves_http=True,
+        starts_servers=True,
+    ),
     "kubernetes": Capabilities(
-        sets_sharing=False, neighbours=False, layers=False, stops_when_known=False, serves_http=False
+        sets_sharing=False,
+        neighbours=False,
+        layers=False,
+        stops_when_known=False,
+        serves_http=False,
+        starts_servers=False,
     ),
 }
 

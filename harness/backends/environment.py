@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Mapping
 
 from harness.config import Timing, WorkloadSpec
+
+SERVER_FACTORY = "harness.replica.engine.workload:make"
 
 
 def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
     """What to run, as ``python -m harness.replica`` reads it from its environment."""
     environment = {
-        "WORKLOAD": workload.target,
+        "WORKLOAD": SERVER_FACTORY if workload.server else workload.target,
         "BATCH_SIZE": str(workload.batch_size),
         "PRECISION": workload.precision.value,
         "EXECUTION": workload.execution.value,
@@ -26,6 +30,19 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
     if workload.threads is not None:
         environment["TORCH_THREADS"] = str(workload.threads)
     return environment
+
+
+def server_environment(workload: WorkloadSpec, replica: Mapping[str, str]) -> dict[str, str]:
+    """The server that the replica starts and asks; empty where there is none.
+
+    Args:
+        workload: of the replica.
+        replica: what is set for the replica alone, and which the server shall not see.
+    """
+    if workload.server is None:
+        return {}
+    restore = {name: os.environ.get(name) for name in (*replica, "SERVER")}
+    return {"SERVER": json.dumps({**workload.server.model_dump(mode="json"), "restore": restore})}
 
 
 def scenario_environment(workload: WorkloadSpec, timing: Timing) -> dict[str, str]:

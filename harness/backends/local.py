@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.backends.devices import device_environment, gpu_facts, in_use, used_gpus
-from harness.backends.environment import scenario_environment, workload_environment
+from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
 from harness.backends.mps import MpsDaemon, sweep_pipes
@@ -82,7 +82,7 @@ class LocalBackend:
             deployment.wait_ready(timeout_s=experiment.timing.ready_timeout_s, abort=abort)
             deployment.refuse_what_was_not_asked_for()
         except BaseException:
-            deployment.stop(timeout_s=experiment.timing.drain_timeout_s)
+            deployment.stop(timeout_s=experiment.drain_timeout_s)
             raise
         deployment.watch(on_death)
         return deployment
@@ -104,8 +104,10 @@ class LocalDeployment:
             self._mps = self._start_mps(experiment, folder, campaign_id)
             shared = self._mps.replica_environment() if self._mps else {}
             for position, seat in enumerate(seats(experiment, folder)):
+                own = replica_environment(seat)
                 environment = {
-                    **replica_environment(seat),
+                    **own,
+                    **server_environment(seat.workload, own),
                     **scenario_environment(seat.workload, experiment.timing),
                     **device_environment(experiment, position),
                     **shared,
@@ -113,13 +115,13 @@ class LocalDeployment:
                 }
                 self._replicas.append(LocalReplica(seat, environment, self._lifeline))
         except OSError as error:
-            self.stop(timeout_s=experiment.timing.drain_timeout_s)
+            self.stop(timeout_s=experiment.drain_timeout_s)
             raise BackendError(
                 f"{seats(experiment, folder)[len(self._replicas)].name} could not be started: {error}.",
                 advice="Check the limits on processes and memory (ulimit -a).",
             ) from error
         except BackendError:
-            self.stop(timeout_s=experiment.timing.drain_timeout_s)
+            self.stop(timeout_s=experiment.drain_timeout_s)
             raise
 
     def _start_mps(self, experiment: ExperimentSpec, folder: Path, campaign_id: str) -> MpsDaemon | None:
@@ -198,7 +200,7 @@ class LocalDeployment:
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
                 if self._mps is not None:
-                    self._mps.require_clients([int(replica.status()["pid"]) for replica in self._replicas])
+                    self._mps.require_clients([replica.gpu_pids() for replica in self._replicas])
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -277,7 +279,7 @@ class LocalDeployment:
 def _refuse_silent_cpu(replica: LocalReplica) -> None:
     """A replica that should find the GPU by itself, and did not, would be measured for hours on the CPU."""
     workload = replica.seat.workload
-    if workload.device is not Device.AUTO or workload.factory is not None or replica.status().get("device") != "cpu":
+    if workload.device is not Device.AUTO or workload.own or replica.status().get("device") != "cpu":
         return
     gpus, _ = gpu_facts()
     if gpus:

@@ -14,6 +14,7 @@ import psutil
 from harness.backends.base import Finding, Severity
 from harness.backends.devices import GpuFacts, gpu_facts, places
 from harness.backends.layer_check import check_layer
+from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
 from harness.errors import ReasonCode
@@ -75,12 +76,13 @@ def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: 
         *_check_extras(workload),
         *_check_factory(workload),
         *_check_checkpoint(workload),
+        *(check_server(workload.name, workload.server) if workload.server else ()),
     ]
 
 
 def _check_extras(workload: WorkloadSpec) -> list[Finding]:
     """What the replica imports and the base installation leaves out."""
-    needs = ["torch", "safetensors"] if workload.factory is None else []
+    needs = [] if workload.own else ["torch", "safetensors"]
     if workload.scenario is not None:
         needs += ["fastapi", "uvicorn"] if workload.scenario.kind is ScenarioKind.HTTP else ["mlperf_loadgen"]
     return [
@@ -119,7 +121,7 @@ def _by_gpu(
     for workload, replicas in _workloads(experiment):
         taken = Counter(dealt[one % len(dealt)].uuid for one in range(position, position + replicas) if dealt)
         position += replicas
-        if workload.device is not Device.CPU and workload.factory is None:
+        if workload.device is not Device.CPU and not workload.own:
             for uuid, count in taken.items():
                 here[uuid].append((workload, count))
     return ((gpu, here[gpu.uuid]) for gpu in gpus if here.get(gpu.uuid))
@@ -128,7 +130,7 @@ def _by_gpu(
 def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
     if workload.memory_gb is not None:
         return workload.memory_gb
-    if workload.factory is not None:
+    if workload.own:
         return OWN_GB
     if workload.options.get("model_size") == "tiny":
         return TINY_GB

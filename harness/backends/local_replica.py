@@ -101,12 +101,22 @@ class LocalReplica:
     def target(self) -> ReplicaTarget:
         """Where its metrics are read. What a command prefix of its layer uses counts as part of it."""
         status = self.status()
-        pid = int(status["pid"])
-        if self.seat.layer is not None and self.seat.layer.prefix:
+        pid = int(status.get("server_pid", status["pid"]))  # what the asking costs is no part of a server
+        if self.seat.layer is not None and self.seat.layer.prefix and "server_pid" not in status:
             with suppress(psutil.Error):
                 pid = next((child.pid for child in psutil.Process(self.guard.pid).children()), pid)
         url = f"http://127.0.0.1:{status['port']}/metrics"
         return ReplicaTarget(self.seat.index, pid, url, self.seat.neighbour)
+
+    def gpu_pids(self) -> set[int]:
+        """The processes that may be on the GPU: the replica's own, or its server's with all below it."""
+        status = self.status()
+        if "server_pid" not in status:
+            return {int(status["pid"])}
+        pids = {int(status["server_pid"])}
+        with suppress(psutil.Error):
+            pids |= {child.pid for child in psutil.Process(int(status["server_pid"])).children(recursive=True)}
+        return pids
 
     def has_served(self) -> bool:
         """Whether it has answered a request."""

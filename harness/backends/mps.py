@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import psutil
@@ -85,12 +85,16 @@ class MpsDaemon:
             environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={round(self._limits.pinned_memory_gb * 1000)}M"
         return environment
 
-    def require_clients(self, pids: Sequence[int]) -> None:
-        """Raise BackendError when one of the processes does not run under this daemon."""
+    def require_clients(self, replicas: Sequence[Collection[int]]) -> None:
+        """Raise BackendError when a replica has no process that runs under this daemon.
+
+        Args:
+            replicas: process ids of each.
+        """
         clients = {
             client for server in self._ask("get_server_list") for client in self._ask(f"get_client_list {server}")
         }
-        beside = [index for index, pid in enumerate(pids) if pid not in clients]
+        beside = [index for index, pids in enumerate(replicas) if clients.isdisjoint(pids)]
         if beside:
             raise BackendError(
                 f"replica {beside[0]} runs beside MPS and not under it: the daemon's clients are {sorted(clients)}.",

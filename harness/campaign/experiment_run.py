@@ -311,7 +311,7 @@ class Attempt:
             self.unclean_ends += self._load.stop()
         self._ask(self._deployment)
         self.provenance = self._deployment.provenance()
-        self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.timing.drain_timeout_s)
+        self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
         self._ask(self._deployment)  # what a process says last is what it served
 
     def _ask(self, deployment: Deployment) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, Timing, WorkloadSpec
+from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
 from harness.config.model import StrictModel
 
 WIDTH = 100
@@ -19,6 +19,7 @@ SHOWN: dict[str, Any] = {
     "repeats": 3,
     "order": "interleaved",
 }
+SERVER: dict[str, Any] = {"command": ["my-server", "--port", "{port}"]}
 SECTIONS: dict[str, type[StrictModel]] = {
     "timing": Timing,
     "limits": Limits,
@@ -47,9 +48,24 @@ def starter_text(name: str) -> str:
 def _workloads() -> list[str]:
     lines = ["workloads:", "  - name: resnet50"]
     for key, field in WorkloadSpec.model_fields.items():
+        if key == "server":
+            continue
         if key != "name":
             lines += _comment(field.description or "", indent=4)
             lines.append("    " + _entry(key, field, {}))
+    return [*lines, *_server()]
+
+
+def _server() -> list[str]:
+    """A second workload that stays a comment: its fields are described on a page of their own."""
+    lines = [
+        "",
+        *_comment("Your own server, started once per replica and asked over HTTP; see docs/servers.md.", indent=2),
+    ]
+    lines += ["  # - name: my-server", "  #   server:"]
+    for key, field in ServerSpec.model_fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        lines.append(f"  #     {key}: {_yaml(SERVER.get(key, default))}")
     return lines
 
 

@@ -20,6 +20,7 @@ from harness.config.kubernetes import (
     WorkloadKind,
 )
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
+from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing
 from harness.config.stopping import KnownMetric, StopWhenKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
@@ -46,9 +47,11 @@ __all__ = [
     "Percentile",
     "Precision",
     "PrometheusLabels",
+    "Protocol",
     "PullPolicy",
     "ScenarioKind",
     "ScenarioSpec",
+    "ServerSpec",
     "Sharing",
     "StopWhenKnown",
     "StressLoad",

@@ -21,6 +21,8 @@ from harness.config.workload import WorkloadSpec
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
 MAX_EXPERIMENTS = 10_000
+END_OF_REPLICA_S = 3.0
+"""What a replica takes to end beside the server in it."""
 
 
 class Order(StrEnum):
@@ -368,6 +370,12 @@ class ExperimentSpec(StrictModel):
     def experiment_id(self) -> str:
         """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
         return self.cell.experiment_id(self.repeat)
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Seconds a replica may take to end after SIGTERM, the server in it included."""
+        server = self.workload.server
+        return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else 0.0)
 
     @property
     def condition_name(self) -> str:

@@ -29,6 +29,8 @@ class NeighbourSpec(StrictModel):
     def _works_by_itself(cls, workload: WorkloadSpec) -> WorkloadSpec:
         if workload.scenario is not None and workload.scenario.kind is ScenarioKind.HTTP:
             raise ValueError("a neighbour cannot have scenario http: the clients send to the measured replicas alone.")
+        if workload.server is not None:
+            raise ValueError("a neighbour cannot be a server of your own yet: take a built-in workload.")
         return workload
 
 

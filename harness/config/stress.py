@@ -96,7 +96,7 @@ class StressSpec(StrictModel):
         if self.load is StressLoad.REPLICAS:
             return workload
         name = f"{workload.name}-rate-{self._named(load)}".replace(".", "-").replace("+", "")
-        model = workload.model if workload.factory else workload.target
+        model = workload.model if workload.own else workload.target
         return workload.at_rate(load).model_copy(update={"name": name, "model": model})
 
     def _named(self, load: float) -> str:

@@ -10,9 +10,21 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind, ScenarioSpec
+from harness.config.server import ServerSpec
 
 BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper", "chat", "notebook", "resnet50-training", "bert-training")
 CLOSED_LOOP_ONLY = frozenset({"notebook", "resnet50-training", "bert-training"})
+SERVER, STREAMING_SERVER = "server", "streaming-server"
+_NOT_OF_A_SERVER = (
+    "batch_size",
+    "precision",
+    "execution",
+    "checkpoint",
+    "inference_sleep_s",
+    "threads",
+    "options",
+    "scenario",
+)
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -85,6 +97,12 @@ class WorkloadSpec(StrictModel):
         "duration_s: 600} or {samples_per_query: 8, kind: multi-stream}.",
     )
 
+    server: ServerSpec | None = Field(
+        default=None,
+        description="Your own server, started once per replica and asked over HTTP; see docs/servers.md. E.g. {command: [vllm, serve, "
+        "/models/llama, --port, '{port}'], ready: {path: /health}, protocol: openai-chat, model: /models/llama, concurrency: 8}.",
+    )
+
     @field_validator("factory")
     @classmethod
     def _factory_is_a_path(cls, value: str | None) -> str | None:
@@ -94,12 +112,16 @@ class WorkloadSpec(StrictModel):
 
     @property
     def target(self) -> str:
-        """What the replica loads: a built-in workload's name, or ``module:callable``."""
+        """What the replica loads: a built-in workload's name, ``module:callable``, or a server of the user's own."""
+        if self.server is not None:
+            return STREAMING_SERVER if self.server.streams else SERVER
         return self.factory or self.model or self.name
 
     @property
     def open_loop(self) -> bool:
         """Requests come at times of their own, however long answers take."""
+        if self.server is not None:
+            return self.server.rate is not None
         return self.scenario is not None and self.scenario.open_loop
 
     @property
@@ -109,14 +131,36 @@ class WorkloadSpec(StrictModel):
             return self.batch_size
         return self.scenario.inputs_per_query
 
+    @property
+    def own(self) -> bool:
+        """It is the user's: a factory or a server, of which the harness knows no more than is said here."""
+        return self.factory is not None or self.server is not None
+
     def at_rate(self, rate: float) -> WorkloadSpec:
         """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
+        if self.server is not None and self.server.rate is not None:
+            return self.model_copy(update={"server": self.server.model_copy(update={"rate": rate})})
         if self.scenario is None or not self.open_loop:
-            raise ValueError(f"the workload {self.name} has no scenario with a rate: server or http.")
+            raise ValueError(
+                f"the workload {self.name} has no scenario with a rate (server or http), and no server with a `rate`."
+            )
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
 
     @model_validator(mode="after")
+    def _server_alone(self) -> WorkloadSpec:
+        if self.server is None:
+            return self
+        if self.factory is not None or self.model is not None:
+            raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
+        for name in _NOT_OF_A_SERVER:
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"`{name}` has no effect on a server of your own: say it in `server.command`.")
+        return self
+
+    @model_validator(mode="after")
     def _known_or_own(self) -> WorkloadSpec:
+        if self.server is not None:
+            return self
         if self.factory is not None and self.model is not None:
             raise ValueError("`model` names a built-in workload and `factory` one of your own: keep one of them.")
         if self.factory is None and self.target not in BUILTIN_WORKLOADS:

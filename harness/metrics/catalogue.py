@@ -1,6 +1,6 @@
 """The catalogue: every metric as one record, read by recorder, exporter, quality check, docs and plots.
 
-Adding a metric that comes from a source listed in ``Source`` touches this file alone. PromQL is
+Adding a metric that comes from a source listed in ``Source`` (harness/metrics/metric.py) touches this file alone. PromQL is
 kept as templates (see ``harness/metrics/promql.py``): a dialect fills in selectors, the label that
 tells replicas apart, and the window.
 """
@@ -9,118 +9,36 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 from harness.errors import UsageError
+from harness.metrics.metric import (
+    ESSENTIAL_SOURCES,
+    GPU_SOURCES,
+    PRESSURE_SOURCES,
+    PROCESS_SOURCES,
+    REPLICA_SOURCES,
+    Kind,
+    Level,
+    Metric,
+    Source,
+)
 
-
-class Kind(StrEnum):
-    """How a row's value comes from the samples."""
-
-    GAUGE = "gauge"
-    """The sample at the grid time itself."""
-    RATE = "rate"
-    """Per-second rate of a counter over the window, as PromQL's ``rate()``."""
-    MEAN = "mean"
-    """Rate of a histogram's sum over the rate of its count."""
-    QUANTILE = "quantile"
-    """PromQL's ``histogram_quantile()`` of the buckets' rates."""
-    SHARE = "share"
-    """Rate of the first of two counters over the sum of both rates, in percent."""
-    COUNTER = "counter"
-    """Counted since the recording began; resets add up, nothing is extrapolated."""
-
-
-class Level(StrEnum):
-    """What one series of the metric stands for."""
-
-    REPLICA = "replica"
-    DEVICE = "device"
-    NODE = "node"
-
-    @property
-    def absent_series(self) -> str:
-        """Series name of the rows of a metric that this machine cannot give."""
-        return {Level.REPLICA: "all", Level.DEVICE: "gpu", Level.NODE: "node"}[self]
-
-
-class Source(StrEnum):
-    """What the embedded recorder reads."""
-
-    PROCESS_CPU = "CPU seconds of the replica's process and its children"
-    PROCESS_MEMORY = "resident memory of the replica's process and its children"
-    GPU_UTILIZATION = "NVML utilisation of the device"
-    GPU_MEMORY = "NVML memory in use on the device, and by each replica's processes"
-    GPU_POWER = "NVML power draw of the device"
-    GPU_TEMPERATURE = "NVML temperature of the device"
-    CPU_PRESSURE = "/proc/pressure/cpu, `some total`"
-    MEMORY_PRESSURE = "/proc/pressure/memory, `some total`"
-    IO_PRESSURE = "/proc/pressure/io, `some total`"
-    LATENCY = "`inference_latency_seconds` on the replica's /metrics"
-    REQUESTS = "`inference_requests_total` on the replica's /metrics"
-    PUBLISHED = "what some workloads publish of their own on the replica's /metrics"
-
-
-GPU_SOURCES = frozenset({Source.GPU_UTILIZATION, Source.GPU_MEMORY, Source.GPU_POWER, Source.GPU_TEMPERATURE})
-PRESSURE_SOURCES = frozenset({Source.CPU_PRESSURE, Source.MEMORY_PRESSURE, Source.IO_PRESSURE})
-PROCESS_SOURCES = frozenset({Source.PROCESS_CPU, Source.PROCESS_MEMORY})
-ESSENTIAL_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
-"""Every replica publishes these; without them there is no result."""
-REPLICA_SOURCES = ESSENTIAL_SOURCES | {Source.PUBLISHED}
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One metric.
-
-    Attributes:
-        name: as in file names, e.g. ``latency_p95``.
-        title: for plots and tables.
-        unit: of every value, spelt out.
-        kind: how a value comes from the samples.
-        level: what one series stands for.
-        pooled: there is a series ``all`` over the replicas besides one per replica.
-        source: what the embedded recorder reads.
-        promql: template of one series per replica, device or node; empty when raw samples are counted instead.
-        promql_pooled: template of the series ``all``; empty when not pooled, or added up from raw samples.
-        promql_raw: template of the selector whose raw samples say when something was really measured.
-        minimum: no value can be lower; None: no bound.
-        maximum: no value can be higher; None: no bound.
-        nonzero_expected: a replica under load cannot show 0 here for long.
-        description: one sentence for the docs.
-        quantile: between 0 and 1 for quantiles; None otherwise.
-        families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
-        workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
-    """
-
-    name: str
-    title: str
-    unit: str
-    kind: Kind
-    level: Level
-    pooled: bool
-    source: Source
-    promql: str
-    promql_pooled: str
-    promql_raw: str
-    minimum: float | None
-    maximum: float | None
-    nonzero_expected: bool
-    description: str
-    quantile: float | None = None
-    families: tuple[str, ...] = ()
-    workloads: tuple[str, ...] = ()
-
-    @property
-    def windowed(self) -> bool:
-        """A value needs two scrapes in its window."""
-        return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE, Kind.SHARE}
-
-    @property
-    def of_histogram(self) -> bool:
-        """It is made of a histogram's buckets, sum and count; otherwise of counters or gauges."""
-        return self.kind in {Kind.MEAN, Kind.QUANTILE}
+__all__ = [
+    "CATALOGUE",
+    "ESSENTIAL_SOURCES",
+    "GPU_SOURCES",
+    "PRESSURE_SOURCES",
+    "PROCESS_SOURCES",
+    "PUBLISHED_COUNTERS",
+    "PUBLISHED_HISTOGRAMS",
+    "REPLICA_SOURCES",
+    "STANDARD",
+    "Kind",
+    "Level",
+    "Metric",
+    "Source",
+    "select",
+]
 
 
 _REQUESTS_RAW = "inference_requests_total{$replicas}"
@@ -206,14 +124,21 @@ def _published_quantile(name: str, title: str, family: str, quantile: float, wha
         maximum=None,
         nonzero_expected=True,
         quantile=quantile,
-        description=f"{percent} % of the requests of the window {what}; `all` pools the buckets of the replicas.",
+        description=f"{percent} % of the {what}; `all` pools the buckets of the replicas.",
         families=(family,),
         workloads=(workload,),
     )
 
 
 def _published_rate(
-    name: str, title: str, unit: str, family: str, description: str, workloads: tuple[str, ...]
+    name: str,
+    title: str,
+    unit: str,
+    family: str,
+    description: str,
+    workloads: tuple[str, ...],
+    *,
+    nonzero_expected: bool = True,
 ) -> Metric:
     return Metric(
         name=name,
@@ -228,7 +153,7 @@ def _published_rate(
         promql_raw=f"{family}{{$replicas}}",
         minimum=0.0,
         maximum=None,
-        nonzero_expected=True,
+        nonzero_expected=nonzero_expected,
         description=description,
         families=(family,),
         workloads=workloads,
@@ -408,8 +333,15 @@ _STANDARD = (
 
 _TTFT = "inference_time_to_first_token_seconds"
 _TPOT = "inference_time_per_output_token_seconds"
-_TTFT_TEXT = "had their first token no later"
-_TPOT_TEXT = "took no longer for each token after the first, on average"
+_TTFT_TEXT = "requests of the window had their first token no later"
+_TPOT_TEXT = "requests of the window took no longer for each token after the first, on average"
+_STREAM = "streaming-server"
+_CLIENT_TTFT = "inference_client_ttft_seconds"
+_CLIENT_ITL = "inference_client_itl_seconds"
+_CLIENT_TPOT = "inference_client_tpot_seconds"
+_CLIENT_TTFT_TEXT = "requests of the window had their first token no later, at the client and from the intended time"
+_CLIENT_ITL_TEXT = "gaps between two tokens of the window, at the client, were no longer"
+_CLIENT_TPOT_TEXT = "requests of the window took no longer for each token after the first, on average, at the client"
 
 _PUBLISHED = (
     _published_quantile("ttft", "Time to first token", _TTFT, 0.5, _TTFT_TEXT, "chat"),
@@ -439,6 +371,42 @@ _PUBLISHED = (
         "inference_idle_seconds_total",
         "Share of the window in which the session worked; the rest it spent thinking. `all` is the replicas' mean.",
         "notebook",
+    ),
+    *(
+        _published_quantile(name, title, family, quantile, text, _STREAM)
+        for name, title, family, text in (
+            ("client_ttft", "Time to first token at the client", _CLIENT_TTFT, _CLIENT_TTFT_TEXT),
+            ("client_itl", "Inter-token latency at the client", _CLIENT_ITL, _CLIENT_ITL_TEXT),
+            ("client_tpot", "Time per output token at the client", _CLIENT_TPOT, _CLIENT_TPOT_TEXT),
+        )
+        for quantile in (0.5, 0.95, 0.99)
+    ),
+    _published_rate(
+        "input_tokens_per_second",
+        "Input tokens",
+        "tokens per second",
+        "inference_client_input_tokens_total",
+        "Tokens of the requests answered per second, as the server counts them; `all` is their sum.",
+        (_STREAM,),
+        nonzero_expected=False,  # not every server says it
+    ),
+    _published_rate(
+        "output_tokens_per_second",
+        "Output tokens",
+        "tokens per second",
+        "inference_client_output_tokens_total",
+        "Tokens of the answers per second, counted when an answer ends: by the server where it says it, else the pieces with "
+        "text; `all` is their sum.",
+        (_STREAM,),
+    ),
+    _published_rate(
+        "failed_requests_per_second",
+        "Failed requests",
+        "requests per second",
+        "inference_client_failed_requests_total",
+        "Requests to a server of your own that got no proper answer, per second; `all` is their sum.",
+        ("server", _STREAM),
+        nonzero_expected=False,
     ),
 )
 

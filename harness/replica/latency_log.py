@@ -13,14 +13,20 @@ import threading
 from array import array
 from pathlib import Path
 
-RECORD_BYTES = 16
+VALUE_BYTES = 8
+RECORD_BYTES = 2 * VALUE_BYTES
 FLUSH_INTERVAL_S = 0.5
 
 
 class LatencyLog:
-    """Appends records; a thread of its own writes them, so that the request loop never waits for a disk."""
+    """Appends records; a thread of its own writes them, so that the request loop never waits for a disk.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: of the file.
+        fields: values of one record.
+    """
+
+    def __init__(self, path: Path, *, fields: int = 2) -> None:
         self.path = path
         self.error: OSError | None = None
         self._pending = array("q")
@@ -28,19 +34,19 @@ class LatencyLog:
         self._writing = threading.Lock()
         self._closed = threading.Event()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        whole_bytes = os.fstat(self._file).st_size // RECORD_BYTES * RECORD_BYTES
+        record_bytes = fields * VALUE_BYTES
+        whole_bytes = os.fstat(self._file).st_size // record_bytes * record_bytes
         os.ftruncate(self._file, whole_bytes)
         os.lseek(self._file, 0, os.SEEK_END)
         self._thread = threading.Thread(target=self._flush_until_closed, name="latency-log", daemon=True)
         self._thread.start()
 
-    def append(self, start_ns: int, latency_ns: int) -> None:
-        """Add one request. Raises the OSError of an earlier flush: a log with a hole in it is worth nothing."""
+    def append(self, *record: int) -> None:
+        """Add one record. Raises the OSError of an earlier flush: a log with a hole in it is worth nothing."""
         if self.error is not None:
             raise self.error
         with self._lock:
-            self._pending.append(start_ns)
-            self._pending.append(latency_ns)
+            self._pending.extend(record)
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError; nothing is written after the first failure."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from harness.replica import errors, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
-from harness.replica.frontends.frontend import OpenFrontend
+from harness.replica.frontends.frontend import Frontend, OpenFrontend, of_scenario
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
@@ -57,6 +57,7 @@ class Replica:
         self._frontend: OpenFrontend | None = None
         self._read: ReadSettings | None = None
         self._described: Mapping[str, object] = {}
+        self._asks_a_server = False
         self._outcome_of_workload: Callable[[], Mapping[str, object]] = dict
         self._phase_change = threading.Lock()
         self._stopping = threading.Event()
@@ -73,6 +74,7 @@ class Replica:
         workload = registry.load(self._read or self._settings)
         self._describe(workload)
         self._outcome_of_workload = getattr(workload, "outcome", dict)
+        self._asks_a_server = hasattr(workload, "load")
         self._metrics.publish(_asked(workload, "published", ()))
         with _serving(workload):
             self._warm_up_and_serve(workload)
@@ -139,7 +141,7 @@ class Replica:
         gc.freeze()
         self._metrics.forget_warm_up()
         self._frontend = frontend = self._open_frontend(workload)
-        self._enter("serving", **({"scenario": frontend.frontend.facts()} if frontend else {}))
+        self._enter("serving", **(frontend.facts() if frontend else {}))
         limit = _timer(self._settings.run_s, self._stopping.set)
         try:
             if frontend is None:
@@ -165,16 +167,23 @@ class Replica:
 
     def _open_frontend(self, workload: Workload) -> OpenFrontend | None:
         """Return what the requests come through; None: the replica makes them itself, in a closed loop."""
+        load: Callable[[RequestMetrics, LatencyLog | None], Frontend] | None = getattr(workload, "load", None)
+        if load is not None:
+            asked = load(self._metrics, self._log)
+            return OpenFrontend(asked, name="load", service_log=None, report=self._report)
         if self._settings.scenario is None:
             return None
-        return OpenFrontend(
+        return of_scenario(
             self._settings,
             workload,
             metrics=self._metrics,
             latency_log=self._log,
             phase=lambda: self._status.phase,
-            report=lambda facts: self._status.update(**facts),
+            report=self._report,
         )
+
+    def _report(self, facts: Mapping[str, object]) -> None:
+        self._status.update(**facts)
 
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
@@ -191,10 +200,10 @@ class Replica:
         """Whether a request is in flight."""
         return self._metrics.in_flight > 0
 
-    def _waits_to_be_asked(self) -> bool:
-        """Whether requests come from outside: then a warm replica is ready before the first one."""
+    def _has_proved_itself(self) -> bool:
+        """Whether it is ready before its first counted request: that comes from outside, or is sent at its own time."""
         scenario = self._settings.scenario
-        return scenario is not None and scenario.kind == "http"
+        return self._asks_a_server or (scenario is not None and scenario.kind == "http")
 
     def _describe(self, workload: Workload) -> None:
         self._described = _asked(workload, "describe", {})
@@ -221,8 +230,10 @@ class Replica:
                 stopping.wait(pause_s())
 
     def _close(self, workload: Workload) -> None:
+        if self._asks_a_server:
+            self._watcher.drained.set()  # a server ends at its own pace; whoever started us sets the limit
         _asked(workload, "close", None)
-        self._status.update(phase="stopped")
+        self._status.update(phase="stopped", **self._outcome_of_workload())
         self._watcher.drained.set()
         _say(f"stopped after {self._metrics.requests} requests")
 
@@ -231,7 +242,7 @@ class Replica:
 
     def _answer_health(self) -> Response:
         phase, requests = self._status.phase, self._metrics.requests
-        served = requests > 0 or self._waits_to_be_asked()
+        served = requests > 0 or self._has_proved_itself()
         ready = phase == "serving" and served
         body = json.dumps({"phase": phase, "requests": requests}).encode() + b"\n"
         return Response(200 if ready else 503, body, "application/json")

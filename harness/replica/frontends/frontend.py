@@ -41,7 +41,61 @@ class Frontend(Protocol):
 
 
 class OpenFrontend:
-    """A frontend and what it is made of: the model in passes, the logs, the reporter.
+    """A frontend whose requests do not come from the replica's own loop, and who reports it.
+
+    Args:
+        frontend: who asks.
+        name: of its facts in ``replica.json``.
+        service_log: times of the model alone; None: not kept.
+        report: takes the facts, once a second and at the end.
+    """
+
+    def __init__(
+        self,
+        frontend: Frontend,
+        *,
+        name: str,
+        service_log: LatencyLog | None,
+        report: Callable[[Mapping[str, object]], None],
+    ) -> None:
+        self.service_log = service_log
+        self._frontend = frontend
+        self._name = name
+        self._report = report
+        self._over = threading.Event()
+
+    def facts(self) -> dict[str, object]:
+        """How far it has come."""
+        return {self._name: self._frontend.facts()}
+
+    def run(self, stopping: threading.Event) -> None:
+        """Serve until ``stopping``; the logs are closed whatever happens."""
+        reporter = threading.Thread(target=self._report_until_over, name="frontend-report", daemon=True)
+        reporter.start()
+        try:
+            self._frontend.run(stopping)
+        finally:
+            self._over.set()
+            self._frontend.close()
+            self._report(self.facts())
+            if self.service_log:
+                self.service_log.close()
+
+    def _report_until_over(self) -> None:
+        while not self._over.wait(REPORT_INTERVAL_S):
+            self._report(self.facts())
+
+
+def of_scenario(
+    settings: Settings,
+    workload: Workload,
+    *,
+    metrics: RequestMetrics,
+    latency_log: LatencyLog | None,
+    phase: Callable[[], str],
+    report: Callable[[Mapping[str, object]], None],
+) -> OpenFrontend:
+    """The frontend of the settings' scenario, with the model in passes and the logs.
 
     Args:
         settings: the replica's; they have a scenario.
@@ -54,47 +108,18 @@ class OpenFrontend:
     Raises:
         CannotBeMetError: the latency limit is below one service time, or the port is taken.
     """
-
-    def __init__(
-        self,
-        settings: Settings,
-        workload: Workload,
-        *,
-        metrics: RequestMetrics,
-        latency_log: LatencyLog | None,
-        phase: Callable[[], str],
-        report: Callable[[Mapping[str, object]], None],
-    ) -> None:
-        assert settings.scenario is not None  # noqa: S101 - the caller's promise
-        serve = in_passes(workload, settings.batch_size)
-        warm_up(workload, serve, settings.batch_size)
-        pass_s = _fastest_pass_s(serve, settings.batch_size)
-        _refuse_hopeless(settings.scenario, _fastest_pass_s(serve, 1) if settings.batch_size > 1 else pass_s)
-        services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
-        metrics.publish_more(services)
-        folder = settings.replica_dir
-        self.service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
-        ledger = Ledger(metrics, services, latency_log, self.service_log)
-        self.frontend = _make(settings, settings.scenario, serve, ledger, metrics, pass_s, phase, folder)
-        self._report = report
-        self._over = threading.Event()
-
-    def run(self, stopping: threading.Event) -> None:
-        """Serve until ``stopping``; the logs are closed whatever happens."""
-        reporter = threading.Thread(target=self._report_until_over, name="scenario-report", daemon=True)
-        reporter.start()
-        try:
-            self.frontend.run(stopping)
-        finally:
-            self._over.set()
-            self.frontend.close()
-            self._report({"scenario": self.frontend.facts()})
-            if self.service_log:
-                self.service_log.close()
-
-    def _report_until_over(self) -> None:
-        while not self._over.wait(REPORT_INTERVAL_S):
-            self._report({"scenario": self.frontend.facts()})
+    assert settings.scenario is not None  # noqa: S101 - the caller's promise
+    serve = in_passes(workload, settings.batch_size)
+    warm_up(workload, serve, settings.batch_size)
+    pass_s = _fastest_pass_s(serve, settings.batch_size)
+    _refuse_hopeless(settings.scenario, _fastest_pass_s(serve, 1) if settings.batch_size > 1 else pass_s)
+    services = Histogram("inference_service_seconds", "Time that the model took for a request's batch.")
+    metrics.publish_more(services)
+    folder = settings.replica_dir
+    service_log = LatencyLog(folder / SERVICE_LOG_NAME) if folder else None
+    ledger = Ledger(metrics, services, latency_log, service_log)
+    frontend = _make(settings, settings.scenario, serve, ledger, metrics, pass_s, phase, folder)
+    return OpenFrontend(frontend, name="scenario", service_log=service_log, report=report)
 
 
 def batch_sizes(largest: int) -> list[int]:

@@ -39,6 +39,10 @@ def read(folder, backend, more="", workload=""):
         ({"more": "conditions: [{name: b, layer: {prefix: [env]}}]"}, "layers need backend local"),
         ({"more": "timing: {stop_when_known: {}}"}, "stop_when_known` needs backend local"),
         ({"workload": ", scenario: {kind: http, rate: 5}"}, "scenario http, which runs with backend local only"),
+        (
+            {"workload": "-mine, server: {command: [serve, '{port}']}"},
+            "a server of your own, which runs with backend local",
+        ),
     ],
 )
 def test_a_cluster_refuses_what_this_machine_takes(tmp_path, wishes, expected):

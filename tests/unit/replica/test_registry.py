@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.config.workload import BUILTIN_WORKLOADS
+from harness.config.workload import BUILTIN_WORKLOADS, SERVER, STREAMING_SERVER
 from harness.metrics.catalogue import CATALOGUE
 from harness.replica import errors, registry
 from harness.replica.errors import CannotBeMetError, ExitCode
@@ -29,7 +29,7 @@ def test_built_in_names_lead_to_a_factory(name):
 def test_the_campaign_file_knows_the_same_names_and_what_their_metrics_are():
     assert set(registry.BUILTIN) == set(BUILTIN_WORKLOADS)
     publishing = {workload for metric in CATALOGUE.values() for workload in metric.workloads}
-    assert publishing <= set(BUILTIN_WORKLOADS)
+    assert publishing <= {*BUILTIN_WORKLOADS, SERVER, STREAMING_SERVER}
 
 
 def test_own_workload_is_made_with_the_settings(module):

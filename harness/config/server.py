@@ -1,0 +1,187 @@
+"""A server of one's own as a workload: how it is started, asked and ended."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from harness.config.model import StrictModel
+from harness.config.scenario import Arrivals
+
+PORT_PLACEHOLDER = "{port}"
+
+
+class Protocol(StrEnum):
+    """What requests and answers look like."""
+
+    HTTP = "http"
+    """One request with a body, one answer."""
+    OPENAI_COMPLETIONS = "openai-completions"
+    OPENAI_CHAT = "openai-chat"
+
+
+class ReadySpec(StrictModel):
+    """What shows that the server is up; after it a real request must be answered, too."""
+
+    path: str | None = Field(default=None, pattern=r"^/", description="GET of this path answers 200, e.g. /health.")
+    log: str | None = Field(
+        default=None, min_length=1, description="Its output holds a match of this regular expression."
+    )
+    tcp: bool = Field(default=False, description="Its port takes connections.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ReadySpec:
+        if (self.path is not None) + (self.log is not None) + self.tcp != 1:
+            raise ValueError("give one of `path`, `log` and `tcp: true`.")
+        if self.log is not None:
+            try:
+                re.compile(self.log)
+            except re.error as error:
+                raise ValueError(f"`log` {self.log!r} is no regular expression: {error}.") from error
+        return self
+
+
+class LengthSpec(StrictModel):
+    """Lengths of synthetic texts: normally distributed, rounded, within bounds."""
+
+    mean: float = Field(ge=1, le=1_000_000, description="Tokens on average, before the bounds.")
+    stddev: float = Field(default=0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
+    min: int = Field(default=1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
+    max: int = Field(default=1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> LengthSpec:
+        if not self.min <= self.mean <= self.max:
+            raise ValueError(f"`mean` {self.mean:g} must lie between `min` {self.min} and `max` {self.max}.")
+        return self
+
+
+class RequestsSpec(StrictModel):
+    """What is asked."""
+
+    file: str | None = Field(
+        default=None,
+        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`; "
+        "null means synthetic texts.",
+    )
+    input_tokens: LengthSpec = Field(
+        default=LengthSpec(mean=128), description="Length of synthetic inputs; one short word counts as one token."
+    )
+    output_tokens: LengthSpec = Field(
+        default=LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
+    )
+
+
+class SuccessSpec(StrictModel):
+    """Which answer counts as one."""
+
+    status: int = Field(default=200, ge=100, le=599, description="HTTP status.")
+    contains: str = Field(default="", description="Text that the body must hold; empty: any body.")
+
+
+class ServerSpec(StrictModel):
+    """A server that the harness starts once per replica."""
+
+    command: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1,
+        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground.",
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict, description="Variables of its environment; {port} and {replica} are filled in."
+    )
+    port: int | None = Field(
+        default=None, ge=1, le=65_000, description="Port of replica 0, the others follow; null means any free one."
+    )
+    ready: ReadySpec = Field(
+        default=ReadySpec(tcp=True),
+        description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}.",
+    )
+    stop_timeout_s: float = Field(
+        default=10.0, gt=0, le=600, description="Seconds it may take to end after SIGTERM; then it is killed."
+    )
+    protocol: Protocol = Field(default=Protocol.HTTP, description="http, openai-completions or openai-chat.")
+    path: str | None = Field(
+        default=None, pattern=r"^/", description="Path of the requests; null means / or the protocol's own."
+    )
+    model: str | None = Field(default=None, description="OpenAI: name of the model; null means none is sent.")
+    stream: bool = Field(default=True, description="OpenAI: tokens are sent as they are made (server-sent events).")
+    extra_body: dict[str, Any] = Field(
+        default_factory=dict, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
+    )
+    method: Literal["GET", "POST"] = Field(default="POST", description="http: GET or POST.")
+    body: str | dict[str, Any] | None = Field(
+        default=None,
+        description="http: text or JSON object that is sent; {prompt} and {output_tokens} are filled in. null: nothing.",
+    )
+    success: SuccessSpec = Field(
+        default=SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
+    )
+    headers: dict[str, str] = Field(default_factory=dict, description="More headers of every request.")
+    api_key_env: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+        description="Variable of the environment that holds the key (Authorization: Bearer); the key itself is kept nowhere.",
+    )
+    requests: RequestsSpec = Field(default=RequestsSpec(), description="What is asked: synthetic texts or a file.")
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=4096,
+        description="Closed loop: requests in flight per server; null without `rate` means 1.",
+    )
+    rate: float | None = Field(
+        default=None,
+        gt=0,
+        le=100_000,
+        description="Open loop: requests per second and server, however long answers take.",
+    )
+    arrivals: Arrivals | None = Field(default=None, description="With `rate`: poisson (null means it) or constant.")
+    max_in_flight: int = Field(
+        default=1024,
+        ge=1,
+        le=4096,
+        description="With `rate`: requests on their way at once; more wait, and their latency counts.",
+    )
+    request_timeout_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="Seconds after which a request without a whole answer has failed."
+    )
+
+    @property
+    def streams(self) -> bool:
+        """Answers come token by token."""
+        return self.protocol is not Protocol.HTTP and self.stream
+
+    def load_in_words(self) -> str:
+        """How it is asked, e.g. ``8 requests in flight`` or ``poisson arrivals, 4 requests per second``."""
+        if self.rate is None:
+            return f"{self.concurrency or 1} requests in flight"
+        return f"{(self.arrivals or Arrivals.POISSON).value} arrivals, {self.rate:g} requests per second"
+
+    @model_validator(mode="after")
+    def _told_its_port(self) -> ServerSpec:
+        if not any(PORT_PLACEHOLDER in text for text in [*self.command, *self.env.values()]):
+            raise ValueError(
+                f"neither `command` nor `env` holds {PORT_PLACEHOLDER}: every replica must be told its own port, "
+                "e.g. command: [serve, --port, '{port}']."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_kind_of_load(self) -> ServerSpec:
+        if self.rate is not None and self.concurrency is not None:
+            raise ValueError("`rate` is an open loop and `concurrency` a closed one: keep one of them.")
+        if self.arrivals is not None and self.rate is None:
+            raise ValueError("`arrivals` has no effect without `rate`.")
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_the_protocol(self) -> ServerSpec:
+        openai = self.protocol is not Protocol.HTTP
+        if openai and (self.body is not None or self.method != "POST" or self.success != SuccessSpec()):
+            raise ValueError("`body`, `method` and `success` belong to protocol http; OpenAI's take `extra_body`.")
+        if not openai and (self.model is not None or self.extra_body or not self.stream):
+            raise ValueError("`model`, `stream` and `extra_body` belong to OpenAI's protocols; http takes `body`.")
+        return self

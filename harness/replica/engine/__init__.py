@@ -1,0 +1,1 @@
+"""A server of the user's own inside a replica: started, asked over HTTP, measured at the client, ended."""

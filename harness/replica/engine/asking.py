@@ -1,0 +1,130 @@
+"""One request from its intended time to the end of its answer, with the time of every token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from harness.replica.engine.http_client import BrokenAnswerError, Connection, head_of
+from harness.replica.engine.process import HOST
+from harness.replica.engine.protocols import UNKNOWN, Answer, BadAnswerError, EventStream, Question, body_of, read_whole
+from harness.replica.engine.settings import HTTP, Engine
+
+BROKEN = 0
+"""No connection, or it broke."""
+UNANSWERED = -1
+"""No whole answer in time."""
+BAD_ANSWER = -2
+"""The answer is not what the protocol says, or does not meet the success condition."""
+OK = 200
+_MOST_SAID = 300
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request; times are of ``time.perf_counter_ns``.
+
+    Attributes:
+        status: OK; else HTTP's, BROKEN, UNANSWERED or BAD_ANSWER.
+        token_ns: when each piece of text was read; empty without a stream.
+        said: why it failed, for people.
+    """
+
+    intended_ns: int
+    sent_ns: int = 0
+    end_ns: int = 0
+    status: int = BROKEN
+    token_ns: list[int] = field(default_factory=list)
+    input_tokens: int = UNKNOWN
+    output_tokens: int = UNKNOWN
+    said: str = ""
+
+    @property
+    def latency_ns(self) -> int:
+        """From the intended time to the end."""
+        return self.end_ns - self.intended_ns
+
+    @property
+    def ttft_ns(self) -> int:
+        """From the intended time to the first token; UNKNOWN without one."""
+        return self.token_ns[0] - self.intended_ns if self.token_ns else UNKNOWN
+
+    @property
+    def gaps_ns(self) -> list[int]:
+        """Between one token and the next."""
+        return [later - earlier for earlier, later in zip(self.token_ns, self.token_ns[1:], strict=False)]
+
+
+class Asker:
+    """Sends requests to one server over connections that it keeps."""
+
+    def __init__(self, engine: Engine, port: int) -> None:
+        self._engine = engine
+        self._port = port
+        self._head = head_of(engine.method, engine.target, (HOST, port), engine.all_headers())
+        self._success = int(engine.success.get("status", OK)) if engine.protocol == HTTP else OK
+        self._idle: list[Connection] = []
+
+    async def ask(self, question: Question, intended_ns: int) -> Outcome:
+        """Send it now and read the answer; never raises for what the server does."""
+        outcome = Outcome(intended_ns)
+        try:
+            async with asyncio.timeout(self._engine.request_timeout_s):
+                await self._exchange(body_of(self._engine, question), outcome)
+        except TimeoutError:
+            outcome.status, outcome.said = UNANSWERED, f"no whole answer within {self._engine.request_timeout_s:g} s"
+        except BadAnswerError as error:
+            outcome.status, outcome.said = BAD_ANSWER, str(error)
+        except (OSError, BrokenAnswerError) as error:
+            outcome.status, outcome.said = BROKEN, str(error)
+        outcome.end_ns = time.perf_counter_ns()
+        return outcome
+
+    async def close(self) -> None:
+        """Close the connections that are idle."""
+        while self._idle:
+            self._idle.pop().close()
+        await asyncio.sleep(0)  # the loop lets go of them in its next turn
+
+    async def _exchange(self, body: bytes, outcome: Outcome) -> None:
+        connection = await self._connection()
+        try:
+            outcome.sent_ns = time.perf_counter_ns()
+            await connection.send(self._head, body)
+            await self._read(connection, outcome)
+        finally:
+            if connection.reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.stale:
+                return connection
+            connection.close()
+        return await Connection.open(HOST, self._port)
+
+    async def _read(self, connection: Connection, outcome: Outcome) -> None:
+        status, pieces = await connection.receive()
+        if status == self._success and self._engine.streams:
+            stream = EventStream()
+            async for piece in pieces:
+                now_ns = time.perf_counter_ns()
+                outcome.token_ns += [now_ns for _ in stream.feed(piece)]
+            answer = stream.end()
+        else:
+            body = b"".join([piece async for piece in pieces])
+            if status != self._success:
+                outcome.status = status if status != OK else BAD_ANSWER
+                outcome.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())[:_MOST_SAID]}"
+                return
+            answer = read_whole(self._engine, body)
+        _take(outcome, answer)
+
+
+def _take(outcome: Outcome, answer: Answer) -> None:
+    outcome.status = OK
+    outcome.input_tokens, outcome.output_tokens = answer.input_tokens, answer.output_tokens

@@ -1,0 +1,115 @@
+"""HTTP/1.1 over connections that stay open: one request, and its answer's body in the pieces in which it arrives.
+
+Own code and not a library's: the base installation has no asynchronous client, and the time of a token is the time at
+which its piece is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+
+_PIECE_BYTES = 1 << 16
+_MOST_LINE_BYTES = 1 << 16
+
+
+class BrokenAnswerError(Exception):
+    """The answer is no HTTP, or ended too early."""
+
+
+class Connection:
+    """One connection, for one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.reusable = False
+        """The last answer was read to its end, and the server keeps the connection open."""
+
+    @staticmethod
+    async def open(host: str, port: int) -> Connection:
+        """Connect. Raises OSError."""
+        return Connection(*await asyncio.open_connection(host, port, limit=_MOST_LINE_BYTES))
+
+    @property
+    def stale(self) -> bool:
+        """The server closed it while it was idle."""
+        return self._reader.at_eof()
+
+    async def send(self, head: bytes, body: bytes) -> None:
+        """Write one request. Raises OSError."""
+        self.reusable = False
+        self._writer.write(b"%sContent-Length: %d\r\n\r\n%s" % (head, len(body), body))
+        await self._writer.drain()
+
+    async def receive(self) -> tuple[int, AsyncIterator[bytes]]:
+        """Status of the answer, and the pieces of its body. Raises OSError or BrokenAnswerError, here or in a piece."""
+        line = await self._line()
+        version, _, rest = line.partition(" ")
+        if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+            raise BrokenAnswerError(f"the answer is no HTTP: {line[:60]!r}")
+        headers: dict[str, str] = {}
+        while line := await self._line():
+            name, _, value = line.partition(":")
+            headers[name.strip().lower()] = value.strip().lower()
+        keep = "close" not in headers.get("connection", "") and version != "HTTP/1.0"
+        if "chunked" in headers.get("transfer-encoding", ""):
+            return int(rest[:3]), self._chunks(keep=keep)
+        length = headers.get("content-length", "")
+        return int(rest[:3]), self._plain(int(length), keep=keep) if length.isdigit() else self._until_closed()
+
+    def close(self) -> None:
+        """Close at once."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._writer.close()
+
+    async def _line(self) -> str:
+        try:
+            line = await self._reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raise BrokenAnswerError("the connection closed before the answer was whole") from error
+        except asyncio.LimitOverrunError as error:
+            raise BrokenAnswerError("a line of the answer is too long") from error
+        return line.rstrip(b"\r\n").decode("latin-1")
+
+    async def _chunks(self, *, keep: bool) -> AsyncIterator[bytes]:
+        while True:
+            line = await self._line()
+            try:
+                size = int(line.split(";")[0], 16)
+            except ValueError as error:
+                raise BrokenAnswerError("the answer's chunks are broken") from error
+            if size == 0:
+                while await self._line():
+                    pass
+                self.reusable = keep
+                return
+            try:
+                piece = await self._reader.readexactly(size + 2)
+            except asyncio.IncompleteReadError as error:
+                raise BrokenAnswerError("the connection closed before the answer was whole") from error
+            yield piece[:-2]
+
+    async def _plain(self, length: int, *, keep: bool) -> AsyncIterator[bytes]:
+        while length:
+            piece = await self._reader.read(min(length, _PIECE_BYTES))
+            if not piece:
+                raise BrokenAnswerError("the connection closed before the answer was whole")
+            length -= len(piece)
+            yield piece
+        self.reusable = keep
+
+    async def _until_closed(self) -> AsyncIterator[bytes]:
+        while piece := await self._reader.read(_PIECE_BYTES):
+            yield piece
+
+
+def head_of(method: str, target: str, address: tuple[str, int], headers: Mapping[str, str]) -> bytes:
+    """A request up to its length. Raises ValueError for a header that would end early."""
+    lines = {"Host": f"{address[0]}:{address[1]}", "Content-Type": "application/json", "Accept": "*/*", **headers}
+    if any("\r" in text or "\n" in text for pair in lines.items() for text in pair):
+        raise ValueError("a header of the requests holds a line break")
+    return "".join(
+        [f"{method} {target} HTTP/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in lines.items())]
+    ).encode()

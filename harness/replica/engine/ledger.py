@@ -1,0 +1,123 @@
+"""Where every request goes: the histograms on /metrics, and the exact times on disk.
+
+``requests.bin``: one record of little-endian int64 per request, the names in FIELDS; all times in nanoseconds, -1 where
+there is none. ``gaps.bin``: pairs of int64, the time of a token (nanoseconds since the epoch) and the gap to the next.
+Requests that were answered well are in ``latencies.bin``, too, as every replica's are.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter as Tally
+from pathlib import Path
+
+from harness.replica.custom_metrics import Counter, Histogram
+from harness.replica.engine.asking import OK, Outcome
+from harness.replica.engine.protocols import UNKNOWN
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import RequestMetrics
+
+REQUESTS_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
+FIELDS = (
+    "intended_ns",
+    "send_error_ns",
+    "latency_ns",
+    "ttft_ns",
+    "itl_p99_ns",
+    "input_tokens",
+    "output_tokens",
+    "status",
+)
+P99 = 0.99
+
+
+class Families:
+    """What /metrics shows of a server beside latencies and requests, all measured at the client."""
+
+    def __init__(self, *, streams: bool) -> None:
+        self.ttft = Histogram(
+            "inference_client_ttft_seconds", "From the intended time of a request to its first token, at the client."
+        )
+        self.itl = Histogram("inference_client_itl_seconds", "Gap between two tokens of an answer, at the client.")
+        self.tpot = Histogram(
+            "inference_client_tpot_seconds", "Mean time of each token after the first one of an answer, at the client."
+        )
+        self.input_tokens = Counter("inference_client_input_tokens_total", "Tokens of the requests answered.")
+        self.output_tokens = Counter("inference_client_output_tokens_total", "Tokens of the answers.")
+        self.failed = Counter("inference_client_failed_requests_total", "Requests that got no proper answer.")
+        of_tokens = (self.ttft, self.itl, self.tpot, self.input_tokens, self.output_tokens)
+        self.published = (*(of_tokens if streams else ()), self.failed)
+
+
+class Ledger:
+    """Books the requests of the load; those of the warm-up never come here.
+
+    Args:
+        families: of the server.
+        metrics: the replica's own.
+        latency_log: takes the requests that were answered well; None: not kept.
+        folder: of the other logs; None: not kept.
+    """
+
+    def __init__(
+        self, families: Families, metrics: RequestMetrics, latency_log: LatencyLog | None, folder: Path | None
+    ) -> None:
+        self.failures: Tally[str] = Tally()
+        self.first_failure = ""
+        self._families = families
+        self._metrics = metrics
+        self._latencies = latency_log
+        self._requests = LatencyLog(folder / REQUESTS_LOG, fields=len(FIELDS)) if folder else None
+        self._gaps = LatencyLog(folder / GAPS_LOG) if folder else None
+        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+
+    def book(self, outcome: Outcome) -> None:
+        """Count one request that ended. Raises OSError when a log cannot be written."""
+        gaps_ns = outcome.gaps_ns
+        if outcome.status == OK:
+            self._observe(outcome, gaps_ns)
+        else:
+            self._families.failed.add(1)
+            self.failures[str(outcome.status)] += 1
+            self.first_failure = self.first_failure or outcome.said
+        if self._requests:
+            self._requests.append(
+                self._epoch_ns + outcome.intended_ns,
+                max(outcome.sent_ns - outcome.intended_ns, 0),
+                outcome.latency_ns,
+                outcome.ttft_ns,
+                p99(gaps_ns),
+                outcome.input_tokens,
+                outcome.output_tokens,
+                outcome.status,
+            )
+        if self._gaps and outcome.status == OK:
+            for begin_ns, gap_ns in zip(outcome.token_ns, gaps_ns, strict=False):
+                self._gaps.append(self._epoch_ns + begin_ns, gap_ns)
+
+    def close(self) -> None:
+        """Write what is pending. Raises OSError."""
+        for log in (self._requests, self._gaps):
+            if log:
+                log.close()
+
+    def _observe(self, outcome: Outcome, gaps_ns: list[int]) -> None:
+        self._metrics.observe(outcome.latency_ns, 1)
+        if self._latencies:
+            self._latencies.append(self._epoch_ns + outcome.intended_ns, outcome.latency_ns)
+        families = self._families
+        families.input_tokens.add(max(outcome.input_tokens, 0))
+        families.output_tokens.add(max(outcome.output_tokens, 0))
+        if outcome.token_ns:
+            families.ttft.observe(outcome.ttft_ns)
+            for gap_ns in gaps_ns:
+                families.itl.observe(gap_ns)
+            if outcome.output_tokens > 1:
+                spent_ns = outcome.token_ns[-1] - outcome.token_ns[0]
+                families.tpot.observe(spent_ns // (outcome.output_tokens - 1))
+
+
+def p99(values: list[int]) -> int:
+    """The smallest value that 99 % do not exceed; UNKNOWN without any."""
+    return sorted(values)[math.ceil(P99 * len(values)) - 1] if values else UNKNOWN

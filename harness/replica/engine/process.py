@@ -1,0 +1,167 @@
+"""The server's process: started with a port of its own, watched until it is up, ended by SIGTERM."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.replica.engine.settings import Engine
+from harness.replica.errors import CannotBeMetError, WorkloadError
+
+HOST = "127.0.0.1"
+LOG_NAME = "server.log"
+POLL_S = 0.1
+ASK_TIMEOUT_S = 2.0
+LAST_LINES = 5
+_PORTS = range(16_384, 30_720)
+"""Below what Linux hands to outgoing connections, and below Kubernetes' node ports."""
+_SHARES = 256
+LAST_BYTES = 4096
+
+
+class ServerProcess:
+    """The running command.
+
+    Args:
+        engine: what to start.
+        replica: index of the replica that it belongs to.
+        folder: takes its output as ``server.log``; None: the output is mixed with the replica's.
+
+    Raises:
+        CannotBeMetError: its port is taken, or there is no such program.
+    """
+
+    def __init__(self, engine: Engine, replica: int, folder: Path | None) -> None:
+        self._engine = engine
+        self.port = _free_port(replica) if engine.port is None else engine.port + replica
+        self.log = folder / LOG_NAME if folder else None
+        if engine.port is not None and _takes_connections(self.port):
+            raise CannotBeMetError(f"port {self.port} is in use by another program; choose another `port`, or none.")
+        words = {"port": self.port, "replica": replica}
+        command = [_filled(word, words) for word in engine.command]
+        output = self.log.open("wb") if self.log else None
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output else None,
+                env=_environment(engine, words),
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise CannotBeMetError(
+                f"the server's command {command[0]!r} cannot be started: {error.strerror}."
+            ) from error
+        finally:
+            if output:
+                output.close()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def wait_until_up(self) -> None:
+        """Return when the condition of ``ready`` holds; whoever started the replica sets the time limit.
+
+        Raises:
+            WorkloadError: the process ended.
+        """
+        while not self._is_up():
+            self.require_alive()
+            time.sleep(POLL_S)
+        self.require_alive()  # something else may have answered on its port
+
+    def require_alive(self) -> None:
+        """Raise WorkloadError when the process has ended."""
+        code = self._process.poll()
+        if code is None:
+            return
+        how = f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        hint = " A command that puts itself into the background cannot be measured: keep it in the foreground." * (
+            code == 0
+        )
+        raise WorkloadError(f"the server {how}; its last lines: {self.last_lines() or 'it printed nothing'}.{hint}")
+
+    def stop(self) -> str:
+        """Ask it to end, and kill what does not; how it ended: ``stopped``, ``killed`` or ``ended by itself``."""
+        if self._process.poll() is not None:
+            return "ended by itself"
+        self._process.terminate()
+        try:
+            self._process.wait(self._engine.stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session and group of its own
+            self._process.wait()
+            return "killed"
+        return "stopped"
+
+    def last_lines(self) -> str:
+        """The end of its output in one line."""
+        if self.log is None:
+            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(self.log.stat().st_size - LAST_BYTES, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+        return " | ".join([line.strip() for line in lines if line.strip()][-LAST_LINES:])
+
+    def _is_up(self) -> bool:
+        ready = self._engine.ready
+        if ready.get("log"):
+            text = self.log.read_text(errors="replace") if self.log else ""
+            return re.search(ready["log"], text) is not None
+        if ready.get("path"):
+            return _answers_200(f"http://{HOST}:{self.port}{ready['path']}")
+        return _takes_connections(self.port)
+
+
+def _filled(text: str, words: Mapping[str, int]) -> str:
+    for name, value in words.items():
+        text = text.replace(f"{{{name}}}", str(value))
+    return text
+
+
+def _environment(engine: Engine, words: Mapping[str, int]) -> dict[str, str]:
+    """The harness's own environment with the server's variables: none of the replica's settings."""
+    given = {name: value for name, value in os.environ.items() if name not in engine.restore}
+    given |= {name: value for name, value in engine.restore.items() if value is not None}
+    return given | {name: _filled(value, words) for name, value in engine.env.items()}
+
+
+def _free_port(replica: int) -> int:
+    """A port that nobody listens on, that the kernel gives to nobody unasked, and that no other replica looks at."""
+    while True:
+        port = random.choice(_PORTS[replica % _SHARES :: _SHARES])  # noqa: S311 - no secret
+        try:
+            with socket.create_server((HOST, port)):
+                return port
+        except OSError:
+            continue
+
+
+def _takes_connections(port: int) -> bool:
+    try:
+        socket.create_connection((HOST, port), timeout=ASK_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _answers_200(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as answer:  # noqa: S310 - http, of this machine
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, ValueError):
+        return False

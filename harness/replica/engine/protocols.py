@@ -1,0 +1,165 @@
+"""What a request's body is, and what its answer says: plain HTTP, and OpenAI's completions and chat.
+
+A piece of a stream that carries text counts as one token: servers send one a piece. Where the server says how many there
+were (``usage``), its numbers are taken for the counts; times are always the client's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.replica.engine.settings import CHAT, HTTP, Engine
+
+UNKNOWN = -1
+
+
+class BadAnswerError(Exception):
+    """The answer came whole and is none: not what the protocol says, an error in it, or the success condition is not met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What one request asks.
+
+    Attributes:
+        output_tokens: the most that are asked for.
+        prompt: text.
+        messages: of a chat; None: the prompt as one message of the user.
+        body: the whole body; None: made of the others.
+    """
+
+    output_tokens: int
+    prompt: str = ""
+    messages: list[Any] | None = None
+    body: Mapping[str, Any] | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """What an answer says, as far as it has come.
+
+    Attributes:
+        input_tokens: as the server counted them, UNKNOWN otherwise.
+        output_tokens: as the server counted them, else the pieces with text; UNKNOWN without a stream.
+    """
+
+    input_tokens: int = UNKNOWN
+    output_tokens: int = UNKNOWN
+    pieces: int = 0
+    finished: bool = False
+
+    def take_usage(self, usage: object) -> None:
+        """Believe the server's counts."""
+        if isinstance(usage, dict):
+            self.input_tokens = _count(usage.get("prompt_tokens"), self.input_tokens)
+            self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+
+
+def body_of(engine: Engine, question: Question) -> bytes:
+    """The request's body."""
+    if question.body is not None:
+        return json.dumps(question.body).encode()
+    if engine.protocol == HTTP:
+        if engine.body is None:
+            return b""
+        words = {"{prompt}": question.prompt, "{output_tokens}": str(question.output_tokens)}
+        filled = _filled(engine.body, words)
+        return filled.encode() if isinstance(filled, str) else json.dumps(filled).encode()
+    asked: dict[str, Any] = {"max_tokens": question.output_tokens}
+    if engine.model is not None:
+        asked["model"] = engine.model
+    if engine.protocol == CHAT:
+        asked["messages"] = question.messages or [{"role": "user", "content": question.prompt}]
+    else:
+        asked["prompt"] = question.prompt
+    if engine.stream:
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    return json.dumps(asked | dict(engine.extra_body)).encode()
+
+
+def read_whole(engine: Engine, body: bytes) -> Answer:
+    """An answer that does not stream. Raises BadAnswerError."""
+    if engine.protocol == HTTP:
+        if engine.success.get("contains", "").encode() not in body:
+            raise BadAnswerError(f"the answer does not contain {engine.success['contains']!r}")
+        return Answer(finished=True)
+    content = _object(body)
+    choices = content.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise BadAnswerError(f"the answer has no choices: {body[:80]!r}")
+    answer = Answer(finished=True)
+    answer.take_usage(content.get("usage"))
+    return answer
+
+
+class EventStream:
+    """Server-sent events of OpenAI's protocols, whatever pieces they arrive in."""
+
+    def __init__(self) -> None:
+        self.answer = Answer()
+        self._rest = b""
+
+    def feed(self, piece: bytes) -> Iterator[None]:
+        """Take what arrived; yields once for every piece of text in it. Raises BadAnswerError."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                data = line[5:].strip()
+                if data == b"[DONE]":
+                    self.answer.finished = True
+                elif data and self._has_text(_object(data)):
+                    self.answer.pieces += 1
+                    yield
+
+    def end(self) -> Answer:
+        """What the stream said. Raises BadAnswerError when it was cut or held no text."""
+        if not self.answer.finished:
+            raise BadAnswerError("the stream ended before it was finished")
+        if not self.answer.pieces:
+            raise BadAnswerError("the stream held no text")
+        if self.answer.output_tokens == UNKNOWN:
+            self.answer.output_tokens = self.answer.pieces
+        return self.answer
+
+    def _has_text(self, event: Mapping[str, Any]) -> bool:
+        if "error" in event:
+            raise BadAnswerError(f"the stream holds an error: {json.dumps(event['error'])[:200]}")
+        self.answer.take_usage(event.get("usage"))
+        choices = event.get("choices") or [{}]
+        choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
+        if choice.get("finish_reason"):
+            self.answer.finished = True
+        delta = choice.get("delta") or {}
+        return bool(choice.get("text") or delta.get("content") or delta.get("reasoning_content"))
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(data)
+    except ValueError as error:
+        raise BadAnswerError(f"the answer is no JSON: {data[:80]!r}") from error
+    if not isinstance(content, dict):
+        raise BadAnswerError(f"the answer is no JSON object: {data[:80]!r}")
+    return content
+
+
+def _count(value: object, otherwise: int) -> int:
+    return value if type(value) is int and value >= 0 else otherwise
+
+
+def _filled(template: Any, words: Mapping[str, str]) -> Any:
+    """The template with its placeholders filled in, in every text of it; one that is a whole text becomes a number where it is one."""
+    if isinstance(template, dict):
+        return {key: _filled(value, words) for key, value in template.items()}
+    if isinstance(template, list):
+        return [_filled(value, words) for value in template]
+    if not isinstance(template, str):
+        return template
+    if template == "{output_tokens}":
+        return int(words[template])
+    for name, value in words.items():
+        template = template.replace(name, value)
+    return template

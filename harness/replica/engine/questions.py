@@ -1,0 +1,64 @@
+"""What is asked, in an order that the seed repeats: synthetic texts, or the lines of a file."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.replica.engine.protocols import Question
+from harness.replica.engine.settings import Engine, Length
+from harness.replica.errors import CannotBeMetError
+
+_WORDS = ("the", "sun", "on", "a", "red", "hill", "is", "low", "and", "we", "go", "home", "by", "sea", "with", "two")
+"""Each is one token to most tokenizers."""
+_KEYS = ("prompt", "messages", "body")
+
+
+def questions(engine: Engine, seed: int) -> Iterator[Question]:
+    """Endless. Raises CannotBeMetError for a file that cannot be read, when the first one is taken."""
+    chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
+    asked = engine.requests
+    inputs, outputs = Length(**asked["input_tokens"]), Length(**asked["output_tokens"])
+    if asked.get("file"):
+        lines = read_file(Path(asked["file"]))
+        start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
+        for line in itertools.islice(itertools.cycle(lines), start, None):
+            yield Question(
+                output_tokens=line.get("output_tokens") or _drawn(outputs, chance),
+                prompt=line.get("prompt", ""),
+                messages=line.get("messages"),
+                body=line.get("body"),
+            )
+    while True:
+        words = " ".join(chance.choices(_WORDS, k=_drawn(inputs, chance)))
+        yield Question(output_tokens=_drawn(outputs, chance), prompt=words)
+
+
+def read_file(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSONL file. Raises CannotBeMetError with the line at fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CannotBeMetError(f"the requests' file {path} cannot be read: {error}.") from error
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            entry = None
+        if not isinstance(entry, dict) or not any(key in entry for key in _KEYS):
+            raise CannotBeMetError(f"{path}:{number}: a line is a JSON object with `prompt`, `messages` or `body`.")
+        found.append(entry)
+    if not found:
+        raise CannotBeMetError(f"the requests' file {path} holds no request.")
+    return found
+
+
+def _drawn(length: Length, chance: random.Random) -> int:
+    return min(max(round(chance.gauss(length.mean, length.stddev)), length.min), length.max)

@@ -1,0 +1,86 @@
+"""What server to start and what to ask it, from the variable SERVER: a JSON object that the campaign file's check has passed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.replica.errors import CannotBeMetError, SettingError
+
+VARIABLE = "SERVER"
+HTTP, COMPLETIONS, CHAT = "http", "openai-completions", "openai-chat"
+_PATHS = {HTTP: "/", COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """Lengths of synthetic texts, tokens."""
+
+    mean: float
+    stddev: float = 0.0
+    min: int = 1
+    max: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One server; the fields are those of ``server`` in the campaign file (harness/config/server.py).
+
+    Attributes:
+        restore: variables that were set for the replica alone, with what the server shall have instead; None: nothing.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    port: int | None = None
+    ready: Mapping[str, Any] = field(default_factory=dict)
+    stop_timeout_s: float = 10.0
+    protocol: str = HTTP
+    path: str | None = None
+    model: str | None = None
+    stream: bool = True
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    method: str = "POST"
+    body: str | Mapping[str, Any] | None = None
+    success: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    api_key_env: str | None = None
+    requests: Mapping[str, Any] = field(default_factory=dict)
+    concurrency: int | None = None
+    rate: float | None = None
+    arrivals: str | None = None
+    max_in_flight: int = 1024
+    request_timeout_s: float = 60.0
+    restore: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> bool:
+        """Answers come token by token."""
+        return self.protocol != HTTP and self.stream
+
+    @property
+    def target(self) -> str:
+        """Path of the requests."""
+        return self.path or _PATHS[self.protocol]
+
+    def all_headers(self) -> dict[str, str]:
+        """The requests' headers, with the key. Raises CannotBeMetError where its variable is not set."""
+        if self.api_key_env is None:
+            return dict(self.headers)
+        key = os.environ.get(self.api_key_env)
+        if not key:
+            raise CannotBeMetError(f"the variable {self.api_key_env}, which should hold the server's key, is not set.")
+        return {**self.headers, "Authorization": f"Bearer {key}"}
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Engine:
+    """Read the variable. Raises SettingError."""
+    try:
+        return Engine(**json.loads(environment[VARIABLE]))
+    except KeyError:
+        raise SettingError(f"{VARIABLE} is not set; it says which server to start.") from None
+    except (TypeError, ValueError) as error:
+        raise SettingError(f"{VARIABLE} is not what the harness writes: {error}.") from None

@@ -1,0 +1,138 @@
+"""The user's server as a workload: made when it has answered a real request, asked by a load of its own, ended cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from harness.replica.custom_metrics import Counter, Histogram
+from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, Outcome
+from harness.replica.engine.ledger import Families, Ledger
+from harness.replica.engine.load import Load
+from harness.replica.engine.process import ServerProcess
+from harness.replica.engine.protocols import Question
+from harness.replica.engine.questions import questions
+from harness.replica.engine.settings import Engine, from_environment
+from harness.replica.errors import WorkloadError
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import RequestMetrics
+from harness.replica.settings import Settings
+
+RETRY_S = 0.5
+_MAY_PASS = frozenset({408, 425, 429})
+_CLIENT_ERRORS = range(400, 500)
+_REDIRECTIONS = range(300, 400)
+
+
+class ServerWorkload:
+    """A running server of one replica's own.
+
+    Args:
+        settings: the replica's.
+        engine: what to start and ask.
+
+    Raises:
+        WorkloadError: it ended, or it says that the request itself is wrong.
+        CannotBeMetError: it cannot be started here.
+    """
+
+    name = "server"
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings = settings
+        self._engine = engine
+        self._families = Families(streams=engine.streams)
+        self._seed = settings.seed * 1_000_003 + settings.replica
+        self._questions = questions(engine, self._seed)
+        first = next(self._questions)  # a file that cannot be read is said before anything starts
+        engine.all_headers()
+        self._process = ServerProcess(engine, settings.replica, settings.replica_dir)
+        self._end = ""
+        self._process.wait_until_up()
+        said = ""
+        while not self._is_answered(outcome := self._ask(first)):
+            if outcome.said != said:
+                said = outcome.said
+                sys.stderr.write(f"replica: the server is up and does not answer yet: {said}\n")
+            time.sleep(RETRY_S)
+
+    def describe(self) -> Mapping[str, object]:
+        """Facts for ``replica.json``."""
+        return {
+            "workload": self.name,
+            "device": "" if self._settings.device == "auto" else self._settings.device,
+            "server_pid": self._process.pid,
+            "server_port": self._process.port,
+            "server_command": list(self._engine.command),
+            "protocol": self._engine.protocol,
+        }
+
+    def outcome(self) -> Mapping[str, object]:
+        """How it ended, once it has."""
+        return {"server_end": self._end} if self._end else {}
+
+    def published(self) -> Sequence[Histogram | Counter]:
+        """What /metrics shows besides."""
+        return self._families.published
+
+    def infer(self) -> int:
+        """Send one request of the warm-up. Raises WorkloadError when it fails."""
+        outcome = self._ask(next(self._questions))
+        if outcome.status != OK:
+            self._process.require_alive()
+            raise WorkloadError(f"a request of the warm-up failed: {outcome.said}")
+        return 1
+
+    def load(self, metrics: RequestMetrics, latency_log: LatencyLog | None) -> Load:
+        """The frontend that asks it."""
+
+        def on_depth(depth: int) -> None:
+            metrics.in_flight = depth
+
+        return Load(
+            self._engine,
+            Asker(self._engine, self._process.port),
+            self._questions,
+            Ledger(self._families, metrics, latency_log, self._settings.replica_dir),
+            seed=self._seed,
+            on_depth=on_depth,
+            alive=self._process.require_alive,
+        )
+
+    def close(self) -> None:
+        """End the server. Raises WorkloadError where it had to be killed."""
+        self._end = self._process.stop()
+        if self._end == "killed":
+            raise WorkloadError(
+                f"the server did not end within {self._engine.stop_timeout_s:g} s of SIGTERM and was killed; "
+                "raise server.stop_timeout_s."
+            )
+
+    def _ask(self, question: Question) -> Outcome:
+        """One request, on a connection of its own."""
+
+        async def ask() -> Outcome:
+            asker = Asker(self._engine, self._process.port)
+            try:
+                return await asker.ask(question, time.perf_counter_ns())
+            finally:
+                await asker.close()
+
+        return asyncio.run(ask())
+
+    def _is_answered(self, outcome: Outcome) -> bool:
+        """Whether the first request was answered well; one that may be answered later is asked again."""
+        if outcome.status == OK:
+            return True
+        self._process.require_alive()
+        wrong = outcome.status == BAD_ANSWER or (outcome.status in _CLIENT_ERRORS and outcome.status not in _MAY_PASS)
+        if wrong or outcome.status in _REDIRECTIONS:
+            raise WorkloadError(f"the server is up and does not answer a request as it should: {outcome.said}")
+        return False
+
+
+def make(settings: Settings) -> ServerWorkload:
+    """Start the server that the environment names, and return when it has answered a request."""
+    return ServerWorkload(settings, from_environment())

@@ -1,0 +1,133 @@
+"""Servers of known behaviour, started by the local backend and by whole campaigns."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import psutil
+import pytest
+
+from harness.backends.local import LocalBackend
+from harness.campaign.verify import verify_campaign
+from harness.config import WorkloadSpec
+from harness.errors import BackendError
+from harness.replica.engine.ledger import FIELDS
+from harness.results.manifest import read_manifest
+from tests.support.experiments import experiment
+from tests.support.processes import eventually, marked
+
+pytestmark = pytest.mark.integration
+
+FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 6
+COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", "{port}"]
+STREAM = {"protocol": "openai-chat", "requests": {"output_tokens": {"mean": TOKENS}}}
+
+
+def workload(*arguments, **server):
+    command = [*COMMAND, "--first-s", str(FIRST_S), "--gap-s", str(GAP_S), *arguments]
+    values = {"name": "llm", "warmup_requests": 1, "server": {"command": command, "stop_timeout_s": 60, **server}}
+    return WorkloadSpec.model_validate(values)
+
+
+@pytest.fixture
+def deploy(tmp_path, request):
+    """Deploy, and check afterwards that nothing is left of it."""
+    campaign_id = f"test-{os.getpid()}-{request.node.name}"
+    deployments, deaths = [], []
+
+    def start(asked, replicas=1, ready_timeout_s=120):
+        spec = experiment(replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
+        spec = spec.model_copy(update={"workload": asked})
+        deployments.append(
+            LocalBackend(campaign_id).deploy(spec, tmp_path, abort=threading.Event(), on_death=deaths.append)
+        )
+        return deployments[-1]
+
+    start.deaths = deaths
+    yield start
+    for deployment in deployments:
+        deployment.stop(timeout_s=60)
+    assert marked(campaign_id) == []
+
+
+def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
+    deployment = deploy(workload(ready={"path": "/health"}, concurrency=2, **STREAM), replicas=2)
+    servers = [psutil.Process(target.pid) for target in deployment.targets]
+    assert all("fake_streaming_server" in " ".join(server.cmdline()) for server in servers)
+    logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
+    assert eventually(lambda: all(log.stat().st_size > 40 * 8 * len(FIELDS) for log in logs))
+
+    assert deployment.stop(timeout_s=60) == []
+    assert not any(server.is_running() for server in servers)
+    for log, status in zip(logs, deployment.statuses(), strict=True):
+        assert (status["phase"], status["server_end"]) == ("stopped", "stopped")
+        asked = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+        assert set(asked["status"]) == {200}
+        assert set(asked["output_tokens"]) == {TOKENS}
+        assert asked["ttft_ns"].min() >= FIRST_S * 1e9
+        assert asked["latency_ns"].min() >= (FIRST_S + (TOKENS - 1) * GAP_S) * 1e9
+        assert len(asked["status"]) == status["requests"]
+        gaps = np.fromfile(log.with_name("gaps.bin"), dtype="<i8").reshape(-1, 2)
+        assert len(gaps) == (TOKENS - 1) * len(asked["status"])
+        # As the server's own sleeps: a busy machine adds to them, and may deliver two tokens at once.
+        assert 0.2 * GAP_S * 1e9 < gaps[:, 1].mean() < 60e9
+
+
+def test_one_that_loads_slowly_is_asked_until_it_answers(deploy):
+    deployment = deploy(workload("--fault", "slow-to-load"))
+    assert deployment.statuses()[0]["phase"] == "serving"
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (workload("--fault", "404"), "does not answer a request as it should: HTTP 404"),
+        (workload("--fault", "302"), "does not answer a request as it should: HTTP 302"),
+        (workload("--live-s", "0"), "the server ended with 1; its last lines: .*the engine ran out of luck"),
+        (workload("--fault", "not-json", protocol="openai-chat", stream=False), "the answer is no JSON"),
+    ],
+)
+def test_one_that_cannot_serve_is_named_with_its_reason(deploy, asked, message):
+    with pytest.raises(BackendError, match=message):
+        deploy(asked)
+
+
+def test_one_that_never_answers_is_given_up(deploy):
+    with pytest.raises(BackendError, match="replica 0 did not serve within 3 s"):
+        deploy(workload("--fault", "500"), ready_timeout_s=3)
+
+
+def test_the_death_of_a_server_is_its_replicas(deploy):
+    deployment = deploy(workload(**STREAM), replicas=2)
+    psutil.Process(deployment.targets[1].pid).kill()
+    assert eventually(lambda: deploy.deaths)
+    assert [death.replica for death in deploy.deaths] == [1]
+    assert "the server was ended by SIGKILL" in str(deploy.deaths[0])
+
+
+CAMPAIGN = {
+    "name": "served",
+    "replicas": [2],
+    "timing": {"step_s": 0.5, "stabilise_s": 0.5, "record_s": 4, "cooldown_s": 0},
+}
+
+
+def test_a_campaign_leaves_what_every_command_reads(tmp_path):
+    spec = CAMPAIGN | {"workloads": [workload(rate=10, **STREAM).model_dump(mode="json")]}
+    file = tmp_path / "served.yaml"
+    file.write_text(json.dumps(spec))
+    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(tmp_path), "--no-report"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+
+    (campaign,) = tmp_path.glob("served-*")
+    assert verify_campaign(campaign).ok
+    folder = campaign / "llm_r2_time-slicing_rep1"
+    assert [each["server_end"] for each in read_manifest(folder).replicas] == ["stopped", "stopped"]
+    rows = next(folder.glob("llm_r2_client_ttft_p50_*.csv")).read_text().splitlines()[1:]
+    values = [float(row.split(",")[3]) for row in rows if ",all," in row and row.split(",")[3]]
+    assert values
+    assert min(values) >= 0.9 * FIRST_S, "a quantile lies in its bucket of 8 %"

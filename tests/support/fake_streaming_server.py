@@ -1,0 +1,126 @@
+"""A server of known times: ``python -m tests.support.fake_streaming_server --port N``.
+
+Answers OpenAI's completions and chat (streamed or whole), and anything else with a small JSON object. The first token comes
+``--first-s`` after the request, each further one ``--gap-s`` later. ``--fault`` makes it misbehave.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+
+FAULTS = (
+    "none",
+    "500",
+    "429",
+    "404",
+    "302",
+    "cut",
+    "garbage",
+    "mute",
+    "not-json",
+    "close",
+    "in-stream",
+    "slow-to-load",
+)
+
+
+class Server:
+    """One server; ``asked`` holds the bodies of the requests, ``heads`` their heads."""
+
+    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True):
+        self.first_s, self.gap_s, self.fault, self.usage = first_s, gap_s, fault, usage
+        self.asked = []
+        self.heads = []
+        self.connections = 0
+        self.born_s = time.monotonic()
+
+    async def serve(self, port=0):
+        return await asyncio.start_server(self.handle, "127.0.0.1", port)
+
+    async def handle(self, reader, writer):
+        self.connections += 1
+        try:
+            while await self.one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client went away, or the test is over
+        finally:
+            writer.close()
+
+    async def one(self, reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        lengths = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length")]
+        body = await reader.readexactly(int(lengths[0]) if lengths else 0)
+        path = head.split()[1]
+        if path == "/health":
+            return self.whole(writer, 200, b"{}")
+        self.heads.append(head)
+        self.asked.append(json.loads(body) if body.startswith(b"{") else body.decode())
+        if self.fault in {"500", "429", "404", "302"}:
+            return self.whole(writer, int(self.fault), b'{"error": "as told"}')
+        if self.fault == "slow-to-load" and len(self.asked) < 3:
+            return self.whole(writer, 503, b"loading")
+        if self.fault == "garbage":
+            writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
+            return False
+        if self.fault == "mute":
+            await asyncio.sleep(3600)
+        if path.startswith("/v1/") and self.asked[-1].get("stream"):
+            return await self.stream(writer, self.asked[-1], chat="chat" in path)
+        await asyncio.sleep(self.first_s)
+        answer = {"choices": [{"text": "a b"}], "label": "cat", "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+        return self.whole(writer, 200, b"<html>" if self.fault == "not-json" else json.dumps(answer).encode())
+
+    def whole(self, writer, status, body):
+        keep = self.fault != "close"
+        head = f"HTTP/1.1 {status} Told\r\nContent-Length: {len(body)}\r\nConnection: {'keep-alive' if keep else 'close'}\r\n\r\n"
+        writer.write(head.encode() + body)
+        return keep
+
+    async def stream(self, writer, asked, *, chat):
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if chat:
+            self.event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        for number in range(asked["max_tokens"]):
+            await asyncio.sleep(self.gap_s if number else self.first_s)
+            if number == 2 and self.fault == "cut":
+                return False
+            if number == 2 and self.fault == "in-stream":
+                self.event(writer, {"error": {"message": "the engine is gone"}})
+            self.event(writer, {"choices": [{"delta": {"content": " w"}} if chat else {"text": " w"}]})
+            await writer.drain()
+        if self.usage:
+            tokens = {"prompt_tokens": 7, "completion_tokens": asked["max_tokens"]}
+            self.event(writer, {"choices": [], "usage": tokens})
+        self.chunk(writer, b"data: [DONE]\n\n")
+        writer.write(b"0\r\n\r\n")
+        return self.fault != "close"
+
+    def event(self, writer, content):
+        self.chunk(writer, b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    def chunk(self, writer, data):
+        writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+async def main(options):
+    server = Server(first_s=options.first_s, gap_s=options.gap_s, fault=options.fault, usage=True)
+    async with await server.serve(options.port) as listening:
+        sys.stdout.write("Application startup complete\n")
+        sys.stdout.flush()
+        if options.live_s is not None:
+            await asyncio.sleep(options.live_s)
+            sys.exit("the engine ran out of luck")
+        await listening.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--first-s", type=float, default=0.0)
+    parser.add_argument("--gap-s", type=float, default=0.0)
+    parser.add_argument("--fault", choices=FAULTS, default="none")
+    parser.add_argument("--live-s", type=float)
+    asyncio.run(main(parser.parse_args()))

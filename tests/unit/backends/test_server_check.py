@@ -1,0 +1,61 @@
+"""What is said of a server before anything starts, and what its replica is told."""
+
+import json
+import sys
+
+from harness.backends.environment import server_environment, workload_environment
+from harness.backends.local import replica_environment
+from harness.backends.local_check import check_machine
+from harness.backends.local_replica import Seat
+from harness.backends.server_check import check_server
+from harness.config import WorkloadSpec
+from harness.replica.engine.settings import from_environment
+from harness.replica.registry import find_factory
+from tests.support.experiments import experiment
+
+
+def workload(**server):
+    command = server.pop("command", [sys.executable, "-m", "mine", "--port", "{port}"])
+    return WorkloadSpec.model_validate({"name": "llm", "server": {"command": command, **server}})
+
+
+def test_what_is_missing_is_said_with_what_to_do(monkeypatch):
+    monkeypatch.delenv("NO_KEY", raising=False)
+    spec = workload(command=["no-such-server", "{port}"], requests={"file": "none.jsonl"}, api_key_env="NO_KEY").server
+    told = [finding.message for finding in check_server("llm", spec)]
+    assert told == [
+        "the workload llm starts no-such-server, and there is no such program.",
+        "the workload llm asks what is in none.jsonl, and there is no such file.",
+        "the workload llm takes its key from NO_KEY, which is not set.",
+    ]
+
+
+def test_a_server_needs_no_torch_and_no_table_of_memory():
+    spec = experiment().model_copy(update={"workload": workload()})
+    findings = [each for each in check_machine([spec]) if each.severity.value == "error"]
+    assert [each for each in findings if each.message.startswith("the workload")] == []
+
+
+def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "theirs")
+    monkeypatch.delenv("WORKLOAD", raising=False)
+    spec = workload(rate=4, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"})
+    own = replica_environment(Seat(spec, 0, tmp_path))
+    engine = from_environment(server_environment(spec, own))
+    assert (engine.rate, engine.protocol, engine.model, engine.target) == (
+        4,
+        "openai-chat",
+        "m",
+        "/v1/chat/completions",
+    )
+    assert engine.ready["path"] == "/health"
+    assert engine.requests["input_tokens"]["mean"] == 128
+    assert engine.restore["PYTHONPATH"] == "theirs"
+    assert engine.restore["WORKLOAD"] is None
+    assert engine.restore["SERVER"] is None
+    assert find_factory(workload_environment(spec)["WORKLOAD"]).__name__ == "make"
+
+
+def test_other_workloads_have_no_server():
+    assert server_environment(WorkloadSpec(name="resnet50"), {}) == {}
+    assert "server" in json.loads(workload().model_dump_json())

@@ -1,0 +1,104 @@
+"""What a campaign file may say of a server of the user's own."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.campaign.plan import expand
+from harness.config import WorkloadSpec
+from harness.config.load import parse_campaign
+from harness.config.workload import SERVER as SERVER_TARGET
+from harness.config.workload import STREAMING_SERVER
+from harness.errors import CampaignFileError
+from harness.metrics.catalogue import CATALOGUE
+
+SERVER = {"command": ["serve", "--port", "{port}"]}
+
+
+def parsed(server, **more):
+    text = yaml.safe_dump({"name": "mine", "workloads": [{"name": "llm", "server": server} | more], "replicas": [1, 2]})
+    return parse_campaign(text, origin="c.yaml")
+
+
+def test_a_command_is_enough():
+    spec = parsed(SERVER)
+    (workload,) = spec.workloads
+    assert workload.own
+    assert not workload.open_loop
+    assert workload.server.ready.tcp
+    assert "client_ttft_p99" not in expand(spec)[0].metrics
+    assert "failed_requests_per_second" in expand(spec)[0].metrics
+
+
+def test_a_stream_has_the_metrics_of_tokens():
+    metrics = expand(parsed(SERVER | {"protocol": "openai-chat"}))[0].metrics
+    assert {"client_ttft_p99", "client_itl_p99", "client_tpot_p50", "output_tokens_per_second"} <= set(metrics)
+    assert not {"ttft_p50", "tokens_per_second"} & set(metrics), "those are what a replica says of itself"
+    whole = expand(parsed(SERVER | {"protocol": "openai-chat", "stream": False}))[0].metrics
+    assert "client_ttft_p99" not in whole
+
+
+def test_a_rate_is_an_open_loop_that_stress_can_raise():
+    (workload,) = parsed(SERVER | {"rate": 4}).workloads
+    assert workload.open_loop
+    assert workload.at_rate(9).server.rate == 9
+    with pytest.raises(ValueError, match="no server with a `rate`"):
+        WorkloadSpec.model_validate({"name": "llm", "server": SERVER}).at_rate(9)
+
+
+def test_a_replica_has_the_time_its_server_needs_to_end():
+    (experiment, _) = expand(parsed(SERVER | {"stop_timeout_s": 100}))
+    assert experiment.drain_timeout_s > 100
+    (experiment, _) = expand(parsed(SERVER | {"stop_timeout_s": 1}))
+    assert experiment.drain_timeout_s == experiment.timing.drain_timeout_s
+
+
+@pytest.mark.parametrize(
+    ("server", "more", "message"),
+    [
+        ({"command": ["serve"]}, {}, "neither `command` nor `env` holds {port}"),
+        ({"command": []}, {}, "at least 1 item"),
+        (SERVER | {"rate": 1, "concurrency": 2}, {}, "keep one of them"),
+        (SERVER | {"arrivals": "poisson"}, {}, "no effect without `rate`"),
+        (SERVER | {"ready": {"path": "/health", "tcp": True}}, {}, "give one of `path`, `log`"),
+        (SERVER | {"ready": {"log": "("}}, {}, "is no regular expression"),
+        (SERVER | {"model": "m"}, {}, "belong to OpenAI's protocols"),
+        (SERVER | {"protocol": "openai-chat", "body": "x"}, {}, "belong to protocol http"),
+        (SERVER | {"requests": {"input_tokens": {"mean": 5, "max": 4}}}, {}, "must lie between"),
+        (SERVER | {"redy": {}}, {}, "did you mean `ready`"),
+        (SERVER, {"factory": "a:b"}, "leave `model` and `factory` out"),
+        (SERVER, {"batch_size": 4}, "`batch_size` has no effect on a server"),
+        (SERVER, {"scenario": {"kind": "offline"}}, "`scenario` has no effect on a server"),
+    ],
+)
+def test_what_cannot_be_is_said_with_its_line(server, more, message):
+    with pytest.raises(CampaignFileError) as caught:
+        parsed(server, **more)
+    assert message in caught.value.message
+    assert "c.yaml:" in caught.value.message
+
+
+def test_a_neighbour_is_no_server():
+    beside = [{"name": "b", "neighbours": [{"workload": {"name": "llm", "server": SERVER}}]}]
+    text = {"name": "mine", "workloads": [{"name": "resnet50"}], "replicas": [1], "conditions": beside}
+    with pytest.raises(CampaignFileError, match="a neighbour cannot be a server"):
+        parse_campaign(yaml.safe_dump(text), origin="c.yaml")
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "servers.md").read_text()
+
+
+@pytest.mark.parametrize("text", re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL))
+def test_the_campaigns_on_the_page_are_valid(text):
+    assert all(workload.server for workload in parse_campaign(text, origin="docs/servers.md").workloads)
+
+
+def test_the_page_names_the_metrics_and_only_those():
+    told = {name.removesuffix("*") for name in re.findall(r"`(client_\w+\*?|\w+_per_second)`", PAGE)}
+    assert all(any(name.startswith(each) for name in CATALOGUE) for each in told)
+    of_servers = {
+        name for name, metric in CATALOGUE.items() if {SERVER_TARGET, STREAMING_SERVER} & set(metric.workloads)
+    }
+    assert all(any(name.startswith(each) for each in told) for name in of_servers)

@@ -1,0 +1,304 @@
+"""Asking a server: against one of known behaviour in the same loop, and with hand-made outcomes."""
+
+import asyncio
+import itertools
+import json
+import struct
+import threading
+import time
+
+import pytest
+
+from harness.replica.engine import questions as asked
+from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
+from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
+from harness.replica.engine.load import Load, arrivals
+from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
+from harness.replica.engine.settings import Engine, from_environment
+from harness.replica.errors import CannotBeMetError, SettingError, WorkloadError
+from harness.replica.latency_log import LatencyLog
+from harness.replica.metrics import RequestMetrics
+from tests.support.fake_streaming_server import Server
+
+QUESTION = Question(output_tokens=5, prompt="the sun")
+LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
+
+
+def engine(**changes):
+    return Engine(**{"command": ("x",), "requests": LENGTHS} | changes)
+
+
+def chat(**changes):
+    return engine(protocol="openai-chat", model="m", **changes)
+
+
+def asked_of(server, settings, times=1):
+    """The outcomes of requests one after another, in one loop with the server."""
+
+    async def run():
+        async with await server.serve() as listening:
+            asker = Asker(settings, listening.sockets[0].getsockname()[1])
+            found = [await asker.ask(QUESTION, time.perf_counter_ns()) for _ in range(times)]
+            await asker.close()
+            await asyncio.sleep(0)
+            return found
+
+    return asyncio.run(run())
+
+
+def test_a_stream_is_read_token_by_token():
+    server = Server()
+    first, second = asked_of(server, chat(), times=2)
+    assert (first.status, len(first.token_ns), first.input_tokens, first.output_tokens) == (OK, 5, 7, 5)
+    assert len(first.gaps_ns) == 4
+    assert 0 < first.ttft_ns <= first.latency_ns
+    assert first.sent_ns >= first.intended_ns
+    assert second.status == OK
+    assert server.connections == 1, "the connection stays open"
+    assert server.asked[0]["messages"] == [{"role": "user", "content": "the sun"}]
+    assert (server.asked[0]["model"], server.asked[0]["max_tokens"]) == ("m", 5)
+
+
+def test_times_are_those_of_the_server_and_never_less():
+    (outcome,) = asked_of(Server(first_s=0.02, gap_s=0.01), chat())
+    assert outcome.ttft_ns >= 0.02e9
+    assert outcome.latency_ns >= (0.02 + 4 * 0.01) * 1e9
+
+
+def test_pieces_count_where_the_server_counts_no_tokens():
+    (outcome,) = asked_of(Server(), engine(protocol="openai-completions"))
+    assert outcome.output_tokens == 5
+    stream = EventStream()
+    assert len(list(stream.feed(b'data: {"choices": [{"text": "a"}]}\n\nda'))) == 1
+    assert len(list(stream.feed(b'ta: {"choices": [{"text": "b", "finish_reason": "stop"}]}\r\n\r\n'))) == 1
+    assert (stream.end().output_tokens, stream.answer.input_tokens) == (2, UNKNOWN)
+
+
+def test_without_a_stream_there_are_counts_and_no_times_of_tokens():
+    (outcome,) = asked_of(Server(), chat(stream=False))
+    assert (outcome.status, outcome.token_ns, outcome.ttft_ns, outcome.output_tokens) == (OK, [], UNKNOWN, 2)
+
+
+def test_a_connection_that_the_server_closes_is_opened_again():
+    server = Server(fault="close")
+    assert [each.status for each in asked_of(server, engine(), times=3)] == [OK] * 3
+    assert server.connections == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "said"),
+    [
+        ("500", 500, 'HTTP 500: {"error": "as told"}'),
+        ("429", 429, "HTTP 429"),
+        ("302", 302, "HTTP 302"),
+        ("cut", BROKEN, "closed before the answer was whole"),
+        ("garbage", BROKEN, "no HTTP"),
+        ("in-stream", BAD_ANSWER, "the engine is gone"),
+    ],
+)
+def test_what_goes_wrong_has_a_kind_and_words(fault, status, said):
+    (outcome,) = asked_of(Server(fault=fault), chat())
+    assert outcome.status == status
+    assert said in outcome.said
+
+
+def test_an_answer_that_is_late_or_none_has_failed():
+    (outcome,) = asked_of(Server(fault="mute"), engine(request_timeout_s=0.01))
+    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.01 s")
+    assert asked_of(Server(fault="not-json"), chat(stream=False))[0].status == BAD_ANSWER
+
+
+def test_the_success_condition_is_the_users():
+    assert asked_of(Server(), engine(success={"status": 200, "contains": "label"}))[0].status == OK
+    (outcome,) = asked_of(Server(), engine(success={"status": 200, "contains": "dog"}))
+    assert (outcome.status, outcome.said) == (BAD_ANSWER, "the answer does not contain 'dog'")
+
+
+def test_a_server_that_is_not_there_is_no_connection():
+    async def ask():
+        listening = await Server().serve()
+        port = listening.sockets[0].getsockname()[1]
+        listening.close()
+        return await Asker(engine(), port).ask(QUESTION, time.perf_counter_ns())
+
+    assert asyncio.run(ask()).status == BROKEN
+
+
+def test_bodies_are_filled_in():
+    body = {"text": "say {prompt}", "n": "{output_tokens}", "more": [{"p": "{prompt}"}], "k": 1}
+    assert json.loads(body_of(engine(body=body), QUESTION)) == {
+        "text": "say the sun",
+        "n": 5,
+        "more": [{"p": "the sun"}],
+        "k": 1,
+    }
+    assert body_of(engine(body="{prompt}!"), QUESTION) == b"the sun!"
+    assert body_of(engine(), QUESTION) == b""
+    assert json.loads(body_of(chat(), Question(1, body={"own": 2}))) == {"own": 2}
+    assert json.loads(body_of(chat(extra_body={"ignore_eos": True}), QUESTION))["ignore_eos"]
+
+
+@pytest.mark.parametrize("data", [b"data: nothing\n\n", b"data: [1]\n\n"])
+def test_an_event_that_is_no_object_is_a_bad_answer(data):
+    with pytest.raises(BadAnswerError, match="no JSON"):
+        list(EventStream().feed(data))
+
+
+@pytest.mark.parametrize("data", [b"", b'data: {"choices": [{"text": "a"}]}\n\n', b"data: [DONE]\n\n"])
+def test_a_stream_that_is_cut_or_empty_is_a_bad_answer(data):
+    stream = EventStream()
+    list(stream.feed(data))
+    with pytest.raises(BadAnswerError, match="the stream"):
+        stream.end()
+
+
+def test_questions_repeat_with_the_seed_and_keep_their_bounds():
+    lengths = {"input_tokens": {"mean": 10, "stddev": 50, "min": 2, "max": 12}, "output_tokens": {"mean": 7}}
+
+    def first(seed):
+        return list(itertools.islice(asked.questions(engine(requests=lengths), seed), 200))
+
+    assert first(1) == first(1) != first(2)
+    lengths_found = {len(question.prompt.split()) for question in first(1)}
+    assert min(lengths_found) == 2
+    assert max(lengths_found) == 12
+    assert {question.output_tokens for question in first(1)} == {7}
+
+
+def test_a_file_is_asked_in_turn(tmp_path):
+    path = tmp_path / "asked.jsonl"
+    path.write_text('{"prompt": "a", "output_tokens": 9}\n\n{"messages": []}\n{"body": {"x": 1}}\n')
+    found = list(itertools.islice(asked.questions(engine(requests=LENGTHS | {"file": str(path)}), 0), 6))
+    assert found[:3] == found[3:]
+    assert {question.output_tokens for question in found} == {9, 3}
+    assert {"a", ""} == {question.prompt for question in found}
+
+
+@pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"text": "a"}\n'])
+def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
+    path = tmp_path / "asked.jsonl"
+    path.write_text(text)
+    with pytest.raises(CannotBeMetError, match=r"asked\.jsonl"):
+        asked.read_file(path)
+
+
+def test_a_file_that_is_missing_is_said(tmp_path):
+    with pytest.raises(CannotBeMetError, match="cannot be read"):
+        asked.read_file(tmp_path / "none.jsonl")
+
+
+def test_arrivals_have_their_rate_and_repeat_with_the_seed():
+    assert list(itertools.islice(arrivals(4, "constant", 0), 3)) == [250_000_000, 500_000_000, 750_000_000]
+    poisson = list(itertools.islice(arrivals(100, None, 1), 4000))
+    assert poisson == list(itertools.islice(arrivals(100, "poisson", 1), 4000))
+    assert poisson[-1] / 4000 == pytest.approx(0.01e9, rel=0.1)
+
+
+def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
+    families, metrics = Families(streams=True), RequestMetrics()
+    log = LatencyLog(tmp_path / "latencies.bin")
+    ledger = Ledger(families, metrics, log, tmp_path)
+    metrics.publish(families.published)
+    begin_ns = time.perf_counter_ns()
+    token_ns = [begin_ns + 30, begin_ns + 35, begin_ns + 55]
+    ledger.book(Outcome(begin_ns, begin_ns + 10, begin_ns + 60, OK, token_ns, input_tokens=4, output_tokens=3))
+    ledger.book(Outcome(begin_ns, begin_ns, begin_ns + 90, 500, said="HTTP 500"))
+    ledger.close()
+    log.close()
+
+    width = len(FIELDS)
+    good, bad = struct.iter_unpack(f"<{width}q", (tmp_path / "requests.bin").read_bytes())
+    assert dict(zip(FIELDS, good, strict=True)) | {"intended_ns": 0} == {
+        "intended_ns": 0, "send_error_ns": 10, "latency_ns": 60, "ttft_ns": 30, "itl_p99_ns": 20,
+        "input_tokens": 4, "output_tokens": 3, "status": 200,
+    }  # fmt: skip
+    assert bad[1:] == (0, 90, UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, 500)
+    assert abs(good[0] - time.time_ns()) < 3600e9, "since the epoch"
+    gaps = list(struct.iter_unpack("<2q", (tmp_path / "gaps.bin").read_bytes()))
+    assert [gap for _, gap in gaps] == [5, 20]
+    assert gaps[1][0] - gaps[0][0] == 5
+    assert list(struct.iter_unpack("<2q", (tmp_path / "latencies.bin").read_bytes())) == [(good[0], 60)]
+    text = metrics.render().decode()
+    assert "inference_requests_total 1\n" in text
+    assert "inference_client_failed_requests_total 1\n" in text
+    assert "inference_client_itl_seconds_count 2\n" in text
+    assert "inference_client_output_tokens_total 3\n" in text
+    assert (ledger.failures, ledger.first_failure) == ({"500": 1}, "HTTP 500")
+
+
+def test_the_p99_of_few_is_the_largest():
+    assert p99([]) == UNKNOWN
+    assert p99([3, 9, 1]) == 9
+    assert p99(list(range(1, 201))) == 198
+
+
+@pytest.mark.parametrize(
+    "load", [{"concurrency": 3}, {"rate": 400.0, "arrivals": "constant"}, {"rate": 400.0, "max_in_flight": 2}]
+)
+def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, load):
+    server, stopping, depths = Server(), threading.Event(), []
+    metrics = RequestMetrics()
+    settings = engine(**load)
+    ledger = Ledger(Families(streams=False), metrics, None, tmp_path)
+    started, over = threading.Event(), threading.Event()
+
+    def on_depth(depth):
+        depths.append(depth)
+        if metrics.requests >= 20:
+            stopping.set()
+
+    def serve(found):
+        async def run():
+            async with await server.serve() as listening:
+                found.append(listening.sockets[0].getsockname()[1])
+                started.set()
+                await asyncio.to_thread(over.wait)
+
+        asyncio.run(run())
+
+    found = []
+    thread = threading.Thread(target=serve, args=(found,))
+    thread.start()
+    assert started.wait(120)
+    questions = asked.questions(settings, 0)
+    asking = Load(settings, Asker(settings, found[0]), questions, ledger, seed=1, on_depth=on_depth, alive=lambda: None)
+    try:
+        asking.run(stopping)
+    finally:
+        over.set()
+        thread.join()
+    asking.close()
+    assert metrics.requests >= 20
+    assert 1 <= max(depths) <= (load.get("concurrency") or settings.max_in_flight)
+    assert asking.facts()["failures"] == {}
+
+
+def test_a_load_ends_with_its_server(tmp_path):
+    def dead():
+        raise WorkloadError("the server ended with 3")
+
+    asking = Load(
+        engine(), Asker(engine(), 1), asked.questions(engine(), 0), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
+        seed=1, on_depth=lambda _: None, alive=dead,
+    )  # fmt: skip
+    with pytest.raises(WorkloadError, match="ended with 3"):
+        asking.run(threading.Event())
+    asking.close()
+
+
+def test_the_key_is_read_from_the_environment_alone(monkeypatch):
+    settings = engine(api_key_env="MY_KEY")
+    monkeypatch.delenv("MY_KEY", raising=False)
+    with pytest.raises(CannotBeMetError, match="MY_KEY"):
+        settings.all_headers()
+    monkeypatch.setenv("MY_KEY", "secret")
+    server = Server()
+    asked_of(server, settings)
+    assert "Authorization: Bearer secret\r\n" in server.heads[0]
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize("environment", [{}, {"SERVER": "{"}, {"SERVER": '{"unknown": 1}'}])
+def test_a_variable_that_the_harness_did_not_write_is_refused(environment):
+    with pytest.raises(SettingError, match="SERVER"):
+        from_environment(environment)

@@ -1,0 +1,95 @@
+"""The server's process: real small programs that behave well and badly."""
+
+import socket
+import sys
+
+import pytest
+
+from harness.replica.engine import process as process_module
+from harness.replica.engine.process import HOST, ServerProcess
+from harness.replica.engine.settings import Engine
+from harness.replica.errors import CannotBeMetError, WorkloadError
+
+SLEEPS = "import time; time.sleep(3600)"
+LISTENS = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('up', flush=True); time.sleep(3600)"
+
+
+@pytest.fixture
+def start(tmp_path):
+    started = []
+
+    def run(source, *arguments, replica=0, **fields):
+        engine = Engine(command=(sys.executable, "-c", source, *arguments), **{"stop_timeout_s": 60.0} | fields)
+        started.append(ServerProcess(engine, replica, tmp_path))
+        return started[-1]
+
+    yield run
+    for each in started:
+        each.stop()
+
+
+@pytest.mark.parametrize("ready", [{"tcp": True}, {"log": "^up$"}])
+def test_it_is_up_when_the_condition_holds_and_ends_by_sigterm(start, ready):
+    server = start(LISTENS, "{port}", ready=ready)
+    server.wait_until_up()
+    server.require_alive()
+    assert server.last_lines() == "up"
+    assert server.stop() == "stopped"
+    assert server.stop() == "ended by itself"
+
+
+def test_one_that_ends_says_how_and_what_it_printed(start):
+    server = start("import sys; print('no model'); sys.exit(3)")
+    with pytest.raises(WorkloadError, match=r"the server ended with 3; its last lines: no model\."):
+        server.wait_until_up()
+
+
+def test_one_that_goes_into_the_background_is_named(start):
+    server = start("print('started')")
+    with pytest.raises(WorkloadError, match="keep it in the foreground"):
+        server.wait_until_up()
+
+
+def test_one_that_ignores_sigterm_is_killed(start):
+    source = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(3600)"
+    server = start(source, ready={"log": "up"}, stop_timeout_s=0.01)
+    server.wait_until_up()
+    assert server.stop() == "killed"
+
+
+def test_a_program_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(CannotBeMetError, match="'no-such-server' cannot be started: No such file"):
+        ServerProcess(Engine(command=("no-such-server",)), 0, tmp_path)
+
+
+def test_a_port_in_use_is_said_before_anything_starts(start):
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotBeMetError, match=f"port {port} is in use"):
+            start(SLEEPS, replica=1, port=port - 1)
+
+
+def test_replicas_never_look_at_the_same_port():
+    shares = [
+        set(process_module._PORTS[replica :: process_module._SHARES]) for replica in range(process_module._SHARES)
+    ]
+    assert sum(len(share) for share in shares) == len(set().union(*shares))
+    assert all(shares)
+
+
+def test_its_environment_is_the_harness_own_with_its_port_and_without_the_replicas(start, monkeypatch):
+    monkeypatch.setenv("PORT", "0")
+    monkeypatch.setenv("WORKLOAD", "x")
+    monkeypatch.setenv("KEPT", "1")
+    source = (
+        "import os; print(*(os.environ.get(n) for n in ('PORT', 'WORKLOAD', 'KEPT', 'MINE')), flush=True)\n" + SLEEPS
+    )
+    server = start(
+        source,
+        ready={"log": "None"},
+        env={"MINE": "{port}/{replica}"},
+        restore={"PORT": "80", "WORKLOAD": None},
+        replica=2,
+    )
+    server.wait_until_up()
+    assert server.last_lines() == f"80 None 1 {server.port}/2"
