@@ -14,13 +14,12 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
-from scipy.special import stdtrit
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key
 from harness.analysis.format import number
 from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.statistics import CONFIDENCE, Estimate, t_interval
+from harness.analysis.statistics import Estimate, student, t_interval
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder
 
@@ -178,7 +177,7 @@ def _repeats_needed(percent: Estimate, limit_percent: float) -> int | None:
 
 def _width(n: int) -> float:
     """Half of Student's interval over ``n`` values, in standard deviations."""
-    return float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) / math.sqrt(n)
+    return student(n - 1) / math.sqrt(n)
 
 
 def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Overhead | str:

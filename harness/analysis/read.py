@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import pandas as pd
 
 from harness.analysis.statistics import Floats
 from harness.config import CampaignSpec
@@ -21,6 +20,9 @@ from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
 from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NS = 1e9
 
@@ -71,6 +73,8 @@ class ExperimentData:
         return self.kept[name]
 
     def _read(self, metric: str) -> pd.DataFrame:
+        import pandas as pd  # half a second, which a campaign that only runs does not need
+
         if metric not in self._metric_paths:
             raise NotMeasuredError("the campaign did not ask for it")
         path = self._metric_paths[metric]
@@ -123,6 +127,8 @@ class ExperimentData:
         return self._kept(TELEMETRY, self._read_telemetry)
 
     def _read_telemetry(self) -> pd.DataFrame:
+        import pandas as pd
+
         path = self.folder / TELEMETRY
         if not path.is_file():
             raise NotMeasuredError("no telemetry was recorded")

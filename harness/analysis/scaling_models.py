@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import fdtrc, stdtrit
+from scipy.special import fdtrc
 
-from harness.analysis.statistics import CONFIDENCE, SIGNIFICANCE, Estimate, Floats
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, Floats, student
 
 _EXACT = 1e-12
 
@@ -209,7 +209,7 @@ def _intervals(law: Law, values: Floats, jacobian: Floats, residual: float, runs
             for name, value in zip(law.parameters, values, strict=True)
         }
     spread = np.sqrt(np.diag(np.linalg.inv(information)) * residual / freedom)
-    half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * spread
+    half = student(freedom) * spread
     return {
         name: Estimate(
             float(value),

@@ -17,9 +17,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtrit
 
-from harness.analysis.statistics import CONFIDENCE, Estimate, Floats, lag_one, needed_for
+from harness.analysis.statistics import Estimate, Floats, lag_one, needed_for, student
 
 MIN_SLICES = 32
 MAX_SLICES = 2 * MIN_SLICES
@@ -149,11 +148,6 @@ def half_width(values: Floats, caution: float = CAUTION) -> float:
     independent = count / inflation
     freedom = count / (1 + 0.6 / (1 - correlation**2))
     return student(freedom) * deviation / math.sqrt(independent - 1)
-
-
-def student(freedom: float) -> float:
-    """Student's t of the 95 % interval."""
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def relative_half_width(estimate: Estimate) -> float:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -68,7 +67,7 @@ def t_interval(values: Sequence[float]) -> Estimate:
     if len(values) == 1:
         return Estimate(mean, None, None, 1, None, "one run has no interval")
     deviation = float(np.std(values, ddof=1))
-    half = _student(len(values) - 1) * deviation / math.sqrt(len(values))
+    half = student(len(values) - 1) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, len(values), deviation / abs(mean) if mean else None)
 
 
@@ -103,7 +102,7 @@ def _half_width(deviation: float, batches: int, correlation: float) -> float:
     inflation = (1 + correlation) / (1 - correlation)
     independent = max(batches / inflation, 2.0)
     freedom = batches - 1 if inflation <= 1 else max(batches / inflation, 1.0)
-    return _student(freedom) * deviation / math.sqrt(independent - 1)
+    return student(freedom) * deviation / math.sqrt(independent - 1)
 
 
 def lag_one(values: Floats) -> float:
@@ -156,7 +155,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
         return Estimate(value, None, None, min(top.n, bottom.n), None, NO_SPREAD)
     first, second = spread[0] / top.mean**2, spread[1] / bottom.mean**2
     freedom = _freedom(first, top.n, second, bottom.n)
-    factor = math.exp(_student(freedom) * math.sqrt(first + second))
+    factor = math.exp(student(freedom) * math.sqrt(first + second))
     return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
 
 
@@ -199,7 +198,7 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     spread = _spread(a, b)
     if spread is None:
         return Estimate(gap, None, None, runs, None, NO_SPREAD)
-    half = _student(_freedom(spread[0], len(a), spread[1], len(b))) * math.sqrt(sum(spread))
+    half = student(_freedom(spread[0], len(a), spread[1], len(b))) * math.sqrt(sum(spread))
     return Estimate(gap, gap - half, gap + half, runs, None)
 
 
@@ -262,8 +261,10 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     return Difference(first, second, change, welch(a, b), _mann_whitney(a, b), floor, _hedges_g(a, b), delta)
 
 
-def _student(freedom: float) -> float:
-    """Student's t that leaves 2.5 % above it."""
+def student(freedom: float) -> float:
+    """Student's t of the 95 % interval."""
+    from scipy.special import stdtrit  # a third of a second, which a campaign that only runs does not need
+
     return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
@@ -272,6 +273,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     spread = _spread(a, b)
     if spread is None:
         return None
+    from scipy.special import stdtr
+
     gap = abs(float(np.mean(b) - np.mean(a)))
     return float(2 * stdtr(_freedom(spread[0], len(a), spread[1], len(b)), -gap / math.sqrt(sum(spread))))
 

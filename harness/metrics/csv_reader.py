@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,14 +68,24 @@ def read_columns(path: Path) -> Columns:
     import pyarrow as pa
     from pyarrow import csv
 
-    types = {"elapsed_s": pa.float64(), "series": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    text = pa.dictionary(pa.int32(), pa.string())
+    types = {"elapsed_s": pa.float64(), "series": text, "value": pa.float64(), "reason": text}
     convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
     try:
         table = csv.read_csv(path, convert_options=convert)
     except pa.ArrowException as error:
         raise _no_csv(path, error) from error
-    elapsed_s, names, values, reasons = (table[name].to_numpy(zero_copy_only=False) for name in types)
-    return elapsed_s, names, values.astype(np.float64), reasons
+    # Not by Arrow's to_numpy, which imports all of pandas to see whether it was given some of it.
+    batches = table.select(["elapsed_s", "value"]).to_batches()
+    numbers = np.concatenate([np.empty((0, 2)), *(batch.to_tensor(null_to_nan=True).to_numpy() for batch in batches)])
+    names, reasons = (table[name].combine_chunks() for name in ("series", "reason"))
+    return numbers[:, 0], _texts(names), numbers[:, 1], _texts(reasons)
+
+
+def _texts(column: Any) -> NDArray[np.object_]:
+    words = np.array(column.dictionary.to_pylist(), dtype=object)
+    texts: NDArray[np.object_] = words[np.from_dlpack(column.indices)]
+    return texts
 
 
 def _read(path: Path) -> dict[str, SeriesColumns]:

@@ -133,7 +133,9 @@ def to_parquet(source: Path, target: Path) -> int:
         ) as writer,
     ):
         for chunk in chunks(source):
-            columns = [pa.array(np.ascontiguousarray(chunk[name])) for name in schema.names]
+            # Not pa.array, which imports all of pandas to see whether it was given some of it.
+            buffers = [pa.py_buffer(np.ascontiguousarray(chunk[name])) for name in schema.names]
+            columns = [pa.Array.from_buffers(pa.int64(), len(chunk), [None, buffer]) for buffer in buffers]
             writer.write_table(pa.table(columns, schema=schema))
             requests += len(chunk)
     return requests
@@ -144,10 +146,11 @@ def _read_parquet(path: Path) -> Records:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=list(RECORD.names or ()))
+        with pq.ParquetFile(path) as file:  # not read_table, which imports pyarrow.dataset and with it pandas
+            table = file.read(columns=list(RECORD.names or ()))
         records = np.empty(table.num_rows, dtype=RECORD)
         for name in RECORD.names or ():
-            records[name] = table.column(name).to_numpy()
+            records[name] = np.from_dlpack(table.column(name).combine_chunks())
     except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
         raise ResultsPathError(
             f"{path} is not a latency file of this harness: {error}", advice="Restore it from a backup."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,17 +146,23 @@ def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:
     times = pa.timestamp("ms", "UTC")
     types = {"timestamp": times, "metric": text, "series": text, "value": pa.float64(), "reason": text, "unit": text}
     schema = pa.schema(list(types.items()))
-    read_types = {"timestamp": times, "series": pa.string(), "value": pa.float64(), "reason": pa.string()}
+    read_types = {name: types[name] for name in ("timestamp", "series", "value", "reason")}
     convert = pc.ConvertOptions(column_types=read_types, include_columns=list(read_types), strings_can_be_null=False)
+
+    def repeated(word: str, rows: int) -> Any:
+        # Of buffers, because pa.array and pa.scalar import all of pandas to see whether they were given some of it.
+        end = len(word.encode())
+        words = pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("=2i", 0, end)), pa.py_buffer(word.encode()))
+        first = pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(bytes(4 * rows))])
+        return pa.DictionaryArray.from_arrays(first, words)
+
     written = 0
     with storage_errors(target), pq.ParquetWriter(target, schema, compression="zstd") as writer:
         for metric, file in metric_files(folder).items():
             constant = {"metric": metric, "unit": units.get(metric, "")}
             for batch in _batches(file.path, convert):
                 columns = [
-                    pa.array([constant[name]] * batch.num_rows, schema.field(name).type)
-                    if name in constant
-                    else batch.column(name).cast(schema.field(name).type)
+                    repeated(constant[name], batch.num_rows) if name in constant else batch.column(name)
                     for name in schema.names
                 ]
                 writer.write_table(pa.table(columns, schema=schema))

@@ -66,7 +66,7 @@ def test_help_is_instant():
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # CPU time: the same on a busy machine, where the time on the wall says how busy it is.
-    assert min(cpu_s() for _ in range(5)) < 0.3
+    assert min(cpu_s() for _ in range(5)) < 1.0
 
 
 def test_help_loads_nothing_heavy():
@@ -75,6 +75,19 @@ def test_help_loads_nothing_heavy():
 
     for heavy in ("pydantic", "numpy", "pandas", "torch", "yaml", "psutil", "rich", "kubernetes", "ansible_runner"):
         assert f"'{heavy}'" not in loaded
+
+
+def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
+    script = (
+        "import sys, pathlib, harness.campaign.runner, harness.campaign.verify, tests.unit.results.synthetic as made;"
+        "folder = made.write_campaign(pathlib.Path(sys.argv[1]), replicas=[1], repeats=1);"
+        "assert harness.campaign.verify.verify_campaign(folder).ok;"
+        "print({'pandas', 'scipy', 'matplotlib', 'torch', 'kubernetes'} & sys.modules.keys())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "made")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "set()\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
