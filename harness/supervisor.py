@@ -7,6 +7,7 @@ child, also what made a session of its own. Exit code: the command's, or 128 + n
 ``lifeline FD COMMAND...``: for a replica. The starter holds the other end of a pipe; when it dies, by whatever signal, the
 kernel closes that end and the whole tree gets SIGKILL. SIGTERM is passed on to the command, which drains. When the command
 has ended, so has everything below it. Should the supervisor itself be killed, the command gets SIGKILL from the kernel.
+What the command prints goes to the supervisor's stdout, up to 64 MiB: then a line says how much was left out, and the end follows.
 
 ``parent PID GRACE_S FOLDER COMMAND...``: for ansible-playbook, which puts each of its workers in a session of its own. When
 it is asked to stop (SIGTERM, SIGINT) or its parent dies, it ends the tree: SIGTERM first, SIGKILL after the grace time. Where
@@ -27,6 +28,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _KILL_WAIT_S = 5.0
 _POLL_S = 0.02
+MOST_LOG_BYTES = 64 << 20
+_TAIL_BYTES = 64 << 10
 LIFELINE, PARENT = "lifeline", "parent"
 
 
@@ -106,6 +109,51 @@ def _end_tree(child_pid: int, grace_s: float) -> None:
     _kill_tree(child_pid)
 
 
+class CappedLog:
+    """Passes on what a pipe brings, up to a limit, and keeps the end of what is more.
+
+    Args:
+        source: reading end of the pipe.
+        target: takes it.
+        most_bytes: limit, without the end.
+    """
+
+    def __init__(self, source: int, target: int, most_bytes: int = MOST_LOG_BYTES) -> None:
+        self.source, self._target, self._left = source, target, most_bytes
+        self._dropped, self._tail = 0, b""
+
+    def copy(self) -> bool:
+        """Pass on what is there; False at the end of the pipe, or where nothing comes without waiting."""
+        try:
+            data = os.read(self.source, 1 << 16)
+        except BlockingIOError:
+            return False
+        written = self._write(data[: self._left])
+        self._left -= written
+        if rest := data[written:]:
+            self._left, self._dropped = 0, self._dropped + len(rest)  # a full disk counts as the limit
+            self._tail = (self._tail + rest)[-_TAIL_BYTES:]
+        return bool(data)
+
+    def finish(self) -> None:
+        """Pass on what is still there, and the end of what was left out."""
+        os.set_blocking(self.source, False)
+        while self.copy():
+            pass
+        if left_out := self._dropped - len(self._tail):
+            self._write(f"\n[the log is full: {left_out} bytes are left out here]\n".encode())
+        self._write(self._tail)
+
+    def _write(self, data: bytes) -> int:
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._target, data[written:])
+        except OSError:
+            pass
+        return written
+
+
 def _under_lifeline(lifeline: int, command: list[str]) -> int:
     """Run the command until it or the starter ends; returns its exit code, or 137 when the starter is gone."""
     awake, alarm = os.pipe()
@@ -120,23 +168,31 @@ def _under_lifeline(lifeline: int, command: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, forward)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C reaches the harness, which drains us
-    child_pid = _fork(command, lifeline)
+    source, output = os.pipe()
+    log = CappedLog(source, sys.stdout.fileno())
+    child_pid = _fork(command, lifeline, output)
+    os.close(output)
+    heard = [lifeline, awake, source]
     code = None
     while code is None:
-        ready, _, _ = select.select([lifeline, awake], [], [])
+        ready, _, _ = select.select(heard, [], [])
+        if source in ready and not log.copy():
+            heard.remove(source)
         if lifeline in ready:  # end of file: the harness is gone, and with it anyone who could use the data
             code = 128 + signal.SIGKILL
             break
-        os.read(awake, 4096)
+        if awake in ready:
+            os.read(awake, 4096)
         if asked_to_stop:
             asked_to_stop = False
             _signal_all([child_pid], signal.SIGTERM)
         code = _reap(child_pid)
     _kill_tree(child_pid)
+    log.finish()
     return code
 
 
-def _fork(command: list[str], lifeline: int) -> int:
+def _fork(command: list[str], lifeline: int, output: int) -> int:
     """Start the command in a session of its own; it ends with this process, whatever ends that."""
     supervisor = os.getpid()
     pid = os.fork()
@@ -144,6 +200,8 @@ def _fork(command: list[str], lifeline: int) -> int:
         return pid
     os.setsid()
     os.close(lifeline)
+    for standard in (1, 2):
+        os.dup2(output, standard)
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:  # it died before the line above took effect
         os._exit(137)

@@ -104,5 +104,6 @@ def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> 
             with server(KubernetesApi(spec), spec).impatient(timeout_s) as behind_api:
                 yield behind_api
                 return
+        url = spec.prometheus_url if spec else None  # with its password, which the experiment's own record lacks
     with PrometheusServer(url or origin.url, timeout_s=timeout_s) as direct:
         yield direct

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from harness.errors import NoDataError, PrometheusError, UsageError
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus.adapter import Queryable
+from harness.metrics.prometheus.adapter import Queryable, without_password
 from harness.metrics.promql import Dialect, Labels, cluster, one_of, quote, render
 
 GPU_UUID = "UUID"
@@ -57,8 +57,8 @@ class Origin:
         return dataclasses.replace(self, gpus_why=f"every GPU of the nodes is recorded: {why}") if why else wanted
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain data for a file."""
-        return dataclasses.asdict(self)
+        """As plain data for a file, without the password of an address."""
+        return dataclasses.asdict(self) | {"url": without_password(self.url)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:

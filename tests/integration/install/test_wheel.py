@@ -20,7 +20,7 @@ SOURCES = (
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, f'build_{sys.argv[1]}')(sys.argv[2])"
 CAMPAIGN = """
 name: words
-workloads: [{name: words, factory: "word_count:make", threads: 1}]
+workloads: [{name: words, factory: "word_count:make"}]
 replicas: [1]
 timing: {step_s: 0.5, stabilise_s: 1, record_s: 2, cooldown_s: 0}
 """
