@@ -32,12 +32,14 @@ class Capabilities:
 
     def refusals(self, spec: CampaignSpec) -> Iterator[str]:
         """What the campaign asks for and this backend cannot do, a sentence each, with what to do."""
-        if not self.sets_sharing and len(spec.sharing) > 1:
+        switches = spec.kubernetes is not None and spec.kubernetes.device_plugin_configs is not None
+        if not (self.sets_sharing or switches) and len(spec.sharing) > 1:
             modes = " and ".join(mode.value for mode in spec.sharing)
             yield (
                 f"one campaign cannot compare sharing {modes}: on a cluster its device plugin shares the GPUs, for all "
-                "campaigns alike. Run one campaign per mode, with `harness sharing MODE` before each; then compare "
-                "them: harness compare RESULTS RESULTS"
+                "campaigns alike. Name the plugin's configurations in `kubernetes.device_plugin_configs`, and the campaign "
+                "switches between them; or run one campaign per mode, with `harness sharing MODE` before each, and "
+                "compare them: harness compare RESULTS RESULTS"
             )
         if not self.sets_sharing and spec.mps is not None:
             yield (

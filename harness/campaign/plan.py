@@ -40,7 +40,8 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     ``listed`` runs all repeats of a cell in a row, ``interleaved`` one repeat of every cell and then
     the next, ``random`` shuffles within each repeat from the campaign's seed. The conditions of a cell
     are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
-    whatever drifts hits all of them alike. Of a stress campaign these are the most that it may come to: every
+    whatever drifts hits all of them alike. Where a cluster's nodes have to be switched between sharing modes, those of
+    one mode follow each other within a repeat, which begins with the mode of the repeat before. Of a stress campaign these are the most that it may come to: every
     load once, and the last with all its repeats. Raises UsageError for a metric that the catalogue does not have.
     """
     if spec.stress is not None:
@@ -56,15 +57,31 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     if spec.order is Order.LISTED:
         return [one_experiment(spec, cell, repeat) for cells in groups for repeat in repeats for cell in cells]
     shuffle = random.Random(spec.seed)  # noqa: S311 - an order to repeat, not a secret
-    experiments = []
+    experiments: list[ExperimentSpec] = []
     for repeat in repeats:
         order = [list(cells) for cells in groups]
         if spec.order is Order.RANDOM:
             shuffle.shuffle(order)
             for cells in order:
                 shuffle.shuffle(cells)
+        if spec.switches_sharing:
+            order = _in_blocks(order, experiments[-1].cell if experiments else order[0][0])
         experiments += [one_experiment(spec, cell, repeat) for cells in order for cell in cells]
     return experiments
+
+
+def _in_blocks(order: Sequence[list[CellSpec]], before: CellSpec) -> list[list[CellSpec]]:
+    """The same order but for the modes, and under MPS the replicas, whose share they set: each of these in one block.
+
+    ``before``: what the nodes are set up for; its block comes first. The others come in the order of their first cells.
+    """
+    modes = list(dict.fromkeys([before.sharing, *(cells[0].sharing for cells in order)]))
+    setups = list(dict.fromkeys([_setup(before), *(_setup(cells[0]) for cells in order)]))
+    return sorted(order, key=lambda cells: (modes.index(cells[0].sharing), setups.index(_setup(cells[0]))))
+
+
+def _setup(cell: CellSpec) -> tuple[Sharing, int]:
+    return cell.sharing, cell.replicas if cell.sharing is Sharing.MPS else 0
 
 
 def planned_ids(spec: CampaignSpec) -> set[str]:

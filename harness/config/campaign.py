@@ -292,6 +292,12 @@ class CampaignSpec(StrictModel):
             )
         return self
 
+    @property
+    def switches_sharing(self) -> bool:
+        """Whether experiments of several modes have a cluster's nodes switched between them."""
+        cluster = self.kubernetes
+        return cluster is not None and cluster.device_plugin_configs is not None and len(self.sharing) > 1
+
     def cells(self) -> list[CellSpec]:
         """The matrix as listed, the conditions of a cell in a row; without exclusive where replicas outnumber GPUs."""
         if self.stress is not None:

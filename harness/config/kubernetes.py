@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 import harness
 from harness.config.model import StrictModel
@@ -87,6 +87,25 @@ class KubernetesSpec(StrictModel):
         ge=1,
         description="GPUs that the replicas' nodes must have between them; null means any number.",
     )
+    device_plugin_configs: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$",
+        description="ConfigMap, as namespace/name, of the configurations among which the device plugin's config manager "
+        "chooses by the label nvidia.com/device-plugin.config: the campaign switches the nodes to the mode of each "
+        "experiment, and puts back what it found. null means the one mode that there is.",
+    )
+    mig_config: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        description="What NVIDIA's MIG manager divides the GPUs into under mig, a value of the label nvidia.com/mig.config, "
+        "e.g. all-1g.18gb; under the other modes they are whole. null means that instances are as they are.",
+    )
+    switch_timeout_s: float = Field(
+        default=300.0,
+        ge=0,
+        le=86_400,
+        description="Seconds until the nodes have to show a mode that they were switched to.",
+    )
     runtime_class: str | None = Field(
         default="nvidia",
         pattern=_NAME,
@@ -139,6 +158,14 @@ class KubernetesSpec(StrictModel):
         le=86_400,
         description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
     )
+
+    @model_validator(mode="after")
+    def _something_to_switch(self) -> KubernetesSpec:
+        if self.device_plugin_configs is not None and not self.gpus_per_replica:
+            raise ValueError("`device_plugin_configs` has no effect on replicas without a GPU (gpus_per_replica: 0).")
+        if self.mig_config is not None and self.device_plugin_configs is None:
+            raise ValueError("`mig_config` has no effect without `device_plugin_configs`: add that, or remove it.")
+        return self
 
     @field_validator("image")
     @classmethod

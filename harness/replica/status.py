@@ -30,6 +30,7 @@ class ReplicaStatus:
             "workload": settings.workload,
             "device": "",
             "device_name": "",
+            "mps_pipe_directory": os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
             "precision": settings.precision,
             "execution": settings.execution,
             "batch_size": settings.batch_size,

@@ -28,6 +28,8 @@ from tests.support.ports import free_port
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.03
 GPU = "nvidia.com/gpu"
+CONFIG_LABEL = "nvidia.com/device-plugin.config"
+MPS_DAEMON = "mps-control-daemon"
 
 
 def own_address() -> str:
@@ -101,6 +103,8 @@ class ClusterDriver:
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
+        plugin: configurations of a device plugin that heeds the node's label: slices, and whether they are MPS's.
+        heeded: those that it lent by, in order; it begins with the first.
         last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
         marks: when the last owner was seen, complete, found deleted and ended, seconds since the epoch.
     """
@@ -113,9 +117,12 @@ class ClusterDriver:
     pull: tuple[str, str] | None = None
     forbidden: str = ""
     started_after_s: float = 0.0
+    plugin: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    heeded: list[str] = field(default_factory=list)
     last_signal: int = signal.SIGTERM
     marks: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -197,7 +204,7 @@ class ClusterDriver:
     def _make_place(self) -> None:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.api.namespace}}
         self.api.apply(f"/api/v1/namespaces/{self.api.namespace}", namespace)
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}}
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": {}}
         self.api.apply(f"/api/v1/nodes/{self.node}", node)
         self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
 
@@ -227,7 +234,9 @@ class ClusterDriver:
                     self.failures.append(str(error))
 
     def _turn(self) -> None:
-        found = self.api.list(self.collection)
+        if self.plugin:
+            self._heed_label()
+        found = [pod for pod in self.api.list(self.collection) if pod["metadata"]["name"] != MPS_DAEMON]
         for path, kind in ((self.apps, "Deployment"), (self.batch, "Job")):
             for owner in self.api.list(path):
                 self._control(path, kind, owner, [pod for pod in found if _owned(pod, owner)])
@@ -235,6 +244,25 @@ class ClusterDriver:
             self._play(pod)
         for name in set(self.pods) - {pod["metadata"]["name"] for pod in found}:
             self._end_process(self.pods.pop(name))
+
+    def _heed_label(self) -> None:
+        """As the device plugin's config manager does."""
+        labels = self.api.get(f"/api/v1/nodes/{self.node}")["metadata"].get("labels") or {}
+        wanted = labels.get(CONFIG_LABEL) or next(iter(self.plugin))
+        if self.heeded[-1:] == [wanted]:
+            return
+        self.slices, mps = self.plugin[wanted]
+        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"} if mps else {}
+        self.api.delete(f"{self.collection}/{MPS_DAEMON}", grace_s=0)
+        if mps:
+            container = {"name": "mps-control-daemon-ctr", "image": "registry.example/plugin:1"}
+            spec = {"nodeName": self.node, "serviceAccountName": "replica", "containers": [container]}
+            body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": MPS_DAEMON}, "spec": spec}
+            self.api.create(self.collection, body)
+            ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            self.api.patch(f"{self.collection}/{MPS_DAEMON}/status", {"status": ready})
+        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        self.heeded.append(wanted)
 
     def _control(self, path: str, kind: str, owner: dict, owned: list) -> None:
         name, metadata = owner["metadata"]["name"], owner["metadata"]
@@ -328,7 +356,7 @@ class ClusterDriver:
 
     def _admit(self, pod: dict) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
-        environment = {}
+        environment = dict(self.environment)
         for entry in pod["spec"]["containers"][0]["env"]:
             field_path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             indexed = annotations.get("batch.kubernetes.io/job-completion-index", "")

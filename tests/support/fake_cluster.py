@@ -15,6 +15,7 @@ import json
 import ssl
 import threading
 import urllib.parse
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,11 +44,14 @@ class FakeCluster:
         token: that is accepted; change it and every client's has expired.
         denied: what nobody may do.
         store: the objects.
+        before: called with verb and target before a request is served; it may change objects, refuse, or break the
+            connection (ConnectionError).
     """
 
     token: str = TOKEN
     denied: set[Review] = field(default_factory=set)
     store: Store = field(default_factory=Store)
+    before: Callable[[str, Target], None] = lambda _verb, _target: None
     _server: ThreadingHTTPServer | None = None
 
     def __enter__(self) -> Self:
@@ -138,6 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
         verb = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}[self.command]
         if verb == "get" and not target.name:
             verb = "watch" if query.get("watch") == "true" else "list"
+        self.server.cluster.before(verb, target)
         resource = "/".join(part for part in (target.resource, target.subresource.partition("/")[0]) if part)
         if Review(verb, resource) in self.server.cluster.denied:
             where = f' in the namespace "{target.namespace}"' if target.namespace else " at the cluster scope"

@@ -28,6 +28,7 @@ KINDS = {
     "deployments": "Deployment",
     "jobs": "Job",
     "runtimeclasses": "RuntimeClass",
+    "configmaps": "ConfigMap",
 }
 SLICE_S = 0.5
 """A watch looks at its time this often."""
@@ -147,6 +148,9 @@ class Store:
         """A merge patch, of the status alone or of everything else. Raises Refusal."""
         with self._changed:
             old = self._found(target)
+            expected = (body.get("metadata") or {}).get("resourceVersion")
+            if expected is not None and expected != old["metadata"]["resourceVersion"]:
+                raise Refusal(409, "Conflict", f'{target.resource} "{target.name}": the object has been modified')
             allowed = {"status"} if target.subresource == "status" else set(body) - {"status"}
             new = _merged(old, {key: value for key, value in body.items() if key in allowed})
             if new == old:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Finding, ReplicaDeath, Severity
-from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe
+from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.clock import Clock, SystemClock
@@ -49,6 +49,7 @@ class KubernetesBackend:
         self._connect = connect
         self._record = record
         self._made: KubernetesApi | None = None
+        self._mode = switching.ModeSwitch(spec, campaign_id, self._clock)
 
     @property
     def api(self) -> KubernetesApi:
@@ -97,8 +98,9 @@ class KubernetesBackend:
     def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
+        self._switch(experiment, abort)
         one = experiment.model_copy(update={"replicas": 1})
-        deployment = self.deploy(one, folder, abort=abort, on_death=lambda _death: None)
+        deployment = self._start(one, folder, abort=abort, on_death=lambda _death: None)
         server = prometheus.server(self.api, self._spec)
         found = query_probe.rehearse(
             deployment,
@@ -113,8 +115,13 @@ class KubernetesBackend:
         return [*(Finding(Severity.WARNING, "grafana", sentence) for sentence in sentences), *found]
 
     def close(self) -> Sequence[str]:
-        """Let Grafana run again."""
-        return grafana.restore(self._made, self._spec) if self._made else ()
+        """Let Grafana run again, and share the GPUs as before."""
+        if self._made is None:
+            return ()
+        return [
+            *grafana.restore(self._made, self._spec),
+            *switching.restore(self._made, self._spec, self._campaign_id),
+        ]
 
     def deploy(
         self,
@@ -124,7 +131,25 @@ class KubernetesBackend:
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
     ) -> KubernetesDeployment:
-        """Start the replicas and return when each has served. See Backend.deploy."""
+        """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
+        self._switch(experiment, abort)
+        return self._start(experiment, folder, abort=abort, on_death=on_death)
+
+    def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
+        if self._spec.device_plugin_configs is None:
+            return
+        api = self.api.until(abort)
+        self._delete_all(api)  # its own pods hold GPUs, too
+        self._mode.to(experiment, api, abort)
+
+    def _start(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        on_death: Callable[[ReplicaDeath], None],
+    ) -> KubernetesDeployment:
         # What an outage at the end of the last attempt left running would be measured, too.
         self._delete_all(self.api.until(abort))
         made = objects.workload(experiment, folder, self._spec, self._campaign_id)

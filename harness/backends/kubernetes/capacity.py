@@ -102,7 +102,7 @@ def check_gpus(
             f"pods that are not of this campaign hold {resource}: {', '.join(holders[:_NAMED])}{more}.",
             "End them: whatever they do on the GPU is measured, too.",
         )
-    yield from _number_of_devices(nodes, spec)
+    yield from check_devices(nodes, spec)
 
 
 _FAILED_GPU_ADVICE = (
@@ -114,7 +114,7 @@ _FAILED_GPU_ADVICE = (
 def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, campaign_id: str) -> list[NodeRoom]:
     """What each usable node offers, and who has some of it already."""
     rooms = {
-        _name(node): NodeRoom(_name(node), _slices(node["status"].get("allocatable") or {}, spec))
+        _name(node): NodeRoom(_name(node), slices(node["status"].get("allocatable") or {}, spec))
         for node in nodes
         if selected(node, spec) and not unusable(node, spec)
     }
@@ -124,6 +124,23 @@ def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, 
         if where is not None and asked and not _ended(pod) and not _own(pod, campaign_id):
             where.held[f"{pod['metadata']['namespace']}/{_name(pod)}"] = asked
     return list(rooms.values())
+
+
+def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]:
+    """The pods on a node, ``namespace/pod``, that hold any of its GPUs and are not of this campaign."""
+    return [
+        f"{pod['metadata']['namespace']}/{_name(pod)}"
+        for pod in pods
+        if pod["spec"].get("nodeName") == _name(node)
+        and not _ended(pod)
+        and not _own(pod, campaign_id)
+        and any(
+            name.startswith("nvidia.com/")
+            for kind in ("containers", "initContainers")
+            for one in pod["spec"].get(kind) or []
+            for name in (one.get("resources") or {}).get("limits") or {}
+        )
+    ]
 
 
 def unusable(node: Object, spec: KubernetesSpec) -> str:
@@ -139,7 +156,8 @@ def unusable(node: Object, spec: KubernetesSpec) -> str:
     return ""
 
 
-def _number_of_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the nodes have as many GPUs as the campaign expects, where it does."""
     if spec.expected_gpus is None:
         return
     counts = {
@@ -189,13 +207,14 @@ def _tolerated(taint: Object, spec: KubernetesSpec) -> bool:
 def _asked(pod: Object, spec: KubernetesSpec) -> int:
     """Slices that the scheduler counts for a pod: an init container's are given back."""
 
-    def slices(kind: str) -> list[int]:
-        return [_slices((one.get("resources") or {}).get("limits") or {}, spec) for one in pod["spec"].get(kind) or []]
+    def asked(kind: str) -> list[int]:
+        return [slices((one.get("resources") or {}).get("limits") or {}, spec) for one in pod["spec"].get(kind) or []]
 
-    return max([sum(slices("containers")), *slices("initContainers")])
+    return max([sum(asked("containers")), *asked("initContainers")])
 
 
-def _slices(resources: Object, spec: KubernetesSpec) -> int:
+def slices(resources: Object, spec: KubernetesSpec) -> int:
+    """How many of the campaign's GPU resource are among some resources."""
     return int(resources.get(spec.gpu_resource, 0))
 
 

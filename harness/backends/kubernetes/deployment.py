@@ -17,7 +17,7 @@ from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
-from harness.config import Device, ExperimentSpec, KubernetesSpec
+from harness.config import Device, ExperimentSpec, KubernetesSpec, Sharing
 from harness.errors import BackendError, ClusterError, ReplicaDiedError
 from harness.metrics.recording import Recording
 from harness.results import layout
@@ -227,6 +227,7 @@ class KubernetesDeployment:
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
         ]
         self._refuse_silent_cpu()
+        self._refuse_other_mode()
 
     def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -242,7 +243,7 @@ class KubernetesDeployment:
             around = api.list("/api/v1/pods")
         except ClusterError:
             around = []  # the labels of the nodes alone have to tell
-        return {pods.name(node): sharing.in_words(sharing.observed(node, around, self._spec)) for node in self._nodes}
+        return {pods.name(node): sharing.shown(node, around, self._spec) for node in self._nodes}
 
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
@@ -263,6 +264,20 @@ class KubernetesDeployment:
                 f"{self._spec.gpu_resource}: {self._spec.gpus_per_replica}.",
                 advice="Check `kubernetes.runtime_class` and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
             )
+
+    def _refuse_other_mode(self) -> None:
+        """Where the campaign has switched the plugin: what it handed a pod tells whether it is under MPS."""
+        mode = self._experiment.sharing
+        if self._spec.device_plugin_configs is None:
+            return
+        for status in self._statuses:
+            under = status.get("mps_pipe_directory")  # an image of before does not tell
+            if under is not None and bool(under) is not (mode is Sharing.MPS):
+                raise BackendError(
+                    f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
+                    f"and its node was switched to {mode.value}.",
+                    advice="The device plugin lent its slices before it was told: read the log of its config manager.",
+                )
 
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}

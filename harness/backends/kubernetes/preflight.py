@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, grafana, monitoring, rbac, sharing
+from harness.backends.kubernetes import capacity, grafana, monitoring, rbac, sharing, switching
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
@@ -69,6 +69,11 @@ def _check_gpus(
     campaign_id: str,
 ) -> list[Finding]:
     pods = api.list("/api/v1/pods")
+    if spec.device_plugin_configs is not None:
+        return [
+            *switching.check_cluster(api, nodes, pods, spec, experiments, campaign_id),
+            *capacity.check_devices(nodes, spec),
+        ]
     replicas = max((experiment.replicas for experiment in experiments), default=1)
     wanted = [node for node in usable if capacity.selected(node, spec)]
     return [

@@ -54,21 +54,36 @@ def needed_rights(spec: KubernetesSpec) -> list[Right]:
     rights = [(verb, group, owner, own) for verb in ("get", "list", "patch", "create", "delete")]
     rights += [(verb, "", "pods", own) for verb in ("get", "list", "watch", "delete")]
     rights += [("get", "", "pods/log", own), ("get", "", "pods/proxy", own), ("list", "", "events", own)]
-    return [*rights, ("list", "", "nodes", "")]
+    around = [("list", "", "pods", "")] if spec.device_plugin_configs is not None else []
+    return [*rights, ("list", "", "nodes", ""), *around]
+
+
+def rights_to_switch(spec: KubernetesSpec) -> dict[Right, str]:
+    """What switching the nodes' sharing mode takes, and the one object where it is for one; nothing where none is switched."""
+    if spec.device_plugin_configs is None:
+        return {}
+    namespace, _, name = spec.device_plugin_configs.partition("/")
+    everywhere = {(verb, "", "nodes", ""): "" for verb in ("get", "patch")}
+    return {**everywhere, ("get", "", "configmaps", namespace): name}
 
 
 def check_rights(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
     """What the account of the kubeconfig lacks; all of it in one finding."""
     lacking = [right for right in needed_rights(spec) if not allowed(api, right)]
     if lacking:
-        words = "; ".join(f"{verb} {resource}{f' in {where}' if where else ''}" for verb, _, resource, where in lacking)
         yield Finding(
             Severity.ERROR,
             "rights",
-            f"this account may not: {words}.",
+            f"this account may not: {_words(lacking)}.",
             "Use the account that playbooks/workloads.yml makes, or give this one its roles "
             "(templates/kubernetes/workloads/access.yaml.j2).",
         )
+    lacking = [right for right, name in rights_to_switch(spec).items() if not allowed(api, right, name)]
+    if lacking:
+        message = f"this account may not switch how the nodes' GPUs are shared: {_words(lacking)}."
+        commands = " && ".join(commands_to_allow_switching(spec))
+        advice = f"An administrator allows it (--user=NAME for another account): {commands}"
+        yield Finding(Severity.ERROR, "rights", message, advice)
     namespace, _, name = spec.grafana_deployment.partition("/")
     if spec.grafana is GrafanaCost.SCALE_DOWN and not allowed(api, ("patch", "apps", "deployments", namespace), name):
         yield Finding(
@@ -77,6 +92,22 @@ def check_rights(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
             f"this account may not scale {spec.grafana_deployment} down, so a Grafana that runs is measured, too.",
             "Give it that right, or state the cost: `kubernetes.grafana: leave`.",
         )
+
+
+def _words(rights: Sequence[Right]) -> str:
+    return "; ".join(f"{verb} {resource}{f' in {where}' if where else ''}" for verb, _, resource, where in rights)
+
+
+def commands_to_allow_switching(spec: KubernetesSpec) -> list[str]:
+    """For an administrator, once; for the account that access.yaml makes."""
+    namespace, _, name = (spec.device_plugin_configs or "").partition("/")
+    role, account = "gpu-sharing-harness-switch", f"--serviceaccount={spec.namespace}:harness"
+    return [
+        f"kubectl create clusterrole {role} --verb=get,list,patch --resource=nodes",
+        f"kubectl create clusterrolebinding {role} --clusterrole={role} {account}",
+        f"kubectl create role {role} --namespace {namespace} --verb=get --resource=configmaps --resource-name={name}",
+        f"kubectl create rolebinding {role} --namespace {namespace} --role={role} {account}",
+    ]
 
 
 def allowed(api: Api, right: Right, name: str = "") -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MPS_LABEL
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 
 Object = Mapping[str, Any]
@@ -15,7 +16,6 @@ Object = Mapping[str, Any]
 STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 MIG_LABEL = "nvidia.com/mig.strategy"
-MPS_LABEL = "nvidia.com/mps.capable"
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {"none": Sharing.EXCLUSIVE, "time-slicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
@@ -58,9 +58,9 @@ def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> froz
     """The modes that a node's GPUs may be said to be under, by its labels and its device plugin; empty: nobody tells."""
     labels = node["metadata"].get("labels") or {}
     configured = _configured(node, pods)
-    divided = spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single"
+    instances = divided(labels, spec)
     if configured is not None:
-        divided = divided or (configured.get("flags") or {}).get("migStrategy", "none") != "none"
+        instances = instances or (configured.get("flags") or {}).get("migStrategy", "none") != "none"
         shared = {_CONFIGURED[key] for key in configured.get("sharing") or {} if key in _CONFIGURED}
     elif labels.get(STRATEGY_LABEL) in _STRATEGIES:
         shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {Sharing.EXCLUSIVE}
@@ -69,10 +69,21 @@ def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> froz
     elif str(labels.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
         shared = {Sharing.TIME_SLICING, Sharing.MPS}
     else:
-        return frozenset({Sharing.MIG} if divided else ())
-    if divided:
+        return frozenset({Sharing.MIG} if instances else ())
+    if instances:
         return frozenset({Sharing.MIG, *shared})
     return frozenset(shared or {Sharing.EXCLUSIVE})
+
+
+def shown(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> str:
+    """For the manifest: the modes, and the configuration that the node's label names, e.g. ``mps (mps-8)``."""
+    named = (node["metadata"].get("labels") or {}).get(CONFIG_LABEL)
+    return " ".join(filter(None, (in_words(observed(node, pods, spec)), f"({named})" if named else "")))
+
+
+def divided(labels: Mapping[str, str], spec: KubernetesSpec) -> bool:
+    """Whether what a node with these labels lends are MIG instances."""
+    return spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single"
 
 
 def in_words(modes: Collection[Sharing]) -> str:

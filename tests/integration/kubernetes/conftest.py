@@ -10,12 +10,15 @@ import pytest
 # Ansible replaces sys.intern by a class when it is imported, which torch refuses; so torch comes first.
 import torch._dynamo  # noqa: F401
 
+from harness.backends.kubernetes import rbac
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.fake_cluster import FakeCluster
+
+CONFIGS = "inference/device-plugin-configs"
 
 
 @dataclass
@@ -65,6 +68,8 @@ def _account(cluster: Cluster, path: Path) -> Path:
     for namespace in ("inference", "monitoring"):
         cluster.kubectl("create", "namespace", namespace)
     cluster.kubectl("apply", "-f", str(ROOT / "examples/cluster/access.yaml"))
+    for command in rbac.commands_to_allow_switching(KubernetesSpec(device_plugin_configs=CONFIGS)):
+        cluster.kubectl(*command.split()[1:])
     token = cluster.kubectl("create", "token", "harness", "--namespace", "inference").stdout.strip()
     config = json.loads(cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": token}

@@ -26,7 +26,7 @@ def read(folder, backend, more="", workload=""):
     [
         (
             {"more": "sharing: [time-slicing, mps]"},
-            r"cannot compare sharing time-slicing and mps: .*harness sharing MODE",
+            r"cannot compare sharing time-slicing and mps: .*device_plugin_configs.*harness sharing MODE",
         ),
         (
             {"more": "sharing: [mps]\nmps: {equal_share: true}"},
@@ -49,6 +49,17 @@ def test_a_cluster_refuses_what_this_machine_takes(tmp_path, wishes, expected):
     read(tmp_path, "backend: local", **wishes)
     with pytest.raises(CampaignFileError, match=expected):
         read(tmp_path, CLUSTER, **wishes)
+
+
+def test_several_modes_are_taken_where_the_device_plugin_can_be_switched(tmp_path):
+    switched = "backend: kubernetes\nkubernetes: {device_plugin_configs: nvidia/plugin-configs}"
+    spec = read(tmp_path, switched, "sharing: [exclusive, time-slicing, mps, mig]")
+    assert len(spec.sharing) == 4
+    on_cpu = switched.replace("}", ", gpus_per_replica: 0}")
+    with pytest.raises(CampaignFileError, match="`device_plugin_configs` has no effect on replicas without a GPU"):
+        read(tmp_path, on_cpu)
+    with pytest.raises(CampaignFileError, match="`mig_config` has no effect without `device_plugin_configs`"):
+        read(tmp_path, "backend: kubernetes\nkubernetes: {mig_config: all-1g.18gb}")
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "time-slicing", "mps", "mig"])

@@ -57,6 +57,47 @@ def test_random_is_a_permutation_within_each_repeat_and_the_same_for_the_same_se
     assert all(name.endswith("rep1") for name in one[:6])
 
 
+SWITCHED = {
+    "backend": "kubernetes",
+    "kubernetes": {"device_plugin_configs": "nvidia/plugin-configs"},
+    "sharing": [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS],
+    "workloads": [WorkloadSpec(name="resnet50"), WorkloadSpec(name="distilbert")],
+    "replicas": [1, 3, 8],
+    "repeats": 4,
+}
+
+
+def setups(spec):
+    """Sharing mode, and under MPS the replicas, of each experiment; runs of the same count once."""
+    each = [(one.sharing, one.replicas if one.sharing is Sharing.MPS else 0) for one in expand(spec)]
+    return [setup for before, setup in zip([None, *each], each, strict=False) if setup != before]
+
+
+@pytest.mark.parametrize("order", [Order.RANDOM, Order.INTERLEAVED])
+def test_a_cluster_is_switched_as_seldom_as_one_repeat_after_the_other_allows(order):
+    spec = campaign(**SWITCHED, order=order, seed=3)
+
+    blocks = setups(spec)
+
+    assert (
+        len(blocks) == 5 + 3 * 4
+    )  # exclusive, time-slicing and mps with 1, 3, 8; a repeat begins where the last ended
+    assert sorted(ids(spec)) == sorted(ids(campaign(**SWITCHED, order=Order.LISTED)))
+    alone = campaign(**SWITCHED | {"sharing": [Sharing.TIME_SLICING]}, order=order, seed=3)
+    local = campaign(**{key: value for key, value in SWITCHED.items() if key in {"workloads", "replicas", "repeats"}},
+                     order=order, seed=3)  # fmt: skip
+    assert ids(alone) == ids(local)
+
+
+def test_the_order_of_the_modes_and_within_them_is_one_of_chance():
+    orders = [expand(campaign(**SWITCHED, order=Order.RANDOM, seed=seed)) for seed in range(20)]
+    firsts = {order[0].sharing for order in orders}
+    sliced = {tuple(one.cell[0].name + str(one.replicas) for one in order if one.sharing is Sharing.TIME_SLICING)
+              for order in orders}  # fmt: skip
+    assert firsts == {Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS}
+    assert len(sliced) == 20
+
+
 def test_a_metric_that_is_not_in_the_catalogue_is_an_error_with_a_suggestion():
     with pytest.raises(UsageError, match="Did you mean latency_p"):
         expand(campaign(metrics=["latency_p59"]))

@@ -1,0 +1,97 @@
+"""One campaign over two sharing modes: the nodes are switched, the pods show it, and everything is put back."""
+
+import threading
+
+import pytest
+import yaml
+
+from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.switching import SWITCHED
+from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.config import Sharing
+from harness.errors import BackendError
+from harness.results.manifest import Status, read_manifest
+from tests.integration.kubernetes.conftest import CONFIGS
+from tests.support.cluster_driver import CONFIG_LABEL, GPU
+from tests.support.cluster_trial import Trial
+from tests.support.experiments import campaign, experiment
+from tests.support.fake_metrics import FakeGpus
+from tests.support.processes import eventually
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
+]
+PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-2": (2, True)}
+
+
+class Switching(Trial):
+    """Puts back what the campaign changed."""
+
+    close = KubernetesBackend.close
+
+
+@pytest.fixture
+def spec(server, driver):
+    driver.plugin = PLUGIN
+    api = driver.api
+    data = {}
+    for name, (replicas, mps) in PLUGIN.items():
+        shared = {"mps" if mps else "timeSlicing": {"resources": [{"name": GPU, "replicas": replicas}]}}
+        data[name] = yaml.safe_dump({"version": "v1", "sharing": shared if replicas > 1 else {}})
+    namespace, _, name = CONFIGS.partition("/")
+    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+    api.apply(f"/api/v1/namespaces/{namespace}/configmaps/{name}", body)
+    api.patch(f"/api/v1/nodes/{driver.node}", {"metadata": {"labels": {"nvidia.com/gpu.count": "1"}}})
+    assert eventually(lambda: driver.heeded == ["whole"])
+    yield server.spec(device_plugin_configs=CONFIGS, switch_timeout_s=120)
+    gone = {"labels": {"nvidia.com/gpu.count": None, CONFIG_LABEL: None}, "annotations": {SWITCHED: None}}
+    api.patch(f"/api/v1/nodes/{driver.node}", {"metadata": gone})
+    assert eventually(lambda: driver.heeded[-1] == "whole")
+
+
+def label(driver):
+    return (driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"].get("labels") or {}).get(CONFIG_LABEL)
+
+
+def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spec, driver, tmp_path):
+    killed = Switching(spec)
+    of_mps = experiment(sharing=Sharing.MPS, replicas=1)
+    left = killed.deploy(of_mps, tmp_path, abort=threading.Event(), on_death=lambda _death: None)
+    assert label(driver) == "mps-2"  # and nobody ends it
+    both = campaign(
+        backend="kubernetes",
+        kubernetes=spec.model_dump(),
+        sharing=[Sharing.TIME_SLICING, Sharing.MPS],
+        metrics=["throughput"],
+    )
+    folder = create(tmp_path / "results", both, text="text", source="shipped:test")
+
+    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
+
+    assert len(outcome.statuses) == 4
+    for identity, status in outcome.statuses.items():
+        manifest = read_manifest(folder.final_folder(identity))
+        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+        under = manifest.experiment.sharing is Sharing.MPS
+        assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "(sliced-3)"}
+        assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
+    assert driver.heeded[:3] == ["whole", "mps-2", "sliced-3"]
+    assert label(driver) is None
+    assert eventually(lambda: driver.left() == [])
+    left.stop(timeout_s=4)
+
+
+def test_pods_that_were_not_given_the_mode_are_refused(spec, driver, tmp_path):
+    driver.plugin = PLUGIN | {"sliced-3": (3, True)}  # it lends as many slices as it should, by another mode
+    backend = Switching(spec)
+
+    with pytest.raises(
+        BackendError, match=r"replica 0 \(pod .*\) runs under MPS, and its node was switched to time-slicing"
+    ):
+        backend.deploy(experiment(replicas=1), tmp_path, abort=threading.Event(), on_death=lambda _death: None)
+
+    assert list(backend.close()) == [f"node {driver.node} has the sharing mode again that was found."]
+    assert KubernetesApi(spec).list("/apis/apps/v1/namespaces/inference/deployments") == []

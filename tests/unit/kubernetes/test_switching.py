@@ -1,0 +1,318 @@
+"""The nodes are switched by a label, believed when they show the mode, and put back as they were found."""
+
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from harness.backends.base import Severity
+from harness.backends.kubernetes import device_configs, preflight, switching
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.switching import ModeSwitch, restore
+from harness.config import KubernetesSpec, Sharing
+from harness.errors import BackendError
+from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
+from tests.support.experiments import experiment
+from tests.support.fake_cluster import FakeCluster, Review
+from tests.support.fake_cluster_store import Refusal, Target
+from tests.unit.kubernetes.test_cluster_preflight import NoPrometheus
+
+EXCLUSIVE, SLICED, MPS, MIG = Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS, Sharing.MIG
+MAP = Target("api/v1", "gpu", "configmaps")
+
+
+class StillClock:
+    """Time passes while somebody waits, and only then."""
+
+    def __init__(self):
+        self.at_s = 0.0
+
+    def now_s(self):
+        return self.at_s
+
+    def wait_until(self, deadline_s, wake=None):
+        self.at_s = max(self.at_s, deadline_s)
+        return wake is not None and wake.is_set()
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster() as running:
+        data = {name: yaml.safe_dump(config) for name, config in CONFIGS.items()} | {"README": "about: this"}
+        running.store.create(MAP, {"metadata": {"name": "plugin"}, "data": data})
+        yield running
+
+
+@pytest.fixture
+def plugin(cluster):
+    cluster.before = DevicePlugin(cluster)
+    return cluster.before
+
+
+@pytest.fixture
+def here(cluster, tmp_path):
+    """The cluster as one campaign sees it."""
+    kubeconfig = str(cluster.write_kubeconfig(tmp_path / "kubeconfig"))
+    spec = KubernetesSpec(kubeconfig=kubeconfig, device_plugin_configs="gpu/plugin", switch_timeout_s=10)
+    return SimpleNamespace(spec=spec, api=KubernetesApi(spec), mode=ModeSwitch(spec, "mine", StillClock()))
+
+
+def switch(here, sharing, replicas=2, *, by=None, abort=None):
+    (by or here.mode).to(experiment(sharing=sharing, replicas=replicas), here.api, abort or threading.Event())
+
+
+def findings(here, *experiments):
+    found = preflight.check(here.api, here.spec, experiments, campaign_id="mine", prometheus=NoPrometheus)
+    return {one.check: one for one in found if one.check in {"sharing", "gpus", "rights"}}
+
+
+def hold(plugin, name="trainer"):
+    plugin.pod(name, {"name": "main", "resources": {"limits": {GPU: "1"}}})
+
+
+def test_each_mode_is_brought_about_and_what_was_found_is_put_back(here, plugin):
+    found = dict(plugin.labels)
+    switch(here, EXCLUSIVE, replicas=1)
+    assert (plugin.applied[-1], plugin.labels["nvidia.com/mps.capable"]) == ("whole", "false")
+    switch(here, MPS)
+    assert (plugin.applied[-1], plugin.labels["nvidia.com/mps.capable"]) == ("mps-2", "true")
+    switch(here, MPS, replicas=3)
+    switch(here, SLICED)
+    assert plugin.applied == ["sliced-4", "whole", "mps-2", "mps-8", "sliced-8"]
+
+    assert restore(here.api, here.spec, "mine") == ["node n1 has the sharing mode again that was found."]
+    assert restore(here.api, here.spec, "mine") == []
+    plugin.looks = 1
+    here.api.get("/api/v1/nodes/n1")
+    assert plugin.labels == found
+    assert plugin.applied[-1] == "sliced-4"
+
+
+def test_a_killed_harness_is_followed_by_one_that_knows_what_was_found(here, plugin):
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "sliced-4"}}})
+    switch(here, MPS)
+
+    switch(here, SLICED, by=ModeSwitch(here.spec, "mine", StillClock()))
+    restore(here.api, here.spec, "mine")
+
+    assert plugin.labels[LABEL] == "sliced-4"
+    assert switching.SWITCHED not in plugin.cluster.store.get(plugin.at)["metadata"]["annotations"]
+
+
+def test_a_mode_that_is_there_is_left_alone(here, plugin):
+    plugin.cluster.store.merge(
+        plugin.at, {"metadata": {"labels": {LABEL: "sliced-8", "nvidia.com/mps.capable": "false"}}}
+    )
+    switch(here, SLICED)
+    hold(plugin)
+    switch(here, SLICED)
+
+    assert "annotations" not in plugin.cluster.store.get(plugin.at)["metadata"]
+    assert restore(here.api, here.spec, "mine") == []
+
+
+def test_somebody_elses_pod_keeps_its_gpu(here, plugin):
+    hold(plugin)
+
+    with pytest.raises(BackendError, match="node n1 cannot be switched: gpu/trainer would lose the GPU"):
+        switch(here, MPS)
+
+    assert LABEL not in plugin.labels
+    assert "gpu/trainer" in findings(here, experiment(sharing=MPS))["sharing"].message
+
+
+@pytest.mark.parametrize(
+    ("lack", "said"),
+    [
+        ({"deaf": frozenset({"mps-2"})}, "node n1 lends 4 nvidia.com/gpu and not 2"),
+        ({"daemon": False}, "no MPS control daemon is ready on node n1"),
+        ({"discovery": False}, ""),
+    ],
+)
+def test_a_node_that_does_not_get_there_is_said_with_what_it_shows(here, plugin, lack, said):
+    for name, value in lack.items():
+        setattr(plugin, name, value)
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {"nvidia.com/gpu.sharing-strategy": None}}})
+
+    if not said:
+        switch(here, MPS)
+        return
+    with pytest.raises(BackendError, match=f"set to mps-2 and are not there after 10 s: {said}"):
+        switch(here, MPS)
+    with pytest.raises(BackendError, match="not there after 0 s"):  # it is not waited for again
+        switch(here, MPS)
+    switch(here, SLICED)
+
+
+def test_a_stale_label_is_not_believed(here, plugin):
+    switch(here, MPS, replicas=8)
+    plugin.discovery = False  # eight slices before and after: the plugin lends them by the old mode
+
+    with pytest.raises(BackendError, match="node n1 shows mps and not time-slicing"):
+        switch(here, SLICED)
+
+
+def test_a_change_by_somebody_else_in_between_is_looked_at_and_kept(here, plugin):
+    changes = ["sliced-8", "whole"]
+
+    def before(verb, target):
+        if verb == "patch" and changes:
+            plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: changes.pop()}}})
+        plugin(verb, target)
+
+    plugin.cluster.before = before
+    switch(here, MPS)
+    assert plugin.applied[-1] == "mps-2"
+
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "whole"}}})
+    assert "keeps nvidia.com/device-plugin.config" in restore(here.api, here.spec, "mine")[0]
+    assert plugin.labels[LABEL] == "whole"
+    assert "nvidia.com/mps.capable" not in plugin.labels
+
+
+def test_a_node_that_never_holds_still_is_given_up(here, plugin):
+    def before(verb, _target):
+        if verb == "patch":
+            raise Refusal(409, "Conflict", "the object has been modified")
+
+    plugin.cluster.before = before
+    with pytest.raises(BackendError, match="node n1 was changed by somebody else each of 10 times"):
+        switch(here, MPS)
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["heard", "not heard"])
+def test_a_connection_that_is_lost_in_mid_switch_is_made_again(here, plugin, heard):
+    lost = []
+
+    def before(verb, target):
+        if verb == "patch" and not lost:
+            lost.append(verb)
+            if heard:
+                note = {"by": "mine", "gpus": 1, "before": {LABEL: None}, "set": {LABEL: "mps-2"}}
+                labels = {LABEL: "mps-2", "nvidia.com/mps.capable": "true"}
+                notes = {switching.SWITCHED: json.dumps(note)}
+                plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": labels, "annotations": notes}})
+            raise ConnectionError
+        plugin(verb, target)
+
+    plugin.cluster.before = before
+    switch(here, MPS)
+
+    assert plugin.applied[-1] == "mps-2"
+    restore(here.api, here.spec, "mine")
+    assert LABEL not in plugin.labels
+
+
+def test_two_campaigns_do_not_switch_one_node(here, plugin):
+    switch(here, MPS, by=ModeSwitch(here.spec, "another", StillClock()))
+
+    with pytest.raises(BackendError, match=r"node n1 is switched by another campaign \(another\)"):
+        switch(here, SLICED)
+
+    assert restore(here.api, here.spec, "mine") == []
+    assert plugin.applied[-1] == "mps-2"
+
+
+def test_an_abort_ends_the_wait(here, plugin):
+    plugin.deaf = frozenset(CONFIGS)
+    abort = threading.Event()
+    abort.set()
+
+    with pytest.raises(BackendError, match="stopped while the nodes were switched to mps-2"):
+        switch(here, MPS, abort=abort)
+    assert here.mode.failed == set()
+
+
+def test_gpus_are_divided_by_the_mig_manager_and_made_whole_again(here, plugin):
+    here.mode.spec = here.spec = here.spec.model_copy(update={"mig_config": "all-1g.18gb"})
+    found = dict(plugin.labels)
+
+    def before(verb, target):
+        if "nvidia.com/mig.config" in plugin.labels and verb == "get":
+            plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {"nvidia.com/mig.config.state": "success"}}})
+        plugin(verb, target)
+
+    plugin.cluster.before = before
+    switch(here, MIG, replicas=7)
+    assert (plugin.labels["nvidia.com/mig.config"], plugin.applied[-1]) == ("all-1g.18gb", "divided")
+    switch(here, EXCLUSIVE, replicas=1)
+    assert (plugin.labels["nvidia.com/mig.config"], plugin.applied[-1]) == ("all-disabled", "whole")
+    restore(here.api, here.spec, "mine")
+    assert {key: plugin.labels.get(key) for key in (LABEL, "nvidia.com/mig.config")} == {
+        key: found.get(key) for key in (LABEL, "nvidia.com/mig.config")
+    }
+
+
+def test_a_mig_manager_that_does_not_succeed_is_said(here, plugin):  # noqa: ARG001 - it is there, the manager is not
+    here.mode.spec = here.spec.model_copy(update={"mig_config": "all-1g.18gb"})
+    with pytest.raises(BackendError, match="the MIG manager calls node n1 pending"):
+        switch(here, MIG)
+
+
+def test_preflight_takes_what_the_nodes_can_be_switched_to(here, plugin):
+    assert findings(here, experiment(sharing=MPS, replicas=8), experiment(sharing=SLICED, replicas=8)) == {}
+    assert LABEL not in plugin.labels
+
+    told = findings(here, experiment(sharing=MPS, replicas=9))["sharing"]
+    assert "no configuration of gpu/plugin gives 9 replicas their GPU by mps" in told.message
+    assert "mps-8 (mps, 8 a GPU)" in told.message
+    here.spec = here.spec.model_copy(update={"device_plugin_configs": "gpu/other"})
+    assert "there is no ConfigMap gpu/other" in findings(here, experiment(sharing=MPS))["sharing"].message
+
+
+def test_preflight_says_that_nobody_heeds_the_label_or_counts_the_gpus(here, plugin):
+    plugin.cluster.store.delete(PODS.named("plugin"), {"gracePeriodSeconds": 0})
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {"nvidia.com/gpu.count": None}}})
+    found = findings(here, experiment(sharing=MPS))
+    assert found["sharing"].severity is Severity.WARNING
+    assert "no config manager of the device plugin is seen on node n1" in found["sharing"].message
+    assert "kubectl label node n1 nvidia.com/gpu.count=N" in found["gpus"].advice
+
+    plugin.cluster.store.merge(plugin.at, {"metadata": {"labels": {LABEL: "sliced-4"}}})
+    assert "gpus" not in findings(here, experiment(sharing=MPS))
+
+
+def test_without_the_right_to_switch_the_command_for_an_administrator_is_said(here, plugin):
+    plugin.cluster.denied |= {Review("patch", "nodes"), Review("get", "configmaps")}
+    told = findings(here, experiment(sharing=MPS))["rights"]
+    assert told.severity is Severity.ERROR
+    assert "may not switch how the nodes' GPUs are shared: patch nodes; get configmaps in gpu." in told.message
+    assert "--verb=get,list,patch --resource=nodes && " in told.advice
+    assert "--verb=get --resource=configmaps --resource-name=plugin" in told.advice
+    assert "--serviceaccount=inference:harness" in told.advice
+
+    here.spec = here.spec.model_copy(update={"device_plugin_configs": None})
+    assert "rights" not in findings(here, experiment(sharing=SLICED))
+
+
+def test_what_cannot_be_put_back_is_said_with_the_commands(here, plugin):
+    switch(here, MPS)
+    plugin.cluster.denied.add(Review("patch", "nodes"))
+
+    (told,) = restore(here.api, here.spec, "mine")
+
+    assert "kubectl label --overwrite node n1 nvidia.com/device-plugin.config- nvidia.com/mps.capable-" in told
+    assert "kubectl annotate node n1 gpu-sharing-harness/switched-" in told
+
+
+def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
+    renamed = {"timeSlicing": {"renameByDefault": True, "resources": [{"name": GPU, "replicas": 4}]}}
+    broken = {"resources": [{"name": GPU, "replicas": "many"}]}
+    data = {
+        "renamed": yaml.safe_dump({"version": "v1", "sharing": renamed}),
+        "broken": yaml.safe_dump({"version": "v1", "sharing": {"mps": broken}}),
+        "no yaml": "{",
+        "one slice": yaml.safe_dump(
+            {"version": "v1", "sharing": {"timeSlicing": {"resources": [{"name": GPU, "replicas": 1}]}}}
+        ),
+    }
+    plugin.cluster.store.create(MAP, {"metadata": {"name": "odd"}, "data": data})
+    spec = here.spec.model_copy(update={"device_plugin_configs": "gpu/odd"})
+    assert device_configs.read(here.api, spec) == [device_configs.Configuration("one slice", EXCLUSIVE, 1)]
+
+
+def test_no_gpu_anywhere_is_an_error(here, cluster):
+    cluster.store.create(NODES, {"metadata": {"name": "n2"}, "spec": {}})
+    assert "no usable node has a GPU" in findings(here, experiment(sharing=MPS))["gpus"].message
