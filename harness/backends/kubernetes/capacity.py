@@ -100,11 +100,12 @@ def check_gpus(
             Severity.WARNING,
             "gpus",
             f"pods that are not of this campaign hold {resource}: {', '.join(holders[:_NAMED])}{more}.",
-            "End them: whatever they do on the GPU is measured, too.",
+            HOLDERS_ADVICE,
         )
     yield from check_devices(nodes, spec)
 
 
+HOLDERS_ADVICE = "End them: whatever they do on the GPU is measured, too."
 _FAILED_GPU_ADVICE = (
     "Read its log. After an Xid it withdraws one slice and lends the others of the same GPU on: "
     "reset that GPU, or reboot the node, before anything is measured."

@@ -199,10 +199,11 @@ def check(
             _refuse_claimed(node, _note(node), campaign_id)
         except BackendError as error:
             yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
-        if all(_is_set(node, device_configs.labels(each, spec)) for each in wanted):
-            continue
         holders = capacity.holders(node, pods, campaign_id)
-        if holders:
+        if holders and all(_is_set(node, device_configs.labels(each, spec)) for each in wanted):
+            message = f"pods that are not of this campaign hold GPUs of node {_name(node)}: {', '.join(holders)}."
+            yield Finding(Severity.WARNING, "gpus", message, capacity.HOLDERS_ADVICE)
+        elif holders:
             yield Finding(
                 Severity.ERROR,
                 "sharing",
@@ -302,8 +303,8 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
 
 
 def _refuse(findings: Iterator[Finding]) -> None:
-    """Raise BackendError with every finding."""
-    found = list(findings)
+    """Raise BackendError with every error."""
+    found = [finding for finding in findings if finding.severity is Severity.ERROR]
     if found:
         advice = " ".join(dict.fromkeys(finding.advice for finding in found))
         raise BackendError(" ".join(finding.message for finding in found), advice=advice)

@@ -109,6 +109,9 @@ def test_a_mode_that_is_there_is_left_alone(here, plugin):
     hold(plugin)
     switch(here, SLICED)
 
+    told = findings(here, experiment(sharing=SLICED))
+    assert {check: one.severity for check, one in told.items()} == {"gpus": Severity.WARNING}
+    assert "hold GPUs of node n1: gpu/trainer" in told["gpus"].message
     assert "annotations" not in plugin.cluster.store.get(plugin.at)["metadata"]
     assert restore(here.api, here.spec, "mine") == []
 
