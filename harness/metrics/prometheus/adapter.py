@@ -13,7 +13,6 @@ import contextlib
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,6 +30,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
+from harness.metrics.prometheus.in_time import POOLS
 from harness.metrics.promql_math import MS_PER_S, to_ms
 
 MAX_POINTS = 11_000
@@ -236,7 +236,6 @@ class PrometheusServer:
         return Answer(series, self._local.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
-        self._local.deadline_s = time.monotonic() + self._timeout_s
         try:
             return call(self._client())
         except (requests.Timeout, ReadTimeoutError) as error:
@@ -273,6 +272,7 @@ class PrometheusServer:
                 session.trust_env = False  # no proxy leads there, and looking for one before every query takes time
             session.hooks["response"] += [self._read_bounded, _read_fast, self._keep_notes]
             client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
+            session.get_adapter(self.url).poolmanager.pool_classes_by_scheme = POOLS  # type: ignore[attr-defined]
             self._local.client = client
             with self._lock:
                 self._connections.append(client)
@@ -280,9 +280,9 @@ class PrometheusServer:
         return client
 
     def _read_bounded(self, response: requests.Response, *_: object, **__: object) -> None:
-        """Read the answer: the client's own timeout is that of one read, and it reads whatever comes."""
+        """Read the answer: the client itself reads whatever comes."""
         with contextlib.ExitStack() as left:
-            left.callback(response.close)  # What is left of an answer that is too long or too late is not read.
+            left.callback(response.close)  # What is left of an answer that is too long is not read.
             content = b"".join(self._pieces(response))
             left.pop_all()
         response._content, response._content_consumed = content, True  # type: ignore[attr-defined]  # noqa: SLF001
@@ -296,8 +296,6 @@ class PrometheusServer:
                     f"{self} answers with more than {MOST_ANSWER_BYTES >> 20} MiB.",
                     advice="Ask for less at once, and check that the address is that of a Prometheus.",
                 )
-            if time.monotonic() > self._local.deadline_s:
-                raise requests.Timeout
             yield piece
 
     def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:
