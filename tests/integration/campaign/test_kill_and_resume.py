@@ -13,6 +13,7 @@ import pytest
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
 from tests.support.experiments import begun
+from tests.support.forked import Commands
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -52,15 +53,17 @@ class Campaign:
     def identity(self) -> str:
         return json.loads((self.path / "campaign.json").read_text())["campaign_id"]
 
+    @property
+    def words(self) -> list[str]:
+        """Of the command that begins the campaign, or goes on with it."""
+        if self.path:
+            return ["resume", str(self.path), "--no-report"]
+        return ["run", str(self.file), "--results", str(self.results), "--force", "--no-report"]
+
     def start(self) -> subprocess.Popen:
         """Begin the campaign, or go on with it."""
-        words = (
-            ["resume", str(self.path)]
-            if self.path
-            else ["run", str(self.file), "--results", str(self.results), "--force"]
-        )
         return subprocess.Popen(
-            [sys.executable, "-m", "harness", *words, "--no-report"],
+            [sys.executable, "-m", "harness", *self.words],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -108,19 +111,20 @@ def test_killed_in_a_step(tmp_path, step):
 
 @pytest.mark.timeout(900)
 def test_killed_at_fifty_random_times(tmp_path):
-    """Each kill hits the run that went on from the one before."""
+    """Each kill hits the run that went on from the one before; none waits for Python to start."""
     campaign = Campaign(tmp_path, repeats=12)
     moments = random.Random(20260101)
     done = {}
-    for _ in range(50):
-        process = campaign.start()
-        time.sleep(moments.uniform(0.0, 2.5))
-        kill(process)
-        if campaign.path is None:
-            continue
-        assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
-        assert done.items() <= campaign.done().items(), "a finished experiment was touched"
-        done = campaign.done()
+    with Commands() as commands:
+        for _ in range(50):
+            process = commands.start(*campaign.words, log=tmp_path / "said")
+            time.sleep(moments.uniform(0.0, 1.5))
+            process.kill()
+            if campaign.path is None:
+                continue
+            assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
+            assert done.items() <= campaign.done().items(), "a finished experiment was touched"
+            done = campaign.done()
 
     campaign.finish()
 

@@ -1,0 +1,96 @@
+"""The harness's commands, each forked from a process that has imported it: for tests that start it over and over."""
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).parents[2]
+
+
+class Commands:
+    """Starts one command after another; ends with the block."""
+
+    def __enter__(self):
+        self._connection, theirs = Pipe()
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
+        theirs.close()
+        return self
+
+    def __exit__(self, *_):
+        self._connection.close()
+        self._process.wait(60)
+
+    def start(self, *words: str, log: Path) -> "Command":
+        """``harness WORDS``, whose words go to the log; the one before has ended."""
+        self._connection.send((words, str(log)))
+        return Command(self._connection, self._connection.recv(), log)
+
+
+class Command:
+    """A command that runs or has run."""
+
+    def __init__(self, connection: Connection, pid: int, log: Path) -> None:
+        self._connection, self.pid, self._log = connection, pid, log
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        """End it as ``kill -9`` does, and wait until it is gone."""
+        os.kill(self.pid, signal.SIGKILL)  # until its end is asked for, the pid is nobody else's
+        self.end()
+
+    def end(self, timeout_s: float = 280) -> str:
+        """Wait for its end; returns what it said."""
+        self._connection.send(None)
+        assert self._connection.poll(timeout_s), f"it still runs:\n{self._log.read_text()}"
+        self.returncode = self._connection.recv()
+        return self._log.read_text()
+
+
+def main(descriptor: int) -> None:
+    import harness.backends.local
+    import harness.campaign.runner
+    import harness.campaign.verify
+    import harness.cli.app  # noqa: F401
+
+    connection = Connection(descriptor)
+    while True:
+        try:
+            words, log = connection.recv()
+        except EOFError:
+            return
+        pid = os.fork()
+        if not pid:
+            run(words, log)
+        connection.send(pid)
+        connection.recv()
+        connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+def run(words: tuple[str, ...], log: str) -> NoReturn:
+    code = 1
+    try:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        os.dup2(1, 2)
+        sys.argv = ["harness", *words]
+        runpy.run_module("harness", run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:  # noqa: BLE001 - a program, which says it and ends
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
