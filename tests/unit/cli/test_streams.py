@@ -43,3 +43,12 @@ def test_a_full_disk_behind_stdout_and_an_open_umask_are_minded(tmp_path):
     assert "cannot be written to stdout: No space left on device" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert (tmp_path / "mine.yaml").stat().st_mode & 0o022 == 0
+
+
+def test_a_full_disk_behind_a_help_text_is_the_same_error():
+    with Path("/dev/full").open("wb") as full:
+        arguments = [sys.executable, "-m", "harness", "plan", "--help"]
+        ended = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (ended.returncode, "Traceback" in ended.stderr) == (7, False), ended.stderr
+    assert "cannot be written to stdout: No space left on device" in ended.stderr
