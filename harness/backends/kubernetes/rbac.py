@@ -101,7 +101,7 @@ def _words(rights: Sequence[Right]) -> str:
 def commands_to_allow_switching(spec: KubernetesSpec) -> list[str]:
     """For an administrator, once; for the account that access.yaml makes."""
     namespace, _, name = (spec.device_plugin_configs or "").partition("/")
-    role, account = "gpu-sharing-harness-switch", f"--serviceaccount={spec.namespace}:harness"
+    role, account = f"gpu-sharing-harness-switch-{spec.namespace}", f"--serviceaccount={spec.namespace}:harness"
     return [
         f"kubectl create clusterrole {role} --verb=get,list,patch --resource=nodes",
         f"kubectl create clusterrolebinding {role} --clusterrole={role} {account}",

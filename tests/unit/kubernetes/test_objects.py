@@ -69,6 +69,19 @@ def test_the_rights_of_the_example_are_those_of_the_template():
     ).strip()
 
 
+def test_the_rights_of_one_namespace_take_nothing_from_another():
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
+    template = environment.from_string((ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text())
+
+    def objects(namespace):
+        documents = yaml.safe_load_all(template.render(ACCESS | {"access_namespace": namespace}))
+        named = [(one["kind"], one["metadata"]) for one in documents]
+        return {(kind, metadata.get("namespace"), metadata["name"]) for kind, metadata in named}
+
+    assert len(objects("inference")) == len(objects("team-b")) == 8
+    assert not objects("inference") & objects("team-b")
+
+
 def test_the_campaign_of_the_example_is_valid():
     source = read_source(str(ROOT / "examples/cluster/campaign.yaml"))
 
