@@ -10,10 +10,14 @@ from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.format import Entry, figure_entry, number, ratio_entry, replicas_in_words, times, whole_interval
 from harness.analysis.statistics import Estimate
 
+_FULLNESS = {"gpu_utilization": "GPU busy", "gpu_sm_active": "SM active"}
+
 
 def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
     """Throughput and latency of every mode and count, and what differs significantly."""
     rows: list[list[str | Entry]] = []
+    measured = {name for *_, cell in cells(pool) for name in cell.estimates}
+    fullness = [name for name in _FULLNESS if name in measured or name == "gpu_utilization"]
     for workload, setup, count, cell in cells(pool):
         alone = pool.gpu_alone(setup, workload)
         rows.append(
@@ -26,7 +30,7 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
                 figure_entry(cell.estimates.get("latency_p50"), "s", cell.absent.get("latency_p50", "")),
                 figure_entry(cell.estimates.get("latency_p99"), "s", cell.absent.get("latency_p99", "")),
                 _against(cell, alone, "latency_p99"),
-                figure_entry(cell.estimates.get("gpu_utilization"), "%", cell.absent.get("gpu_utilization", "")),
+                *(figure_entry(cell.estimates.get(name), "%", cell.absent.get(name, "")) for name in fullness),
             ]
         )
     headers = [
@@ -38,7 +42,7 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         "p50",
         "p99",
         "against alone",
-        "GPU busy",
+        *(_FULLNESS[name] for name in fullness),
     ]
     plot = by_workload(
         pool,

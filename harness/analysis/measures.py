@@ -16,6 +16,7 @@ from harness.analysis.statistics import Estimate, Floats, percentile
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run
 from harness.metrics.catalogue import CATALOGUE, STANDARD
 from harness.metrics.steady import SteadyState, steady_state
+from harness.metrics.throttling import power_capped
 
 _POOLED = "all"
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
@@ -153,6 +154,17 @@ _RATES = (
     Measure("inputs", "Inputs", "inputs/s", "Throughput times the inputs of a request, as the replicas counted them."),
 )
 
+_SM_ACTIVE = Measure(
+    "gpu_sm_active",
+    "SM active",
+    "%",
+    "Share of the streaming multiprocessors with work on them, mean over time and GPUs: how full the GPU was. GPU "
+    "utilisation says only that some kernel ran.",
+)
+_POWER_CAPPED = Measure(
+    "gpu_power_capped", "At the power cap", "%", "Share of the readings in which the power cap set the GPU's clock."
+)
+
 _OTHERS = (
     Measure("requests", "Requests", "requests", "Requests in the raw logs that ended within the recording."),
     Measure(
@@ -177,6 +189,8 @@ MEASURES: Mapping[str, Measure] = {
         *(measure for measure, _ in _LATENCY),
         _WORST,
         *_OTHERS,
+        _SM_ACTIVE,
+        _POWER_CAPPED,
         *(measure for measure, _ in _SIMPLE),
     )
 }
@@ -205,6 +219,7 @@ def measure(data: ExperimentData) -> Measured:
     _measure_rates(found, data)
     for item, compute in _SIMPLE:
         _put(found, item.name, partial(compute, data))
+    _measure_telemetry(found, data)
     _measure_latencies(found, data)
     for name in data.manifest.experiment.metrics:
         if name in OWN:
@@ -238,6 +253,23 @@ def _measure_latencies(found: Measured, data: ExperimentData) -> None:
     for item, compute in _LATENCY:
         _put(found, item.name, partial(compute, pooled))
     _put(found, _WORST.name, lambda: max(percentile(latencies, 0.99) for latencies in each))
+
+
+def _measure_telemetry(found: Measured, data: ExperimentData) -> None:
+    def readings(column: str) -> pd.DataFrame:
+        if no_gpu := found.absent.get("gpu_utilization"):
+            raise NotMeasuredError(no_gpu)
+        columns = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
+        if not len(columns.columns) or columns.empty:
+            raise NotMeasuredError(f"the telemetry has no reading of {column}")
+        return columns
+
+    _put(found, _SM_ACTIVE.name, lambda: float(readings("sm_active_percent").mean().mean()))
+    _put(
+        found,
+        _POWER_CAPPED.name,
+        lambda: 100 * float(readings("throttle_reasons").apply(lambda gpu: power_capped(gpu.dropna())).mean()),
+    )
 
 
 def _measure_rates(found: Measured, data: ExperimentData) -> None:

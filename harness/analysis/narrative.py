@@ -11,6 +11,7 @@ from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, difference
 from harness.config.scenario import OPEN_LOOP, ScenarioKind
 from harness.config.workload import BUILTIN_WORKLOADS, WorkloadSpec
+from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status
 
 FEW_REPEATS = 3
@@ -93,6 +94,7 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
         *_degraded(analysis),
         *_few_repeats(analysis),
         *_restless(analysis),
+        *_power_capped(analysis),
         *_absent(analysis),
         *_mixed(analysis),
         *_nature(analysis),
@@ -160,6 +162,19 @@ def _restless(analysis: CampaignAnalysis) -> list[str]:
     if not restless:
         return []
     return [f"Throughput varies by more than {100 * UNSTEADY_CV:.0f} % between repeats: {', '.join(restless)}."]
+
+
+def _power_capped(analysis: CampaignAnalysis) -> list[str]:
+    capped = [
+        f"{_cells(analysis, [cell])} ({estimate.mean:.0f} %)"
+        for cell in analysis.cells
+        if (estimate := cell.estimates.get("gpu_power_capped")) and estimate.mean > 100 * TOLD_SHARE
+    ]
+    if not capped:
+        return []
+    return [
+        f"The power cap set the GPU's clock for a part of the time, so that another cap gives other figures: {', '.join(capped)}."
+    ]
 
 
 def _absent(analysis: CampaignAnalysis) -> list[str]:

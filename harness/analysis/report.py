@@ -59,6 +59,7 @@ TABLE = (
 )
 TABLE_ON_GPU = ("gpu_memory", "gpu_utilization", "cpu_psi")
 TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
+SM_ACTIVE = "gpu_sm_active"
 _SHIPPED = "shipped:"
 _LOADS = {"cpu_psi", "gpu_utilization"}
 _RATIOS = {"speed_up", "efficiency"}
@@ -123,6 +124,8 @@ def _content(
 ) -> dict[str, Any]:
     on_gpu = any("gpu_memory" in cell.estimates for cell in analysis.cells)
     columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
+    if any(SM_ACTIVE in cell.estimates for cell in analysis.cells):
+        columns[columns.index("gpu_utilization")] = SM_ACTIVE  # The other is 100 % as soon as some kernel always runs.
     if not on_gpu:
         columns.remove("energy")
     if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):

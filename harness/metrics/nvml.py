@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
+from harness.metrics.gpu_activity import ActivityReader, GpuActivity
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuUsage
 
@@ -28,6 +29,7 @@ class GpuTelemetry:
     memory_clock_mhz: float | Missing
     throttle_reasons: float | Missing
     energy_j: float | Missing
+    activity: GpuActivity
 
 
 class NvmlGpus:
@@ -43,6 +45,7 @@ class NvmlGpus:
         self._used = used
         self._handles: list[Any] = []
         self.absent = self._open()
+        self._activity = [ActivityReader(self._nvml, handle) for handle in self._handles]
 
     @property
     def count(self) -> int:
@@ -75,12 +78,16 @@ class NvmlGpus:
                 memory_clock_mhz=self._get(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
                 throttle_reasons=self._get(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
                 energy_j=self._get(self._energy, handle),
+                activity=activity.read(),
             )
-            for handle in self._handles
+            for handle, activity in zip(self._handles, self._activity, strict=True)
         ]
 
     def close(self) -> None:
         """Let go of the driver."""
+        for reader in self._activity:
+            reader.close()
+        self._activity = []
         if self._handles:
             self._handles = []
             self._nvml.nvmlShutdown()

@@ -18,13 +18,16 @@ import psutil
 
 from harness.clock import Clock
 from harness.errors import MetricsError, StorageError
+from harness.metrics.gpu_activity import GpuActivity, unknown
 from harness.metrics.nvml import GpuTelemetry, NvmlGpus
 from harness.metrics.scrape import Missing
 from harness.metrics.summary import Lateness, LatenessHistogram
 
 _FLUSH_INTERVAL_S = 1.0
 _JOIN_TIMEOUT_S = 10.0
-GPU_COLUMNS = tuple(field.name for field in fields(GpuTelemetry))
+_READINGS = tuple(field.name for field in fields(GpuTelemetry) if field.name != "activity")
+_ACTIVITY = tuple(field.name for field in fields(GpuActivity))
+GPU_COLUMNS = _READINGS + _ACTIVITY
 
 
 class TelemetrySource(Protocol):
@@ -191,7 +194,8 @@ class Telemetry(threading.Thread):
     def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
         row = [_iso(now_s), f"{elapsed_s:.3f}"]
         for gpu, usage in enumerate(self._read() if self._gpus else ()):
-            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage, column)) for column in GPU_COLUMNS]
+            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage, column)) for column in _READINGS]
+            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage.activity, column)) for column in _ACTIVITY]
         return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
 
     def _read(self) -> Sequence[GpuTelemetry]:
@@ -199,7 +203,8 @@ class Telemetry(threading.Thread):
             return self._source.read_telemetry()
         except Exception as error:  # noqa: BLE001 - whatever the driver's library raises, the series goes on
             reason = Missing(f"the GPU could not be read: {type(error).__name__}: {error}")
-            return [GpuTelemetry(*(reason for _ in GPU_COLUMNS))] * self._gpus
+            nothing: dict[str, Any] = dict.fromkeys(_READINGS, reason)
+            return [GpuTelemetry(**nothing, activity=unknown(reason))] * self._gpus
 
     def _cell(self, column: str, value: float | Missing) -> str:
         if isinstance(value, Missing):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.errors import ReasonCode
@@ -45,6 +45,11 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
                 "",
                 f"{name} ran at its power cap in {capped:.0%} of the readings: the cap set its clock.",
             )
+
+
+def power_capped(masks: Iterable[float]) -> float:
+    """Share of the readings of NVML's reasons, between 0 and 1, at which the power cap set the clock."""
+    return _share(Counter(int(mask) for mask in masks), POWER_CAP)
 
 
 def _share(masks: Counter[int], bits: int) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.metrics.catalogue import Source
 from harness.metrics.exposition import ReplicaSample
+from harness.metrics.gpu_activity import GpuActivity
 from harness.metrics.nvml import GpuTelemetry
 from harness.metrics.rows import Row
 from harness.metrics.scrape import Missing
@@ -100,6 +101,7 @@ class FakeGpus:
                 memory_clock_mhz=2600.0,
                 throttle_reasons=0.0,
                 energy_j=25.0 * self.readings,
+                activity=GpuActivity(30.0, 20.0, 10.0, 5.0, 1e6, 2e6),
             )
             for _ in range(self.count)
         ]

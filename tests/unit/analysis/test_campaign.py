@@ -91,15 +91,27 @@ def test_intervals_and_loads(analysis: CampaignAnalysis) -> None:
         "GPU": LoadState.CRITICAL,
     }
     assert cell(analysis, 3).estimates["throughput"].n == 3
+    assert cell(analysis, 3).estimates["gpu_sm_active"].mean == 62.5
+    assert cell(analysis, 3).estimates["gpu_power_capped"].mean == pytest.approx(25, abs=0.2)
 
 
 def test_without_a_gpu_every_gpu_figure_is_absent_with_the_reason(tmp_path: Path) -> None:
     write_experiment(tmp_path, "resnet50", 1, shape=Shape(gpu=False, record_s=20))
     (only,) = analyse(tmp_path).cells
-    for name in ("energy", "gpu_memory", "gpu_power", "gpu_utilization", "gpu_temperature"):
+    for name in ("energy", "gpu_memory", "gpu_power", "gpu_utilization", "gpu_temperature", "gpu_sm_active"):
         assert name not in only.estimates
         assert only.absent[name] == NO_GPU
     assert only.planned is None
+
+
+def test_a_driver_without_performance_monitoring_leaves_sm_activity_out(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path, "resnet50", 1)
+    telemetry = pd.read_csv(folder / "telemetry.csv").assign(gpu0_sm_active_percent=None)
+    telemetry.to_csv(folder / "telemetry.csv", index=False)
+    edit_then_seal(folder)
+    (only,) = analyse(tmp_path).cells
+    assert only.absent["gpu_sm_active"] == "the telemetry has no reading of sm_active_percent"
+    assert "gpu_utilization" in only.estimates
 
 
 def edit_then_seal(folder: Path) -> None:

@@ -103,6 +103,17 @@ def test_a_rate_that_was_set_is_called_no_speed(published: Callable[[str], list[
     assert "From" not in found
 
 
+def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(tmp_path: Path) -> None:
+    write_experiment(tmp_path, "resnet50", 3, shape=Shape(record_s=20))
+    found = analyse(tmp_path)
+    (sentence,) = [sentence for sentence in caveats(found) if "power cap" in sentence]
+    assert "resnet50 r3 (26 %)" in sentence
+    write_report(tmp_path)
+    table = (tmp_path / "report.md").read_text()
+    assert "SM active" in table
+    assert "62.5 %" in table
+
+
 def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=4, shape=SHAPE, finished=1)
     write_experiment(tmp_path, "resnet50", 1, 2, replace(SHAPE, status=Status.INVALID))

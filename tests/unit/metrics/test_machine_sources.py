@@ -122,11 +122,15 @@ class FakeNvml:
     """As much of ``pynvml`` as is used; two devices, unless told otherwise."""
 
     NVMLError = NVMLError
+    NVML_GPM_METRICS_GET_VERSION, NVML_SUCCESS = 1, 0
+    NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 2, 3, 5
+    NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = 10, 20, 21
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
 
-    def __init__(self, *, devices=2, init_error=None, power_error=None, processes=(), mps=None):
+    def __init__(self, *, devices=2, init_error=None, power_error=None, processes=(), mps=None, monitored=True):
         self.devices, self.init_error, self.power_error = devices, init_error, power_error
         self.processes, self.shut = processes, 0
+        self.monitored, self.samples, self.time = monitored, 0, 0
         if mps is not None:
             self.nvmlDeviceGetMPSComputeRunningProcesses = lambda _handle: mps
 
@@ -169,6 +173,29 @@ class FakeNvml:
     def nvmlDeviceGetTotalEnergyConsumption(self, _handle):
         return 5_000
 
+    def nvmlGpmQueryDeviceSupport(self, _handle):
+        return SimpleNamespace(isSupportedDevice=int(self.monitored))
+
+    def nvmlGpmSampleAlloc(self):
+        self.samples += 1
+        return SimpleNamespace()
+
+    def nvmlGpmSampleFree(self, _sample):
+        self.samples -= 1
+
+    def nvmlGpmSampleGet(self, _handle, sample):
+        self.time += 1
+        sample.taken = self.time
+
+    def c_nvmlGpmMetricsGet_t(self):
+        return SimpleNamespace(metrics=[SimpleNamespace() for _ in range(8)])
+
+    def nvmlGpmMetricsGet(self, asked):
+        """A metric's value: its number, and how many samples ago the interval began; occupancy is not known."""
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.nvmlReturn = 3 if metric.metricId == self.NVML_GPM_METRIC_SM_OCCUPANCY else self.NVML_SUCCESS
+            metric.value = metric.metricId + (asked.sample2.taken - asked.sample1.taken) / 100
+
     def nvmlDeviceGetComputeRunningProcesses(self, _handle):
         return self.processes
 
@@ -196,6 +223,23 @@ def test_every_device_is_read_in_units_of_the_catalogue():
     telemetry = gpus.read_telemetry()[0]
     assert (telemetry.sm_clock_mhz, telemetry.memory_clock_mhz) == (1980, 2619)
     assert (telemetry.throttle_reasons, telemetry.energy_j) == (4, 5.0)
+
+
+def test_what_the_processors_did_is_told_from_reading_to_reading():
+    library = FakeNvml(devices=1)
+    gpus = NvmlGpus(library)
+    for _ in range(3):
+        activity = gpus.read_telemetry()[0].activity
+        assert (activity.sm_active_percent, activity.tensor_active_percent) == (2.01, 5.01)
+        assert activity.sm_occupancy_percent == Missing("NVML: not on this GPU")
+        assert activity.pcie_received_bytes_per_s == pytest.approx(21.01 * 2**20)
+    gpus.close()
+    assert library.samples == 0
+
+
+def test_a_gpu_without_performance_monitoring_says_so():
+    activity = NvmlGpus(FakeNvml(monitored=False)).read_telemetry()[0].activity
+    assert "Hopper and newer" in activity.sm_active_percent.reason
 
 
 def test_what_one_device_cannot_do_is_missing_and_the_rest_is_not():

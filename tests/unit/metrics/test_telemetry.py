@@ -9,6 +9,7 @@ import pytest
 
 from harness.clock import SystemClock
 from harness.errors import StorageError
+from harness.metrics.gpu_activity import unknown
 from harness.metrics.nvml import GpuTelemetry
 from harness.metrics.scrape import Missing
 from harness.metrics.telemetry import HostCpu, Telemetry, columns
@@ -55,7 +56,7 @@ def test_what_the_driver_does_not_give_is_empty_with_its_reason(tmp_path):
     class NoEnergy(FakeGpus):
         def read_telemetry(self):
             reason = Missing("NVML: Not Supported")
-            return [GpuTelemetry(50.0, 1.0, 100.0, 40.0, reason, reason, 0.0, reason)]
+            return [GpuTelemetry(50.0, 1.0, 100.0, 40.0, reason, reason, 0.0, reason, unknown(reason))]
 
     summary = run(tmp_path / "t.csv", NoEnergy(1), seconds=0.12)
     assert read(tmp_path / "t.csv")[0]["gpu0_energy_j"] == ""

@@ -274,14 +274,20 @@ def _write_replica(
 def _write_telemetry(path: Path, start_s: float, shape: Shape, random: np.random.Generator) -> None:
     columns = ["timestamp", "elapsed_s"]
     if shape.gpu:
-        columns += ["gpu0_utilization_percent", "gpu0_power_w", "gpu0_energy_j"]
+        columns += [
+            "gpu0_utilization_percent",
+            "gpu0_power_w",
+            "gpu0_energy_j",
+            "gpu0_sm_active_percent",
+            "gpu0_throttle_reasons",
+        ]
     columns += ["host_cpu_percent"]
     lines = [",".join(columns)]
     for index in range(int(shape.record_s / 0.25) + 1):
         elapsed_s = index * 0.25
         cells = [iso(start_s + elapsed_s), repr(elapsed_s)]
         if shape.gpu:
-            cells += ["99", repr(57.0), repr(1000.0 + 57.0 * elapsed_s)]
+            cells += ["99", repr(57.0), repr(1000.0 + 57.0 * elapsed_s), "62.5", "4.0" if index % 4 == 0 else "0.0"]
         cells.append(f"{random.normal(20, 2):.1f}")
         lines.append(",".join(cells))
     path.write_text("\n".join(lines) + "\n")
