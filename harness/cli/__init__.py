@@ -21,10 +21,12 @@ def main() -> None:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:
         _end(error)
-    except OSError as error:
-        if output.stdout_takes_all():
-            raise
-        _end(output.unwritten(error))  # a help text: every other answer is written by the module output
+    except OSError:
+        try:
+            output.result()  # a help text may have met a full disk: then this line does, too, and says so
+        except HarnessError as error:
+            _end(error)
+        raise
     except ModuleNotFoundError as error:
         advice = advice_on(error.name or "")
         if not advice:

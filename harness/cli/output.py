@@ -37,26 +37,13 @@ def result(text: str = "") -> None:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except OSError as error:
-        failure = unwritten(error)
+        _stop_writing(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise
-        raise failure from error
-
-
-def stdout_takes_all() -> bool:
-    """Whether what was written to stdout could go out."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        return False
-    return True
-
-
-def unwritten(error: OSError) -> StorageError:
-    """What to say where stdout took no more; from here on nothing is written there."""
-    _stop_writing(sys.stdout)
-    message = f"The answer cannot be written to stdout: {error.strerror}."
-    return StorageError(message, advice="Free some space, or write it elsewhere.")
+        raise StorageError(
+            f"The answer cannot be written to stdout: {error.strerror}.",
+            advice="Free some space, or write it elsewhere.",
+        ) from error
 
 
 def document(data: Any) -> None:
