@@ -12,6 +12,10 @@ import pytest
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Several workers share the processors, and two threads that wait for each other's halves of a tiny tensor take four
+# times as long as one: torch computes in one thread here, as do the replicas that tests start, unless a test says more.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # nohup, or a shell that starts the tests in the background, makes everything below them deaf to these signals, and a
 # signal that is ignored is inherited, where one with a handler is not: this process alone stays deaf.
 for _number in (signal.SIGHUP, signal.SIGINT):
