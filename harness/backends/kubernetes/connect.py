@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ def connect(spec: KubernetesSpec) -> Connection:
     """Read the credentials; nothing is sent yet, unless a login plugin of the kubeconfig does so.
 
     Raises:
-        ClusterError: no kubeconfig, no such context, or credentials that cannot be read.
+        ClusterError: no kubeconfig, no such context, a login program that fails, or credentials that cannot be read.
     """
     # The official client takes most of a second to import; who stays on this machine does not wait for it.
     from kubernetes import client, config
@@ -51,7 +53,13 @@ def connect(spec: KubernetesSpec) -> Connection:
         if place is None:
             config.load_incluster_config(client_configuration=configuration)
         else:
-            config.load_kube_config(place, context=spec.context, client_configuration=configuration)
+            with _login_complaints() as complaints:
+                config.load_kube_config(place, context=spec.context, client_configuration=configuration)
+            if complaints and not (configuration.api_key or configuration.cert_file):
+                raise ClusterError(
+                    f"The login program of the kubeconfig {place} gives no credentials: {'; '.join(complaints)}.",
+                    advice="Install it or log in again; kubectl get pods uses the same program, and tells when it works.",
+                )
     except config.ConfigException as error:
         raise _unusable(spec, place, error) from error
     # Login plugins and half-written files raise whatever their parsers do.
@@ -79,6 +87,23 @@ def connect(spec: KubernetesSpec) -> Connection:
         verify=configuration.verify_ssl and (configuration.ssl_ca_cert or True),
         certificate=pair if all(pair) else None,
     )
+
+
+@contextmanager
+def _login_complaints() -> Iterator[list[str]]:
+    """What the client says of a login program that fails: it logs that, and would go on as nobody."""
+    said: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(" ".join(record.getMessage().split()).rstrip("."))
+
+    keeper = Keeper(logging.ERROR)
+    logging.getLogger().addHandler(keeper)
+    try:
+        yield said
+    finally:
+        logging.getLogger().removeHandler(keeper)
 
 
 def kubeconfig_place(spec: KubernetesSpec) -> str | None:

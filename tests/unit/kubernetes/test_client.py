@@ -61,6 +61,30 @@ def test_half_a_kubeconfig(spec, tmp_path):
     assert "cannot be" in said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "half")))).message
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments", "words"),
+    [
+        ("no-such-login", [], "no-such-login"),
+        ("/bin/sh", ["-c", "echo not logged in >&2; exit 3"], "process returned 3. not logged in"),
+        ("/bin/sh", ["-c", "echo nothing"], "failed to decode process output"),
+    ],
+)
+def test_a_login_program_that_fails_is_named_and_nobody_goes_on_without_credentials(
+    spec, tmp_path, capfd, command, arguments, words
+):
+    login = {"apiVersion": "client.authentication.k8s.io/v1", "command": command, "args": arguments}
+    config = json.loads((tmp_path / "kubeconfig").read_text())
+    config["users"][0]["user"] = {"exec": login | {"interactiveMode": "Never"}}
+    (tmp_path / "login").write_text(json.dumps(config))
+
+    error = said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "login"))))
+
+    assert f"The login program of the kubeconfig {tmp_path / 'login'} gives no credentials: " in error.message
+    assert words in error.message
+    assert "kubectl get pods" in error.advice
+    assert "ERROR:root" not in capfd.readouterr().err
+
+
 def test_nobody_listens(spec, tmp_path):
     config = json.loads((tmp_path / "kubeconfig").read_text())
     config["clusters"][0]["cluster"]["server"] = "http://127.0.0.1:9"
