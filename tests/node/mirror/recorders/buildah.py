@@ -51,7 +51,3 @@ def build(arguments: list[str]) -> None:
     image = {"id": identity[:12], "digest": f"sha256:{identity}", "names": [name], "labels": labels}
     BUILT.parent.mkdir(parents=True, exist_ok=True)
     BUILT.write_text(json.dumps([*others, image]))
-
-
-if __name__ == "__main__":
-    main()

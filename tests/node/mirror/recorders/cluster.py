@@ -6,9 +6,8 @@ An object may be read back exactly as applied. Kinds must be known and namespace
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
@@ -22,8 +21,7 @@ API_MANIFEST = Path("/etc/kubernetes/manifests/kube-apiserver.yaml")
 CONTROL_PLANE_LABEL = "node-role.kubernetes.io/control-plane"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """A kind the server knows: plural and group as in kubectl's output, short names, scope."""
 
     name: str

@@ -15,7 +15,7 @@ from typing import Any
 
 import cluster
 import yaml
-from recorded import API_PORT, CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option
+from recorded import API_PORT, CLUSTER_VERSION, CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option
 
 ETC = Path("/etc/kubernetes")
 KUBELET = Path("/var/lib/kubelet")
@@ -26,7 +26,6 @@ SWITCHES = {
     "FileContent--proc-sys-net-bridge-bridge-nf-call-iptables": "/proc/sys/net/bridge/bridge-nf-call-iptables",
     "FileContent--proc-sys-net-ipv4-ip_forward": "/proc/sys/net/ipv4/ip_forward",
 }
-VERSION = STATE / "cluster-version"
 TOKEN_PREFIX = "bootstrap-token-"
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 KUBELET_PORT = 10250
@@ -246,7 +245,7 @@ def remove_token(identity: str) -> None:
 def set_version(version: str) -> None:
     """Remember which version the control plane runs at."""
     STATE.mkdir(parents=True, exist_ok=True)
-    VERSION.write_text(version)
+    CLUSTER_VERSION.write_text(version)
 
 
 def _answers_within(port: int, within_s: float) -> bool:

@@ -71,7 +71,3 @@ def info() -> dict[str, object]:
     ]
     handlers = [{"name": name} for name in sorted(loaded["handlers"])]
     return {"status": {"conditions": conditions}, "runtimeHandlers": handlers, "config": loaded}
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,3 @@ def active_cni() -> str:
     folder = Path("/etc/cni/net.d")
     found = sorted(path.name for path in folder.iterdir() if path.suffix in {".conf", ".conflist", ".json"})
     return found[0] if found else ""
-
-
-if __name__ == "__main__":
-    main()

@@ -146,7 +146,3 @@ def certs(arguments: list[str]) -> None:
     if arguments[1:2] != ["check-expiration"]:
         fail(f"this recorder does not know: kubeadm {' '.join(arguments)}")
     print("CERTIFICATE   EXPIRES   RESIDUAL TIME\napiserver     in a year 364d")
-
-
-if __name__ == "__main__":
-    main()

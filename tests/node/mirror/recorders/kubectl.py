@@ -1,6 +1,5 @@
 """Recorder of kubectl: applies to and reads from the recorded cluster. Needs a readable kubeconfig and a running server."""
 
-import difflib
 import json
 import os
 import sys
@@ -13,9 +12,8 @@ import proxied
 import remote
 import yaml
 from cluster import Kind, Object
-from control_plane import VERSION
 from jsonpath import render
-from recorded import fail, option, record, version_of
+from recorded import CLUSTER_VERSION, fail, option, record, version_of
 
 WITH_VALUE = {
     *("-n", "--namespace", "-o", "--output", "-f", "--filename", "-l", "--selector", "--kubeconfig", "--for", "--raw"),
@@ -124,6 +122,8 @@ def apply(_: list[str], arguments: list[str]) -> None:
 
 
 def diff(_: list[str], arguments: list[str]) -> None:
+    import difflib
+
     different = False
     for item in manifests(arguments):
         stored, wanted = cluster.merged(item, namespace_of(arguments))
@@ -315,13 +315,9 @@ def version(arguments: list[str]) -> None:
     if "--client" not in arguments and "--client=true" not in arguments:
         require_kubeconfig(arguments)
         cluster.require_api()
-        known["serverVersion"] = {"gitVersion": VERSION.read_text()}
+        known["serverVersion"] = {"gitVersion": CLUSTER_VERSION.read_text()}
     if option(arguments, "-o", "--output") == "json":
         print(json.dumps(known))
     else:
         for name, value in known.items():
             print(f"{name.removesuffix('Version').capitalize()} Version: {value['gitVersion']}")
-
-
-if __name__ == "__main__":
-    main()

@@ -92,7 +92,3 @@ def serve(membership: Membership | None) -> None:
             NETWORK_CONFIGURATION.parent.mkdir(parents=True, exist_ok=True)
             NETWORK_CONFIGURATION.write_text('{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []}\n')
         time.sleep(1)
-
-
-if __name__ == "__main__":
-    main()

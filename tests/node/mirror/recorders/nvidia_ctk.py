@@ -23,7 +23,3 @@ def main() -> None:
             print(SPECIFICATION, end="")
     elif arguments[:2] == ["cdi", "list"]:
         print("nvidia.com/gpu=all")
-
-
-if __name__ == "__main__":
-    main()

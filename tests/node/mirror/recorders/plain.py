@@ -5,4 +5,6 @@ from pathlib import Path
 
 from recorded import record
 
-record(Path(sys.argv[0]).name, sys.argv[1:])
+
+def main() -> None:
+    record(Path(sys.argv[0]).name, sys.argv[1:])

@@ -9,12 +9,12 @@ import os
 import socket
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any, NoReturn
 
 LOG = Path("/var/log/recorded")
 STATE = Path("/var/lib/recorded")
+CLUSTER_VERSION = STATE / "cluster-version"
 CRIO_SOCKET = Path("/var/run/crio/crio.sock")
 CRIO_DROP_INS = Path("/etc/crio/crio.conf.d")
 KUBELET_HEALTH_PORT = 10248
@@ -71,6 +71,8 @@ def ready() -> None:
 
 def crio_configuration() -> dict[str, Any]:
     """Merge every file of the drop-in folder, in order, as the daemon does: a stray copy counts too."""
+    import tomllib
+
     merged: dict[str, Any] = {}
     main = Path("/etc/crio/crio.conf")
     for path in [*([main] if main.exists() else []), *sorted(CRIO_DROP_INS.iterdir())]:

@@ -3,9 +3,8 @@
 import base64
 import json
 import socket
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import yaml
@@ -26,8 +25,7 @@ class Refused(Exception):  # noqa: N818 - it is what the server did
         self.message = message
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(NamedTuple):
     """An API server and who asks it.
 
     authority: PEM of the certificate that vouches for it; empty: whoever answers is believed.
