@@ -20,12 +20,12 @@ from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.story import (  # noqa: F401 - fixtures
     again,
+    cluster_stages,
     converged,
     converged_disks,
-    first_node_stage,
     machine,
     playbooks,
-    second_node_stage,
+    shared,
     undisturbed,
 )
 
@@ -53,15 +53,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
 
 
-class _TwoLanes(LoadScopeScheduling):
-    """Keeps tests on one worker that begin with the same machine."""
+class _Stories(LoadScopeScheduling):
+    """Keeps tests on one worker that begin with the converged machine; whoever is done first takes the next other file."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "dirty" if Path(nodeid.partition("::")[0]).name in FROM_DIRTY else "converged"
+        name = Path(nodeid.partition("::")[0]).name
+        return name if name in FROM_DIRTY else "converged"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    return _TwoLanes(config, log)
+    return _Stories(config, log)
 
 
 @pytest.fixture(scope="session")

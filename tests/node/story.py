@@ -3,19 +3,21 @@
 Session fixtures, so that every module can start where the story has come to.
 """
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.node import fingerprint
+from tests.node.machine import deps
 from tests.node.machine.deps import Tools
 from tests.node.machine.image import USER, Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
-from tests.node.play import Playbooks, Run
+from tests.node.play import Playbooks, Run, Task
 
 SITE = "site.yml"
 NODE_STAGE = "playbooks/node.yml"
@@ -43,14 +45,15 @@ def playbooks_for(machine: Machine, mirror: Mirror, *, worker: Machine | None = 
 
 @dataclass(frozen=True)
 class Step:
-    """A run, and the machine's state before and after it."""
+    """A run, and the machine's state before and after it.
+
+    fetched: what the mirror was asked for meanwhile, where somebody wants to know.
+    """
 
     run: Run
     before: list[str]
     after: list[str]
-
-
-MOST_TRIES = 5
+    fetched: list[str] = field(default_factory=list)
 
 
 @pytest.fixture(scope="session")
@@ -72,37 +75,47 @@ def step(playbooks: Playbooks, playbook: str, *arguments: str, before: list[str]
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tools: Tools, dirty_disks: Disks, mirror: Mirror, scratch: Path) -> Step:
-    """A dirty machine up to the cluster in one run, for those that get there by another way; the machine is gone."""
-    with Machine(tools, dirty_disks, scratch / "undisturbed") as machine:
-        return step(playbooks_for(machine, mirror), *CLUSTER_STAGES)
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of this session have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
 
 
 @pytest.fixture(scope="session")
-def first_node_stage(playbooks: Playbooks) -> Run:
-    return playbooks.run(NODE_STAGE)
+def cluster_stages(playbooks: Playbooks, shared: Path) -> Step:
+    """The story's first run: the dirty machine up to the cluster. What came of it is left to the other worker."""
+    with deps.lock(shared / "undisturbed.lock"):
+        done = step(playbooks, *CLUSTER_STAGES)
+        (shared / "undisturbed.json").write_text(json.dumps(asdict(done)))
+    return done
 
 
 @pytest.fixture(scope="session")
-def second_node_stage(playbooks: Playbooks, first_node_stage: Run) -> Run:
-    """The fastest of a few: other work on this host makes a run slower, never faster."""
-    assert first_node_stage.status == 0, first_node_stage.explain()
-    runs = [playbooks.run(NODE_STAGE)]
-    while runs[-1].status == 0 and runs[-1].duration_s > first_node_stage.duration_s / 3 and len(runs) < MOST_TRIES:
-        runs.append(playbooks.run(NODE_STAGE))
-    return min(runs, key=lambda run: (run.status == 0, run.duration_s))
+def undisturbed(shared: Path, request: pytest.FixtureRequest) -> Step:
+    """A dirty machine up to the cluster in one run, for those that get there by another way; the machine has gone on."""
+    with deps.lock(shared / "undisturbed.lock"):
+        path = shared / "undisturbed.json"
+        left = json.loads(path.read_text()) if path.exists() else None
+    if left is None:
+        made: Step = request.getfixturevalue("cluster_stages")
+        return made
+    tasks = [Task(**task) for task in left["run"].pop("tasks")]
+    return Step(Run(tasks=tasks, **left.pop("run")), **left)
 
 
 @pytest.fixture(scope="session")
-def converged(playbooks: Playbooks, second_node_stage: Run) -> Step:
-    assert second_node_stage.status == 0, second_node_stage.explain()
-    return step(playbooks, SITE)
+def converged(playbooks: Playbooks, cluster_stages: Step) -> Step:
+    """The whole site: its first stages, which are done, once more, and the others."""
+    assert cluster_stages.run.status == 0, cluster_stages.run.explain()
+    return step(playbooks, SITE, before=cluster_stages.after)
 
 
 @pytest.fixture(scope="session")
-def again(playbooks: Playbooks, converged: Step) -> Step:
+def again(playbooks: Playbooks, converged: Step, mirror: Mirror) -> Step:
     assert converged.run.status == 0, converged.run.explain()
-    return step(playbooks, SITE, before=converged.after)
+    asked = len(mirror.site.requests)
+    done = step(playbooks, SITE, before=converged.after)
+    return replace(done, fetched=mirror.site.requests[asked:])
 
 
 @pytest.fixture(scope="session")

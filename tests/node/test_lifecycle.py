@@ -16,7 +16,10 @@ from tests.node.story import SITE, Step, step
 MANY_CHECKS = 30
 # What a reset must leave nothing of: packages, holds, configuration, units, volumes; an empty folder may stay.
 REMAINS = r"^(?!d ).*(cri-o|crio|kube|nvidia|cri-tools|calico|etcd|local-path|harness)"
-NODE_STAGE = "playbooks/node.yml"
+# Modules that run on the machine when the node stage has nothing to do: half a second each.
+MOST_QUESTIONS = 20
+# On the mirror, beside the repositories: manifests, which are not packages.
+FILES = "/files/"
 
 
 @dataclass(frozen=True)
@@ -66,12 +69,17 @@ def converged_again(playbooks: Playbooks, reset: Run, after_reset: list[str]) ->
     return step(playbooks, SITE)
 
 
-def test_a_second_node_stage_takes_at_most_a_third(first_node_stage: Run, second_node_stage: Run) -> None:
-    first_s, second_s = first_node_stage.duration_s, second_node_stage.duration_s
-    print(f"\nnode stage: first {first_s:.1f} s, second {second_s:.1f} s, ratio {second_s / first_s:.2f}")
-    for role, duration_s in second_node_stage.seconds_by_role().items():
-        print(f"  {role:<22} {first_node_stage.seconds_by_role().get(role, 0.0):6.1f} s {duration_s:6.1f} s")
-    assert second_s <= first_s / 3
+def test_stages_that_are_done_change_nothing_while_the_others_follow(cluster_stages: Step, converged: Step) -> None:
+    assert cluster_stages.run.changed
+    done = {task.play for task in cluster_stages.run.tasks}
+    assert [f"{task.role} : {task.name}" for task in converged.run.changed if task.play in done] == []
+
+
+def test_a_finished_node_is_asked_little_and_fetches_no_package(cluster_stages: Step, again: Step) -> None:
+    node_stage = cluster_stages.run.tasks[0].play
+    asked = [task.name for task in again.run.tasks if task.play == node_stage and task.reached_the_machine]
+    assert 0 < len(asked) <= MOST_QUESTIONS, asked
+    assert [path for path in again.fetched if not path.startswith(FILES)] == []
 
 
 def test_the_site_converges(converged: Step) -> None:
