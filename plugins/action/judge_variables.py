@@ -405,15 +405,10 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
 
     def reasons(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
         """Every reason not to go on."""
-        if "kubernetes_minor" not in task_vars or "versions_by_minor" not in task_vars:
-            yield (
-                "The inventory has no group variables of this project (kubernetes_minor is not there). Put a link to"
-                " inventory/group_vars, or a copy of it, beside your file of hosts."
-            )
-            return
-        table = self.table()
+        table, defaults = self.table(), self.defaults()
         yield from table.unknown(list(task_vars))
-        minor, minors = task_vars["kubernetes_minor"], list(task_vars["versions_by_minor"])
+        known = {**defaults, **task_vars}
+        minor, minors = known["kubernetes_minor"], list(known["versions_by_minor"])
         if minor not in minors:
             written = ". Put it in quotes" if isinstance(minor, float) else ""
             yield (
@@ -423,16 +418,22 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
             return
         yield from one_control_plane(task_vars)
         given: dict[str, Any] = {}
-        yield from self.resolve(table, task_vars, given)
+        yield from self.resolve(table, task_vars, defaults, given)
         yield from table.wrong(given)
 
-    def resolve(self, table: Table, task_vars: Mapping[str, Any], given: dict[str, Any]) -> Iterator[str]:
+    def defaults(self) -> dict[str, Any]:
+        """The defaults of every role, that of the versions too: an inventory of its own need not have our group variables."""
+        found: dict[str, Any] = {}
+        for path in [*ROLES.glob("*/defaults/main.yml"), *ROLES.glob("*/defaults/main/*.yml")]:
+            found |= self.load(path)
+        return found
+
+    def resolve(
+        self, table: Table, task_vars: Mapping[str, Any], defaults: Mapping[str, Any], given: dict[str, Any]
+    ) -> Iterator[str]:
         """Puts the value of every variable into given; a reason for each that cannot be resolved."""
         host = task_vars["inventory_hostname"]
         joins = host in task_vars.get("groups", {}).get("workers", ())
-        defaults: dict[str, Any] = {}
-        for path in ROLES.glob("*/defaults/main.yml"):
-            defaults |= self.load(path)
         templar = self._templar.copy_with_new_env(available_variables={**defaults, **task_vars})
         for name in table.values:
             # A machine that joins nothing has no name as a worker.
