@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from harness.analysis.statistics import Floats
+from harness.analysis.distributions import Floats
 from harness.config import CampaignSpec
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import read_columns

@@ -12,11 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import fdtrc
 
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, Floats, student
+from harness.analysis.distributions import Floats, f_tail, least_squares
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, student
 
 _EXACT = 1e-12
+_EQUAL = 1e-6
+"""Residuals that differ by less, relatively, are those of one curve: Amdahl's with s = 1 is a bottleneck."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,8 @@ def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROU
     if fitting:
         fewest = len(fitting[0].law.parameters)
         same = [fit for fit in fitting if len(fit.law.parameters) == fewest]
-        return Scaling(min(same, key=lambda fit: fit.residual), nearest, tried=tried)
+        least = min(fit.residual for fit in same) * (1 + _EQUAL)
+        return Scaling(next(fit for fit in same if fit.residual <= least), nearest, tried=tried)
     untested = [law.name for law in laws if law.name not in {fit.law.name for fit in tested}]
     advice = ""
     if untested:
@@ -150,8 +153,6 @@ def scaling_law(runs: Mapping[int, Sequence[float]], laws: Sequence[Law] = THROU
 
 
 def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -> Fit:
-    from scipy.optimize import least_squares  # A quarter of a second to import, for pages that compare.
-
     n = np.array([float(count) for count in counts for _ in runs[count]])
     logs = np.log(np.array([figure for count in counts for figure in runs[count]], dtype=float))
 
@@ -160,18 +161,17 @@ def _fit(law: Law, runs: Mapping[int, Sequence[float]], counts: Sequence[int]) -
 
     highest = [1.0 if name in law.bounded else np.inf for name in law.parameters]
     starts = _starts(law, runs, counts)
-    solutions = [least_squares(misses, start, bounds=(0, highest), x_scale=start) for start in starts]
-    solution = min(solutions, key=lambda found: found.cost)
-    residual = 2 * float(solution.cost)
+    found, slopes, cost = min((least_squares(misses, start, highest) for start in starts), key=lambda each: each[2])
+    residual = 2 * cost
     means = np.array([np.mean(np.log(runs[count])) for count in counts])
-    curve = np.log(law.curve(np.array(counts, dtype=float), solution.x))
+    curve = np.log(law.curve(np.array(counts, dtype=float), found))
     scatter = residual - sum(
         len(runs[count]) * gap**2 for count, gap in zip(counts, means - curve, strict=True)
     )  # Of the repeats around their own mean.
     p = _lack_of_fit(residual, max(scatter, 0.0), len(counts) - len(law.parameters), len(n) - len(counts))
     return Fit(
         law,
-        _intervals(law, solution.x, solution.jac, residual, len(n)),
+        _intervals(law, found, slopes, residual, len(n)),
         None if p is None else p >= SIGNIFICANCE,
         p,
         float(np.max(np.abs(np.expm1(means - curve)))),
@@ -195,7 +195,7 @@ def _lack_of_fit(residual: float, scatter: float, freedom: int, repeats: int) ->
     lack = max(residual - scatter, 0.0)
     if scatter <= _EXACT:
         return 1.0 if lack <= _EXACT else 0.0
-    return float(fdtrc(freedom, repeats, lack / freedom / (scatter / repeats)))
+    return float(f_tail(freedom, repeats, lack / freedom / (scatter / repeats)))
 
 
 def _intervals(law: Law, values: Floats, jacobian: Floats, residual: float, runs: int) -> dict[str, Estimate]:

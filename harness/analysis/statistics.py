@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from harness.analysis.distributions import Floats, mann_whitney, student_cdf, student_quantile
 
 CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
@@ -26,8 +27,6 @@ NO_SPREAD = "the runs of each side are all equal: the figure is too coarse to sh
 _SAME = 1e-9
 """Figures that differ by less, relatively, are equal but for the arithmetic."""
 _LEAST_CORRELATION, _MOST_CORRELATION = -0.1, 0.8
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,14 +257,12 @@ def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
     if len(a) < 2 or len(b) < 2:
         return Difference(first, second, change, None, None, None, None, delta)
     floor = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return Difference(first, second, change, welch(a, b), _mann_whitney(a, b), floor, _hedges_g(a, b), delta)
+    return Difference(first, second, change, welch(a, b), mann_whitney(a, b), floor, _hedges_g(a, b), delta)
 
 
 def student(freedom: float) -> float:
     """Student's t of the 95 % interval."""
-    from scipy.special import stdtrit  # a third of a second, which a campaign that only runs does not need
-
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
+    return student_quantile(float(freedom), (1 + CONFIDENCE) / 2)
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
@@ -273,16 +270,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     spread = _spread(a, b)
     if spread is None:
         return None
-    from scipy.special import stdtr
-
     gap = abs(float(np.mean(b) - np.mean(a)))
-    return float(2 * stdtr(_freedom(spread[0], len(a), spread[1], len(b)), -gap / math.sqrt(sum(spread))))
-
-
-def _mann_whitney(a: Sequence[float], b: Sequence[float]) -> float:
-    from scipy.stats import mannwhitneyu  # Takes most of a second to import, and most reports compare nothing.
-
-    return float(mannwhitneyu(a, b).pvalue)
+    return float(2 * student_cdf(_freedom(spread[0], len(a), spread[1], len(b)), -gap / math.sqrt(sum(spread))))
 
 
 def _hedges_g(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -16,10 +16,11 @@ from enum import StrEnum
 
 import numpy as np
 
+from harness.analysis.distributions import Floats
 from harness.analysis.format import number, quantity, with_interval
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
-from harness.analysis.statistics import Estimate, Floats, percentile, t_interval
+from harness.analysis.statistics import Estimate, percentile, t_interval
 from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.errors import ReasonCode
 from harness.results import latencies
