@@ -7,6 +7,7 @@
     │   └── UnlikeResultsError   2   results of unlike machines are not compared unless told
     ├── PreflightError           3   this machine cannot run what was asked
     ├── ExperimentsFailedError   4   the campaign ended, with INVALID experiments in it
+    ├── ObjectiveMissedError    11   --fail-on slo: an objective is not met, or it cannot be decided
     ├── VerificationError        5   files on disk are not what the manifest says
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
@@ -67,6 +68,8 @@ class ReasonCode(StrEnum):
     REQUESTS_FAILED = "requests-failed"
     LATENCY_LIMIT = "latency-limit"
     GENERATOR_LATE = "generator-late"
+    SLO = "slo"
+    """Whether the objective is met; the verdict is about the measurement alone."""
     SETTING_IGNORED = "setting-ignored"
     REMARK = "remark"
     """Said in preflight or by a load generator; nothing is wrong."""
@@ -125,6 +128,12 @@ class ExperimentsFailedError(HarnessError):
     """The campaign ended with INVALID experiments in it."""
 
     exit_code = 4
+
+
+class ObjectiveMissedError(HarnessError):
+    """A service level objective is not met, or it cannot be decided whether it is."""
+
+    exit_code = 11
 
 
 class VerificationError(HarnessError):

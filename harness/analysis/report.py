@@ -38,6 +38,7 @@ from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.config import Sharing
 from harness.data import data_path
+from harness.errors import ReasonCode
 from harness.results.files import atomic_write, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
@@ -133,7 +134,9 @@ def _content(
     own = {name for cell in analysis.cells for name in cell.own}
     return {
         "analysis": analysis,
-        "answers": [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + answers(analysis),
+        "answers": objectives(analysis)
+        + [sentence for ladder in analysis.ladders for sentence in ladder.sentences()]
+        + answers(analysis),
         "caveats": caveats(analysis),
         "tables": {name: _tables(analysis, name, columns) for name in analysis.workloads()},
         "overall": overall,
@@ -150,6 +153,16 @@ def _content(
         "has_conditions": any(cell.condition for cell in analysis.cells),
         "version": harness.__version__,
     }
+
+
+def objectives(analysis: CampaignAnalysis) -> list[str]:
+    """Whether each experiment met the campaign's objective, the first thing that the report says."""
+    return [
+        f"{experiment.name}: {finding['message']}"
+        for experiment in analysis.experiments
+        for finding in experiment.data.manifest.findings
+        if finding.get("code") == ReasonCode.SLO
+    ]
 
 
 def _column_title(name: str) -> str:

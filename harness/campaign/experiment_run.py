@@ -36,7 +36,7 @@ from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
 from harness.results.writers import ExperimentWriter
-from harness.traffic import scenario_result
+from harness.traffic import scenario_result, server_result
 from harness.traffic.figures import Window
 
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
@@ -96,6 +96,7 @@ class Attempt:
     start_s: float = 0.0
     ended_s: float = 0.0
     scenario: dict[str, Any] = field(default_factory=dict)
+    server: dict[str, Any] = field(default_factory=dict)
     _deployment: Deployment | None = None
     _load: LoadProcess | None = None
 
@@ -123,7 +124,8 @@ class Attempt:
         said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
         data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
-        self.findings = [*remarks, *data, *ignored_settings(self.statuses), *self._judge_scenario()]
+        clients = [*self._judge_scenario(), *self._judge_server()]
+        self.findings = [*remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
             self.findings,
             failures=self.failures,
@@ -141,6 +143,15 @@ class Attempt:
         self.scenario, findings = scenario_result.evaluate(
             self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance
         )
+        return findings
+
+    def _judge_server(self) -> list[Finding]:
+        """What the clients of the user's own servers say; nothing for other workloads, and where nothing was recorded."""
+        summary = self.summary
+        if self.experiment.workload.server is None or summary is None or summary.end_s is None:
+            return []
+        window = Window(summary.start_s, summary.end_s)
+        self.server, findings = server_result.evaluate(self.experiment, self.folder, window, statuses=self.statuses)
         return findings
 
     def publish(self, verdict: Verdict) -> bool:
@@ -344,10 +355,10 @@ class Attempt:
             findings=as_records(self.findings),
             verdict=verdict,
         )
-        if self.scenario:
-            with storage_errors(self.folder):
-                text = json.dumps(self.scenario, indent=2) + "\n"
-                atomic_write(self.folder / scenario_result.FILE_NAME, text, replace=True)
+        for name, content in ((scenario_result.FILE_NAME, self.scenario), (server_result.FILE_NAME, self.server)):
+            if content:
+                with storage_errors(self.folder):
+                    atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
 
     def _stopping(self) -> dict[str, Any]:

@@ -104,6 +104,7 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
             "metrics": _metrics(spec, cell),
             "limits": spec.limits,
             "condition": condition,
+            "slo": spec.slo,
         }
     )
 

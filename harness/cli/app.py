@@ -10,7 +10,7 @@ from harness.cli import campaign, node, output, results, scenarios
 EXIT_CODES = """Exit codes: 0 done · 1 a defect of ours · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
 harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
-not be read · 10 the node failed · 130 interrupted (resume goes on)."""
+not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 130 interrupted (resume goes on)."""
 
 app = typer.Typer(
     name="harness",

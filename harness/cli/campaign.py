@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -25,6 +25,10 @@ CampaignFile = Annotated[
 ]
 Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
+FailOn = Annotated[
+    Literal["slo"] | None,
+    typer.Option("--fail-on", help="slo: exit with 11 unless every experiment meets the campaign's objective."),
+]
 CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 
 
@@ -139,6 +143,7 @@ def run(
     results: Results = Path("results"),
     force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
     report: Report = True,
+    fail_on: FailOn = None,
     json: Json = False,
 ) -> None:
     """Run a campaign to the end and write its report."""
@@ -152,7 +157,7 @@ def run(
     folder = begin(read_source(file), results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _run_steps(runner, folder, report=report)
+        _run_steps(runner, folder, report=report, fail_on=fail_on)
 
 
 def stress(
@@ -191,6 +196,7 @@ def resume(
             "--retry-invalid", help="Run INVALID experiments again; the old ones are kept among the attempts."
         ),
     ] = False,
+    fail_on: FailOn = None,
     json: Json = False,
 ) -> None:
     """Go on with a campaign that was interrupted or killed; finished experiments are verified, not repeated."""
@@ -206,18 +212,33 @@ def resume(
         check_source(folder)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _run_steps(runner, folder, report=report, again=(Status.INVALID,) if retry_invalid else ())
+        again = (Status.INVALID,) if retry_invalid else ()
+        _run_steps(runner, folder, report=report, fail_on=fail_on, again=again)
 
 
-def _run_steps(runner: CampaignRunner, folder: CampaignFolder, *, report: bool, again: tuple[Status, ...] = ()) -> None:
+def _run_steps(
+    runner: CampaignRunner,
+    folder: CampaignFolder,
+    *,
+    report: bool,
+    fail_on: str | None,
+    again: tuple[Status, ...] = (),
+) -> None:
     from harness.campaign.stress import ladders
-    from harness.errors import ExperimentsFailedError
+    from harness.errors import ExperimentsFailedError, ObjectiveMissedError, UsageError
+    from harness.traffic.server_result import objectives
 
+    if fail_on == "slo" and folder.spec.slo is None:
+        raise UsageError("--fail-on slo: the campaign file has no `slo`.", advice="Add e.g. slo: {latency_p99_ms: 500}")
     outcome = runner.run(again=again)
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     told = [sentence for ladder in ladders(folder) for sentence in ladder.sentences()]
     if told:
         answer["stress"] = told
+    slo = objectives(folder.path)
+    if slo:
+        answer["slo"] = slo
+        told += [f"{name}: {judged['said']}" for name, judged in slo.items()]
     if report:
         from harness.analysis.report import write_report
 
@@ -233,6 +254,12 @@ def _run_steps(runner: CampaignRunner, folder: CampaignFolder, *, report: bool, 
         raise ExperimentsFailedError(
             f"{len(outcome.invalid)} of {len(outcome.statuses)} experiments are INVALID: {', '.join(outcome.invalid)}.",
             advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
+        )
+    unmet = [f"{name} ({judged['outcome']})" for name, judged in slo.items() if judged["outcome"] != "pass"]
+    if fail_on == "slo" and (unmet or not slo):
+        raise ObjectiveMissedError(
+            f"the objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was held against one'}.",
+            advice="The report says by how much; a longer recording decides more.",
         )
 
 

@@ -22,6 +22,7 @@ from harness.config.kubernetes import (
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing
+from harness.config.slo import SloSpec
 from harness.config.stopping import KnownMetric, StopWhenKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
 from harness.config.workload import Device, Execution, Precision, WorkloadSpec
@@ -53,6 +54,7 @@ __all__ = [
     "ScenarioSpec",
     "ServerSpec",
     "Sharing",
+    "SloSpec",
     "StopWhenKnown",
     "StressLoad",
     "StressSpec",

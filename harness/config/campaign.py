@@ -14,6 +14,7 @@ from harness.config.kubernetes import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
 from harness.config.sharing import MpsSpec, Sharing
+from harness.config.slo import SloSpec
 from harness.config.stopping import StopWhenKnown
 from harness.config.stress import StressLoad, StressSpec
 from harness.config.workload import WorkloadSpec
@@ -175,6 +176,11 @@ class CampaignSpec(StrictModel):
     mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
     workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
+    slo: SloSpec | None = Field(
+        default=None,
+        description="Objective of your own servers, held against each experiment; null means none. E.g. "
+        "{ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
+    )
     stress: StressSpec | None = Field(
         default=None,
         description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
@@ -216,6 +222,17 @@ class CampaignSpec(StrictModel):
                 f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
                 "take fewer workloads, replica counts, conditions or repeats, or split it into several files."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _objective_of_servers(self) -> CampaignSpec:
+        if self.slo is None:
+            return self
+        for workload in self.workloads:
+            if workload.server is None:
+                raise ValueError(f"`slo` is an objective of your own servers, and {workload.name} is none.")
+            if self.slo.of_tokens and not workload.server.streams:
+                raise ValueError(f"`slo` limits times of tokens, and answers of {workload.name} are no streams.")
         return self
 
     @model_validator(mode="after")
@@ -366,6 +383,7 @@ class ExperimentSpec(StrictModel):
     metrics: list[str]
     limits: Limits
     condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
+    slo: SloSpec | None = Field(default=None, description="None: the campaign names no objective.")
 
     @property
     def cell(self) -> CellSpec:

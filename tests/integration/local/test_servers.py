@@ -116,16 +116,25 @@ CAMPAIGN = {
 
 
 def test_a_campaign_leaves_what_every_command_reads(tmp_path):
-    spec = CAMPAIGN | {"workloads": [workload(rate=10, **STREAM).model_dump(mode="json")]}
+    slo = {"ttft_p99_ms": 1, "error_rate": 0.5}  # the first token takes longer
+    spec = CAMPAIGN | {"workloads": [workload(rate=10, **STREAM).model_dump(mode="json")], "slo": slo}
     file = tmp_path / "served.yaml"
     file.write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(tmp_path), "--no-report"]
+    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(tmp_path), "--fail-on", "slo"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 11, done.stderr
+    assert "llm_r2_time-slicing_rep1: Objective: fail. Goodput 0 requests per second; first token p99" in done.stdout
 
     (campaign,) = tmp_path.glob("served-*")
     assert verify_campaign(campaign).ok
     folder = campaign / "llm_r2_time-slicing_rep1"
+    content = json.loads((folder / "server.json").read_text())
+    assert {name: part["outcome"] for name, part in content["slo"]["parts"].items()} == {
+        "ttft_p99_ms": "fail",
+        "error_rate": "pass",
+    }
+    assert content["results"]["latency_ms"]["p50"] >= 1e3 * (FIRST_S + (TOKENS - 1) * GAP_S)
+    assert "Objective: fail." in (campaign / "report.html").read_text()
     assert [each["server_end"] for each in read_manifest(folder).replicas] == ["stopped", "stopped"]
     rows = next(folder.glob("llm_r2_client_ttft_p50_*.csv")).read_text().splitlines()[1:]
     values = [float(row.split(",")[3]) for row in rows if ",all," in row and row.split(",")[3]]

@@ -122,7 +122,7 @@ def test_a_limit_below_one_service_time_is_refused(under):
     replica = under(kind="server", rate=10.0, latency_limit_ms=1.0)
 
     assert replica.process.wait(120) == 3
-    assert "latency_limit_ms 1 is below one service time (2." in replica.last_line
+    assert "latency_limit_ms 1 is below one service time (" in replica.last_line
 
 
 def test_its_results_can_be_fetched_over_http(under):

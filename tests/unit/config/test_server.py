@@ -102,3 +102,26 @@ def test_the_page_names_the_metrics_and_only_those():
         name for name, metric in CATALOGUE.items() if {SERVER_TARGET, STREAMING_SERVER} & set(metric.workloads)
     }
     assert all(any(name.startswith(each) for each in told) for name in of_servers)
+
+
+SLO = {"name": "mine", "replicas": [1], "slo": {"ttft_p99_ms": 200, "error_rate": 0.001}}
+STREAM = {"name": "llm", "server": SERVER | {"protocol": "openai-chat"}}
+
+
+def test_an_objective_goes_with_every_experiment():
+    (experiment,) = expand(parse_campaign(yaml.safe_dump(SLO | {"workloads": [STREAM]}), origin="c.yaml"))
+    assert experiment.slo.ttft_p99_ms == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"slo": {}}, "needs one of ttft_p99_ms"),
+        ({"slo": {"error_rate": 2}}, "less than 1"),
+        ({"workloads": [STREAM, {"name": "resnet50"}]}, "an objective of your own servers, and resnet50 is none"),
+        ({"workloads": [{"name": "llm", "server": SERVER}]}, "answers of llm are no streams"),
+    ],
+)
+def test_an_objective_that_cannot_be_judged_is_refused(changes, message):
+    with pytest.raises(CampaignFileError, match=message):
+        parse_campaign(yaml.safe_dump(SLO | {"workloads": [STREAM]} | changes), origin="c.yaml")

@@ -1,0 +1,173 @@
+"""Whether an objective is met: pass, fail, or not decidable from what was recorded.
+
+Every part is a share that may be missed: a p99 within a limit means that at most 1 % lies above it. The interval of that
+share takes neighbours in time together, because what is slow comes in bursts; and it is never narrower than that of as many
+independent ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window
+
+SLICES = 20
+"""Of equal time; what is slow together should fall into one of them."""
+CONFIDENCE = 0.95
+P99_SHARE = 0.01
+ERRORS = "error_rate"
+_TITLES = {
+    "ttft_p99_ms": "first token p99",
+    "itl_p99_ms": "inter-token p99",
+    "latency_p99_ms": "latency p99",
+    ERRORS: "errors",
+}
+
+
+class Outcome(StrEnum):
+    """What can be said of an objective, the gravest last."""
+
+    PASS = "pass"  # noqa: S105 - no password
+    NOT_DECIDABLE = "not decidable"
+    FAIL = "fail"
+
+
+_ORDER = list(Outcome)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one part of the objective is judged by.
+
+    Attributes:
+        name: as in the campaign file.
+        limit: milliseconds, or a share of the requests.
+        values_ns: whose p99 is shown; None: there is none.
+        at_ns: when each one ended, nanoseconds since the epoch.
+        missed: which of them are above the limit.
+    """
+
+    name: str
+    limit: float
+    values_ns: npt.NDArray[np.int64] | None
+    at_ns: npt.NDArray[np.int64]
+    missed: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the objective, judged; shares are between 0 and 1.
+
+    Attributes:
+        value: the p99 in milliseconds, or the share of errors; None: nothing was measured.
+        share: that missed the limit.
+        low: lower end of the share's interval.
+        high: upper end.
+        allowed: share that may miss it.
+    """
+
+    name: str
+    limit: float
+    value: float | None
+    share: float
+    low: float
+    high: float
+    allowed: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """By the interval alone."""
+        if self.high <= self.allowed:
+            return Outcome.PASS
+        return Outcome.FAIL if self.low > self.allowed else Outcome.NOT_DECIDABLE
+
+    def sentence(self) -> str:
+        """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
+        interval = f"95 % interval {100 * self.low:.3g} to {100 * self.high:.3g} %"
+        title = _TITLES[self.name]
+        if self.name == ERRORS:
+            return f"{title} {100 * self.share:.3g} % (limit {100 * self.limit:.3g} %; {interval}): {self.outcome}"
+        shown = "unknown" if self.value is None else f"{self.value:.3g} ms"
+        return (
+            f"{title} {shown} (limit {self.limit:g} ms; {100 * self.share:.3g} % above it, {interval}): {self.outcome}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An objective held against one recording.
+
+    Attributes:
+        goodput_per_s: requests per second that met every part of it by themselves.
+    """
+
+    parts: Sequence[Part]
+    goodput_per_s: float
+
+    @property
+    def outcome(self) -> Outcome:
+        """That of the gravest part."""
+        return max((part.outcome for part in self.parts), key=_ORDER.index)
+
+    def sentence(self) -> str:
+        """For report and terminal."""
+        told = "; ".join(part.sentence() for part in self.parts)
+        return f"Objective: {self.outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {told}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``server.json``."""
+        parts = {
+            part.name: {
+                "limit": part.limit,
+                "value": part.value,
+                "missed_share": round(part.share, 9),
+                "interval": [round(part.low, 9), round(part.high, 9)],
+                "allowed_share": part.allowed,
+                "outcome": part.outcome.value,
+            }
+            for part in self.parts
+        }
+        goodput_per_s = round(self.goodput_per_s, 6)
+        return {"outcome": self.outcome.value, "goodput_per_s": goodput_per_s, "said": self.sentence(), "parts": parts}
+
+
+def judge(samples: Sequence[Sample], window: Window, *, goodput_per_s: float) -> Judged:
+    """Judge every part; at least one."""
+    return Judged([_part(sample, window) for sample in samples], goodput_per_s)
+
+
+def share_interval(missed: npt.NDArray[np.bool_], at_ns: npt.NDArray[np.int64], window: Window) -> tuple[float, float]:
+    """The 95 % interval of the share that is missed; all of [0, 1] without anything."""
+    from scipy import stats
+
+    count, number = int(missed.sum()), len(missed)
+    if not number:
+        return 0.0, 1.0
+    tail = (1 - CONFIDENCE) / 2
+    low = float(stats.beta.ppf(tail, count, number - count + 1)) if count else 0.0
+    high = float(stats.beta.ppf(1 - tail, count + 1, number - count)) if count < number else 1.0
+    edges_ns = np.linspace(window.begin_s * NS_PER_S, window.end_s * NS_PER_S, SLICES + 1)
+    in_slice = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, SLICES - 1)
+    numbers = np.bincount(in_slice, minlength=SLICES)
+    counts = np.bincount(in_slice, weights=missed, minlength=SLICES)
+    share = count / number
+    residual = float(((counts - share * numbers) ** 2).sum()) * SLICES / (SLICES - 1)
+    half = float(stats.t.ppf(1 - tail, SLICES - 1)) * math.sqrt(residual) / number
+    return max(0.0, min(low, share - half)), min(1.0, max(high, share + half))
+
+
+def _part(sample: Sample, window: Window) -> Part:
+    low, high = share_interval(sample.missed, sample.at_ns, window)
+    share = float(sample.missed.mean()) if len(sample.missed) else 0.0
+    if sample.values_ns is None:
+        return Part(sample.name, sample.limit, share, share, low, high, allowed=sample.limit)
+    values_ns = np.sort(sample.values_ns)
+    value = float(values_ns[math.ceil(0.99 * len(values_ns)) - 1]) / NS_PER_MS if len(values_ns) else None
+    return Part(sample.name, sample.limit, value, share, low, high, allowed=P99_SHARE)

@@ -1,0 +1,167 @@
+"""What the clients of servers saw, from logs of known content."""
+
+import numpy as np
+import pytest
+
+from harness.config import SloSpec, WorkloadSpec
+from harness.errors import ReasonCode
+from harness.metrics.quality import Severity
+from harness.replica.engine.ledger import FIELDS
+from harness.results import latencies
+from harness.traffic import server_result
+from harness.traffic.figures import Window
+from harness.traffic.server_result import REQUEST, evaluate
+from harness.traffic.slo import SLICES, Outcome, share_interval
+from tests.support.experiments import experiment
+
+MS = 1_000_000
+WINDOW = Window(1000.0, 1010.0)
+SERVER = {"command": ["serve", "{port}"], "protocol": "openai-chat"}
+
+
+def replica(folder, index, rows, gaps=()):
+    """Rows: end in seconds, latency, time to first token and own p99 of the gaps in ms, status; gaps: end, ms."""
+    place = folder / "replicas" / f"replica-{index}"
+    place.mkdir(parents=True)
+    requests = np.zeros(len(rows), REQUEST)
+    for number, (end_s, latency_ms, ttft_ms, itl_ms, status) in enumerate(rows):
+        latency_ns = round(latency_ms * MS)
+        requests[number] = (
+            round(end_s * 1e9) - latency_ns, 0, latency_ns, round(ttft_ms * MS), round(itl_ms * MS), 10, 20, status
+        )  # fmt: skip
+    requests.tofile(place / server_result.REQUESTS_LOG)
+    records = np.zeros(len(gaps), latencies.RECORD)
+    for number, (end_s, gap_ms) in enumerate(gaps):
+        records[number] = (round(end_s * 1e9) - round(gap_ms * MS), round(gap_ms * MS))
+    records.tofile(place / server_result.GAPS_LOG)
+
+
+def judged(folder, slo=None, statuses=(), **server):
+    spec = experiment().model_copy(
+        update={
+            "workload": WorkloadSpec.model_validate({"name": "llm", "server": SERVER | server}),
+            "slo": SloSpec.model_validate(slo) if slo else None,
+        }
+    )
+    return evaluate(spec, folder, WINDOW, statuses=statuses)
+
+
+def ends(number, begin_s=1000.0, end_s=1010.0):
+    return np.linspace(begin_s + 0.001, end_s - 0.001, number).tolist()
+
+
+def test_it_reads_what_the_replicas_write():
+    assert REQUEST.names == FIELDS
+
+
+def test_the_figures_are_those_of_the_requests_that_ended_in_the_recording(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in [999.0, *ends(200), 1011.0]], [(t, 9) for t in ends(400)])
+    replica(tmp_path, 1, [(t, 200, 60, 9, 200) for t in ends(100)])
+
+    content, findings = judged(tmp_path)
+
+    results = content["results"]
+    assert (results["requests"], results["achieved_per_s"]) == (300, 30)
+    assert (results["latency_ms"]["p50"], results["latency_ms"]["p99"]) == (100, 200)
+    assert (results["ttft_ms"]["p50"], results["itl_ms"]["p99"]) == (40, 9)
+    assert (results["input_tokens_per_s"], results["output_tokens_per_s"]) == (300, 600)
+    assert [each["requests"] for each in content["by_server"].values()] == [200, 100]
+    assert findings == []
+    assert "slo" not in content
+
+
+def test_failures_are_counted_by_kind_and_degrade(tmp_path):
+    rows = (
+        [(t, 100, 40, 9, 200) for t in ends(90)]
+        + [(t, 5, -1e-6, -1e-6, 500) for t in ends(9)]
+        + [(1005.0, 900, -1e-6, -1e-6, -1)]
+    )
+    replica(tmp_path, 0, rows)
+
+    content, (finding,) = judged(tmp_path, statuses=[{"load": {"first_failure": "HTTP 500: no memory"}}])
+
+    assert content["results"]["failed"] == {"-1": 1, "500": 9}
+    assert (finding.severity, finding.code) == (Severity.DEGRADED, ReasonCode.REQUESTS_FAILED)
+    assert "10 of 100 requests failed (1 x -1, 9 x 500;" in finding.message
+    assert "HTTP 500: no memory" in finding.message
+
+
+def test_a_rate_that_is_not_held_is_said(tmp_path):
+    late = [(1020.0, 1e3 * (1020.0 - t), 40, 9, 200) for t in ends(200)]
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(100)] + late)
+
+    _, (finding,) = judged(tmp_path, rate=30)
+
+    assert finding.code is ReasonCode.RATE_NOT_HELD
+    assert judged(tmp_path)[1] == [], "a closed loop has no rate to hold"
+
+
+def test_the_objective_passes_fails_or_stays_open_by_its_interval(tmp_path):
+    gaps = [(t, 9) for t in ends(2000)]
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)], gaps)
+    limits = {"ttft_p99_ms": 50, "itl_p99_ms": 10, "latency_p99_ms": 150, "error_rate": 0.01}
+
+    content, (finding,) = judged(tmp_path, limits)
+    assert content["slo"]["outcome"] == "pass"
+    assert content["slo"]["goodput_per_s"] == 100
+    assert (finding.code, finding.severity) == (ReasonCode.SLO, Severity.INFO)
+    assert (
+        "Objective: pass. Goodput 100 requests per second; first token p99 40 ms (limit 50 ms; 0 % above it"
+        in finding.message
+    )
+
+    content, (finding,) = judged(tmp_path, limits | {"itl_p99_ms": 8})
+    assert content["slo"]["outcome"] == "fail"
+    assert content["slo"]["goodput_per_s"] == 0
+    assert content["slo"]["parts"]["ttft_p99_ms"]["outcome"] == "pass"
+    assert "inter-token p99 9 ms (limit 8 ms; 100 % above it, 95 % interval" in finding.message
+
+    content, _ = judged(tmp_path, limits | {"error_rate": 0.0001})
+    assert content["slo"]["outcome"] == "not decidable", "1,000 requests without an error do not show 0.01 %"
+
+
+def test_what_failed_has_met_no_limit(tmp_path):
+    rows = [(t, 100, 40, -1e-6, 200) for t in ends(300)] + [(t, 1, -1e-6, -1e-6, 500) for t in ends(300)]
+    replica(tmp_path, 0, rows)
+
+    content, _ = judged(tmp_path, {"latency_p99_ms": 150})
+
+    part = content["slo"]["parts"]["latency_p99_ms"]
+    assert (part["value"], part["missed_share"], part["outcome"]) == (100, 0.5, "fail")
+    assert content["slo"]["goodput_per_s"] == 30
+
+
+def test_without_a_request_nothing_is_decided(tmp_path):
+    replica(tmp_path, 0, [])
+    content, _ = judged(tmp_path, {"latency_p99_ms": 150, "itl_p99_ms": 5})
+    assert content["slo"]["outcome"] == "not decidable"
+    assert content["slo"]["parts"]["latency_p99_ms"]["interval"] == [0, 1]
+
+
+def test_what_is_slow_in_one_burst_widens_the_interval():
+    at_ns = (np.array(ends(2000)) * 1e9).astype(np.int64)
+    spread = np.zeros(2000, bool)
+    spread[:: 2000 // 20] = True
+    burst = np.zeros(2000, bool)
+    burst[:20] = True
+
+    low, high = share_interval(spread, at_ns, WINDOW)
+    assert low < 0.01 < high < 0.02
+    assert share_interval(burst, at_ns, WINDOW)[1] > high
+    assert share_interval(np.ones(50, bool), at_ns[:50], WINDOW) == (pytest.approx(0.928, abs=0.003), 1.0)
+
+
+def test_the_interval_covers_the_truth():
+    """Of independent requests, in at least 95 of 100 recordings less chance."""
+    chance = np.random.default_rng(0)
+    at_ns = (np.array(ends(1500)) * 1e9).astype(np.int64)
+    covered = 0
+    for _ in range(400):
+        low, high = share_interval(chance.random(1500) < 0.01, at_ns, WINDOW)
+        covered += low <= 0.01 <= high
+    assert covered >= 0.95 * 400
+    assert SLICES == 20
+
+
+def test_the_gravest_part_decides():
+    assert list(Outcome) == [Outcome.PASS, Outcome.NOT_DECIDABLE, Outcome.FAIL]
