@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from harness.config import SloSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies
-from harness.traffic import server_result
+from harness.traffic import server_result, slo
 from harness.traffic.figures import Window
 from harness.traffic.server_result import REQUEST, evaluate
 from harness.traffic.slo import SLICES, Outcome, share_interval
@@ -36,11 +37,11 @@ def replica(folder, index, rows, gaps=()):
     records.tofile(place / server_result.GAPS_LOG)
 
 
-def judged(folder, slo=None, statuses=(), **server):
+def judged(folder, objective=None, statuses=(), **server):
     spec = experiment().model_copy(
         update={
             "workload": WorkloadSpec.model_validate({"name": "llm", "server": SERVER | server}),
-            "slo": SloSpec.model_validate(slo) if slo else None,
+            "slo": SloSpec.model_validate(objective) if objective else None,
         }
     )
     return evaluate(spec, folder, WINDOW, statuses=statuses)
@@ -160,7 +161,8 @@ def test_the_interval_covers_the_truth():
         low, high = share_interval(chance.random(1500) < 0.01, at_ns, WINDOW)
         covered += low <= 0.01 <= high
     assert covered >= 0.95 * 400
-    assert SLICES == 20
+    assert pytest.approx(stats.norm.ppf(0.975), rel=1e-6) == slo.NORMAL
+    assert pytest.approx(stats.t.ppf(0.975, SLICES - 1), rel=1e-6) == slo.STUDENT
 
 
 def test_the_gravest_part_decides():
