@@ -53,6 +53,27 @@ class _DiesAfter(Tiny):
         return super().infer()
 
 
+class _DiesWhenTold(Tiny):
+    def __init__(self, told: Path) -> None:
+        self.told = told
+
+    def infer(self) -> int:
+        if self.told.exists():
+            sys.stderr.write("out of luck\n")
+            sys.stderr.flush()
+            os._exit(7)
+        return super().infer()
+
+
+def dies_when_told(settings):
+    """Option `told`: a file whose coming tells it; option `replica`: the only one that dies."""
+    return (
+        _DiesWhenTold(Path(settings.options["told"]))
+        if settings.replica == int(settings.options["replica"])
+        else Tiny()
+    )
+
+
 def dies_after(settings):
     """Option `after_s`; with option `replica`, only that one dies."""
     if int(settings.options.get("replica", settings.replica)) != settings.replica:

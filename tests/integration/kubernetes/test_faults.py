@@ -40,7 +40,7 @@ def proxy(server):
 def through(server, proxy, tmp_path):
     """A backend that speaks through the proxy; a stall of 30 s against a timeout of 10 s, forty times as fast, pauses too."""
     config = proxy.write_kubeconfig(tmp_path / "faulty")
-    spec = server.spec(kubeconfig=str(config), api_timeout_s=0.25, outage_s=60.0, pending_s=30.0)
+    spec = server.spec(kubeconfig=str(config), api_timeout_s=0.25, outage_s=200.0, pending_s=30.0)
     backend = Trial(spec)
     backend.api.longest_pause_s = 0.05
     return backend

@@ -71,10 +71,12 @@ def test_stop_drains_and_says_nothing_when_all_ends_well(deploy, tmp_path):
     assert status["phase"] == "stopped"
 
 
-def test_a_death_is_noticed_and_named_with_its_last_lines(deploy):
-    deployment = deploy(factory="dies_after", replicas=2, after_s=0.5, replica=1)
+def test_a_death_is_noticed_and_named_with_its_last_lines(deploy, tmp_path):
+    told = tmp_path / "told"
+    deployment = deploy(factory="dies_when_told", replicas=2, told=str(told), replica=1)
 
     victim = psutil.Process(deployment.targets[1].pid)
+    told.touch()
     victim.wait(timeout=120)
     assert eventually(lambda: deploy.deaths)
     assert [death.replica for death in deployment.deaths] == [1]

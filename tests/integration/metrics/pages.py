@@ -66,7 +66,7 @@ class Pages:
         jobs = [job(f"ai-{pod}", pod, namespace="inference", pod=pod, node="n1") for pod in PODS]
         jobs += [job("dcgm-exporter", "dcgm", node="n1"), job("node-exporter", "node", node="n1")]
         jobs += [job("kubelet-cadvisor", "cadvisor", node="n1")]
-        scraping = {"scrape_interval": interval, "scrape_timeout": "500ms"}
+        scraping = {"scrape_interval": interval, "scrape_timeout": interval}
         return json.dumps({"global": scraping, "scrape_configs": jobs})
 
     def close(self):

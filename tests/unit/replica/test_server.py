@@ -2,7 +2,6 @@
 
 import http.client
 import socket
-import statistics
 import time
 
 import pytest
@@ -65,13 +64,14 @@ def test_a_kept_connection_answers_at_once_again_and_again(connection):
     connection.connect()
     own_port = connection.sock.getsockname()[1]
     took_s = []
-    for _ in range(50):
+    for _ in range(100):
         start_s = time.monotonic()
         connection.request("GET", "/metrics", headers={"Accept": "text/plain", "User-Agent": "Prometheus/3"})
         assert connection.getresponse().read() == b"value 1\n"
         took_s.append(time.monotonic() - start_s)
     assert connection.sock.getsockname()[1] == own_port, "the connection was not kept"
-    assert statistics.median(took_s) < 0.035, "40 ms each would be Nagle's algorithm"
+    # On a busy machine many take longer; where Nagle's algorithm works, only the first dozen are faster than 40 ms.
+    assert sorted(took_s)[30] < 0.035, "40 ms each would be Nagle's algorithm"
 
 
 def test_unknown_paths_and_methods_are_refused(connection):
