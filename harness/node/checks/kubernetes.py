@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -15,6 +16,12 @@ _DEFAULTS = "/etc/default/kubelet"
 _EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
 _HOME_FIELD = 5
 _JOIN_FILES = ("/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf")
+
+
+def _seconds(text: str) -> int:
+    """Seconds of a duration as the kubelet (1m30s) and systemd (90, 1min 30s) write it."""
+    units = {"": 1, "s": 1, "m": 60, "h": 3600}
+    return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)\s*([smh]?)", text))
 
 
 def _kubelet_settings(node: Node) -> dict[str, Any]:
@@ -103,9 +110,16 @@ def logs_are_bounded(node: Node) -> Observation:
     advice="Run the housekeeping role again (--tags housekeeping): reboots then end pods cleanly.",
 )
 def shutdown_is_graceful(node: Node) -> Observation:
-    """The kubelet holds a shutdown until pods have ended."""
+    """The kubelet holds a shutdown until pods have ended, and logind lets it for as long as that takes."""
     period = str(_kubelet_settings(node).get("shutdownGracePeriod", "0s"))
-    return Observation(period not in {"0s", "0", ""}, "a shutdownGracePeriod", period)
+    files = node.output("systemd-analyze", "cat-config", "systemd/logind.conf").splitlines()
+    delays = [line.partition("=")[2].strip() for line in files if line.startswith("InhibitDelayMaxSec=")]
+    delay = delays[-1] if delays and delays[-1] else "5"
+    return Observation(
+        0 < _seconds(period) <= _seconds(delay),
+        "a shutdownGracePeriod, and an InhibitDelayMaxSec of logind that is as long",
+        f"shutdownGracePeriod {period}, InhibitDelayMaxSec {delay}",
+    )
 
 
 @check(

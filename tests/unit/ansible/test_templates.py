@@ -257,3 +257,29 @@ def test_no_arithmetic_and_no_condition_takes_a_variable_as_text():
             if bare and not line.strip().startswith("#"):
                 wrong.append(f"{path.relative_to(ROOT)}: {line.strip()}")
     assert wrong == []
+
+
+def test_without_a_mirror_the_list_of_registries_is_empty_and_still_ours():
+    assert drop_in("crio", "registries.conf.j2", crio_mirror="") == {}
+
+
+def test_crio_starts_anew_for_our_own_files_alone():
+    (task,) = tree.load(ROOT / "roles/crio/tasks/configure.yml")
+    (unit,) = task["node_state"]["units"]
+    own = tree.load(ROOT / "roles/crio/vars/main.yml")
+    # What buildah's dependency brings (shortnames.conf) lies in the same folder.
+    assert unit["paths"] == ["/usr/bin/crio", "{{ __crio_drop_ins }}", "{{ __crio_registries }}"]
+    assert own["__crio_registries"].endswith(".conf")
+
+
+def test_logind_allows_the_kubelet_s_period_whatever_a_package_says():
+    (task,) = tree.load(ROOT / "roles/housekeeping/tasks/machine.yml")
+    own = tree.load(ROOT / "roles/housekeeping/vars/main.yml")
+    path = own["__housekeeping_logind"]
+    assert path.rpartition("/")[2] > "unattended-upgrades-logind-maxdelay.conf"
+    (file,) = [one for one in task["node_state"]["files"] if "logind" in one["path"]]
+    assert tree.template(file, {**own, "housekeeping_shutdown_grace_s": "90"}) == {
+        "path": path,
+        "content": "[Login]\nInhibitDelayMaxSec=90\n",
+    }
+    assert "{{ __housekeeping_logind }}" in task["vars"]["__housekeeping_kubelet"]["paths"]

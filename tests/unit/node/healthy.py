@@ -110,6 +110,7 @@ def machine() -> FakeMachine:
         commands={
             "systemd-analyze cat-config sysctl.d": f"{SYSCTLS}# zzz.conf\nnet/ipv4/ip_forward=0\n",
             "systemctl cat node-sysctl.service": "[Service]\nExecStart=/usr/lib/systemd/systemd-sysctl /etc/k.conf\n",
+            "systemd-analyze cat-config systemd/logind.conf": "[Login]\nInhibitDelayMaxSec=30\n# zz\nInhibitDelayMaxSec=1min\n",
             "systemd-analyze cat-config systemd/journald.conf": "[Journal]\n#SystemMaxUse=\nSystemMaxUse=1G\n",
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",

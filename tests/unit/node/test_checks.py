@@ -214,6 +214,18 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         write(LIMITS, KUBELET_LIMITS.replace("60s", "0s")),
         {"housekeeping/shutdown"},
     ),
+    "logind cuts the shutdown short": (
+        lambda paper: paper.commands.update(
+            {"systemd-analyze cat-config systemd/logind.conf": "InhibitDelayMaxSec=60\n# u\nInhibitDelayMaxSec=30\n"}
+        ),
+        {"housekeeping/shutdown"},
+    ),
+    "logind has its default": (
+        lambda paper: paper.commands.update(
+            {"systemd-analyze cat-config systemd/logind.conf": "#InhibitDelayMaxSec=5\n"}
+        ),
+        {"housekeeping/shutdown"},
+    ),
     "the kubeconfig belongs to root": (state("/home/ada/.kube/config", owner="root"), {"kubeconfig/users"}),
     "the kubeconfig is open": (state("/home/ada/.kube/config", mode=0o644), {"kubeconfig/users"}),
     "no kubeconfig": (remove("/home/ada/.kube/config"), {"kubeconfig/users"}),
