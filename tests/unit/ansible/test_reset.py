@@ -1,0 +1,50 @@
+"""What a reset clears on a disk: what the roles made there, and nothing that somebody else keeps beside it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from tree import ROOT
+
+PLAY = """\
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - {name: Volumes, ansible.builtin.import_role: {name: storage, tasks_from: reset.yml}}
+    - {name: Image, ansible.builtin.import_role: {name: workload_image, tasks_from: reset.yml}}
+"""
+OURS = [
+    "volumes/pvc-1_a_b/data/file",
+    "image/context/harness/x.py",
+    "image/pip.conf",
+    "image/image.json",
+    "image/pushed-1",
+]
+
+
+@pytest.mark.parametrize(
+    "others", [(), ("volumes/photos/one.jpg", "volumes/.hidden", "image/notes.txt")], ids=["ours", "others"]
+)
+def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(tmp_path, others):
+    for name in (*OURS, *others):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "play.yml").write_text(PLAY)
+    given = {"storage_path": f"{tmp_path}/volumes", "workload_image_folder": f"{tmp_path}/image"}
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", "-e", json.dumps(given)]
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
+    settings |= {
+        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
+        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
+    }
+    settings |= {"ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*command, str(tmp_path / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [name for name in OURS if (tmp_path / name).exists()] == []
+    assert all((tmp_path / name).exists() for name in others)
+    assert (tmp_path / "volumes").exists() == (tmp_path / "image").exists() == bool(others)
