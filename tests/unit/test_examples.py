@@ -1,4 +1,4 @@
-"""The result sets that are shipped hold what their manifests say, and what the README says of them."""
+"""The result sets that are shipped hold what their manifests say, and what their page says of them."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from harness.campaign.source import read_source
 from harness.campaign.verify import verify_campaign
 
 ROOT = Path(__file__).parents[2]
-README_COLUMNS = (
+PAGE_COLUMNS = (
     ("throughput", 1),
     ("latency_p50", 1e3),
     ("latency_p95", 1e3),
@@ -82,17 +82,19 @@ def figures(campaigns):
 
 
 @pytest.mark.parametrize(
-    ("page", "campaigns"), [("README.md", "h200-sharing-*"), ("examples/h200/README.md", "h200-busy-*")]
+    ("heading", "campaigns"),
+    [("## At batch 1", "h200-sharing-*"), ("## When one replica keeps the GPU busy", "h200-busy-*")],
 )
-def test_a_pages_table_is_what_the_campaigns_measured(page, campaigns, published):
-    lines = (ROOT / page).read_text().splitlines()
+def test_a_pages_table_is_what_the_campaigns_measured(heading, campaigns, published):
+    page = (ROOT / "examples/h200/README.md").read_text()
+    lines = page[page.index(heading) :].splitlines()
     begin = next(number for number, line in enumerate(lines) if line.startswith("| | replicas | sharing |")) + 2
     end = lines.index("", begin)
     measured, workload, compared = figures(published(campaigns)), "", 0
     for line in lines[begin:end]:
         name, replicas, sharing, *shown = (part.strip() for part in line.strip("|").split("|"))
         workload = name.lower() or workload
-        for (measure, scale), text in zip(README_COLUMNS, shown, strict=True):
+        for (measure, scale), text in zip(PAGE_COLUMNS, shown, strict=True):
             if text == DASH:
                 continue
             value, half = text.replace(",", "").split(" ± ")
@@ -101,7 +103,20 @@ def test_a_pages_table_is_what_the_campaigns_measured(page, campaigns, published
             assert f"{mean * scale:.{digits}f}" == value, (line, measure)
             assert true_half * scale < float(half[1:]) if half[0] == "<" else f"{true_half * scale:.{digits}f}" == half
             compared += 1
-    assert compared == 21 * len(README_COLUMNS) - 9
+    assert compared == 21 * len(PAGE_COLUMNS) - 9
+
+
+def test_the_readmes_ratios_are_what_the_campaigns_measured(published):
+    rows = dict(re.findall(r"^\| (\w+) \| (\d.*) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
+    shown = {name.lower(): [float(each) for each in re.findall(r"([\d.]+) times", row)] for name, row in rows.items()}
+    batches = [figures(published(name)) for name in ("h200-sharing-*", "h200-busy-*")]
+    for workload, (eager, busy) in shown.items():
+        ratios = [
+            each[workload, "8", "mps", "throughput"][0] / each[workload, "8", "time-slicing", "throughput"][0]
+            for each in batches
+        ]
+        assert (round(ratios[0], 1), round(ratios[1], 2)) == (eager, busy), workload
+    assert shown.keys() == {"resnet50", "distilbert", "whisper"}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "h200").glob("*.yaml")), ids=lambda path: path.name)
