@@ -39,6 +39,7 @@ class Finding:
         message: what was found, in one sentence.
         advice: what to do next; empty when nothing is to be done.
         code: of the reason, where it refuses the run.
+        away: of an error: it may end by itself, so that a campaign waits for it between experiments.
     """
 
     severity: Severity
@@ -46,6 +47,7 @@ class Finding:
     message: str
     advice: str = ""
     code: ReasonCode = ReasonCode.REFUSED
+    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

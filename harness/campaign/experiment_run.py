@@ -6,12 +6,13 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.backends import base
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
@@ -22,7 +23,14 @@ from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.errors import BackendError, HarnessError, ReasonCode, StorageError, VerificationError
+from harness.errors import (
+    BackendError,
+    CampaignInterruptedError,
+    HarnessError,
+    ReasonCode,
+    StorageError,
+    VerificationError,
+)
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
@@ -42,6 +50,7 @@ from harness.traffic.figures import Window
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"
 COOLDOWN_POLL_S = 1.0
+WAIT_POLL_S = 10.0
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
 
@@ -106,11 +115,16 @@ class Attempt:
         return layout.attempt_folder(self.shared.folder.path, self.experiment.experiment_id, self.number)
 
     def measure(self) -> None:
-        """Preflight, deploy, stabilise, record; and clean up, whatever came of those."""
+        """Preflight, deploy, stabilise, record; and clean up, whatever came of those.
+
+        Raises:
+            CampaignInterruptedError: what is needed was away, and did not come back in time; nothing was started.
+        """
         timing = self.experiment.timing
+        fit = self._step("preflight", self._preflight)
         try:
             _ = (
-                self._step("preflight", self._preflight)
+                fit
                 and self._step("deploy", self._deploy)
                 and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
                 and self._step("record", self._record, planned_s=timing.record_s)
@@ -173,6 +187,9 @@ class Attempt:
         reasons: list[str] = []
         try:
             action()
+        except CampaignInterruptedError as error:
+            shared.journal.append("pauses", experiment=identity, attempt=self.number, step=name, why=error.message)
+            raise
         except HarnessError as error:
             reasons.append(f"{name}: {error.message}")
             self.failures.append(Finding(Severity.INVALID, error.code, "", reasons[0], error.advice))
@@ -205,11 +222,41 @@ class Attempt:
     def _preflight(self) -> None:
         step_s = self.experiment.timing.step_s
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
-        findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
+        findings = self._look_until_back()
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         if not self.shared.rehearsed:
             self._rehearse()
+
+    def _look_until_back(self) -> Sequence[base.Finding]:
+        """What preflight finds, looked at again while only what may come back is away."""
+        shared, limit_s = self.shared, self.experiment.limits.wait_s
+        findings = preflight.check([self.experiment], shared.folder.path, shared.backend)
+        away = preflight.away(findings)
+        if not away or not limit_s:
+            return findings
+        begun_s = shared.clock.now_s()
+        self._tell("waits", f"waits up to {limit_s:g} s for what is away: {away}")
+        while away:
+            now_s = shared.clock.now_s()
+            if now_s - begun_s >= limit_s:
+                raise CampaignInterruptedError(
+                    f"the campaign {shared.folder.path} pauses after waiting {now_s - begun_s:.0f} s: {away}",
+                    advice=f"When it is back, go on with: harness resume {shared.folder.path}",
+                )
+            if shared.clock.wait_until(min(now_s + WAIT_POLL_S, begun_s + limit_s), self.abort):
+                raise self._aborted("while waiting for what is away")
+            findings = preflight.check([self.experiment], shared.folder.path, shared.backend)
+            away = preflight.away(findings)
+        preflight.refuse_errors(findings)
+        self._tell("waited", f"goes on: what was away is back after {shared.clock.now_s() - begun_s:.0f} s.")
+        return findings
+
+    def _tell(self, event: str, sentence: str) -> None:
+        """For whoever watches, and for `harness status`."""
+        identity = self.experiment.experiment_id
+        self.shared.journal.append(event, experiment=identity, attempt=self.number, step="preflight", why=sentence)
+        self.shared.listener(Notice(f"{identity} {sentence}"))
 
     def _rehearse(self) -> None:
         shared = self.shared

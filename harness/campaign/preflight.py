@@ -31,6 +31,12 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
         )
 
 
+def away(findings: Sequence[Finding]) -> str:
+    """What is away and may come back, in words; empty when nothing is, or when something else refuses the run, too."""
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    return " ".join(finding.message for finding in errors) if all(finding.away for finding in errors) else ""
+
+
 def existing_parent(path: Path) -> Path:
     """The nearest folder above ``path`` (or itself) that exists."""
     path = path.absolute()

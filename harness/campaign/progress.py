@@ -55,6 +55,7 @@ def campaign_status(path: Path) -> CampaignStatus:
     folder = open_folder(path)
     events = list(read_events(folder.state))
     attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
+    attempts.subtract(e["experiment"] for e in events if e["event"] == "pauses")  # nothing was tried
     last = {e["experiment"]: e for e in events if "step" in e}
     running = folder.is_locked()
     experiments = known_experiments(folder)
@@ -68,6 +69,8 @@ def campaign_status(path: Path) -> CampaignStatus:
             continue
         pending.append(experiment)
         note = f"last step: {last[name]['step']}" if name in last else ""
+        if name in last and last[name]["event"] in {"waits", "pauses"}:
+            note = last[name]["why"]
         statuses.append(ExperimentStatus(name, PENDING, attempts[name], note))
     return CampaignStatus(
         campaign=path.name,

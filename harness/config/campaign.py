@@ -123,6 +123,13 @@ class Limits(StrictModel):
         description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
     )
     retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+    wait_s: float = Field(
+        default=3600.0,
+        ge=0,
+        le=30 * 86_400,
+        description="Seconds to wait between experiments for a Prometheus, API server, node or GPU that went away, "
+        "before the campaign pauses; 0 means do not wait.",
+    )
 
 
 class MetricSelection(StrEnum):

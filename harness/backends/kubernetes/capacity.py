@@ -14,6 +14,8 @@ Object = Mapping[str, Any]
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
 GPU_COUNT_LABEL = "nvidia.com/gpu.count"
+CLUSTERS_TAINTS = "node.kubernetes.io/"
+"""The cluster itself sets and removes these, with the node's conditions."""
 _ENDED = frozenset({"Succeeded", "Failed"})
 _NAMED = 5
 """How many of a kind a sentence names."""
@@ -155,6 +157,29 @@ def unusable(node: Object, spec: KubernetesSpec) -> str:
         if taint.get("effect") in {"NoSchedule", "NoExecute"} and not _tolerated(taint, spec):
             return f"it has the taint {taint['key']}={taint.get('value', '')}:{taint['effect']}"
     return ""
+
+
+def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
+    """Whether a node, or what it lends, is away in a way that may end by itself: silent, cordoned, its plugin restarting."""
+    wanted = [node for node in nodes if selected(node, spec)]
+    if not wanted or any(_is_away(node) for node in wanted):
+        return True
+    if not spec.gpus_per_replica:
+        return False
+    idle = [node for node in wanted if not slices(node["status"].get("allocatable") or {}, spec)]
+    # A kubelet that has started anew says 0 of a resource until the device plugin is back.
+    restarted = any(spec.gpu_resource in (node["status"].get("capacity") or {}) for node in idle)
+    return len(idle) == len(wanted) or restarted or any(withdrawn(node, spec.gpu_resource) for node in wanted)
+
+
+def _is_away(node: Object) -> bool:
+    ready = next((one for one in _conditions(node) if one.get("type") == "Ready"), {})
+    taints = [taint["key"] for taint in node["spec"].get("taints") or [] if taint.get("effect") != "PreferNoSchedule"]
+    return (
+        ready.get("status") != "True"
+        or bool(node["spec"].get("unschedulable"))
+        or any(key.startswith(CLUSTERS_TAINTS) for key in taints)
+    )
 
 
 def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:

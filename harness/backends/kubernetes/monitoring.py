@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
 from harness.config import ExperimentSpec, KubernetesSpec
-from harness.errors import NoDataError, PrometheusError
+from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.targets import Target, active, last_error
@@ -42,7 +42,8 @@ def check_prometheus(
     try:
         targets = active(server)
     except PrometheusError as error:
-        return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED)]
+        away = isinstance(error, PrometheusUnavailableError)
+        return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
     names = {name for experiment in experiments for name in experiment.metrics}
     metrics = [metric for name, metric in CATALOGUE.items() if name in names]
     dialect = cluster(spec.namespace, ".+", labels=Labels(**spec.prometheus_labels.model_dump()))

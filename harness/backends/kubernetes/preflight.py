@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity, grafana, monitoring, rbac, sharing, switching
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.retry import TRANSIENT
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -37,8 +39,9 @@ def check(
     try:
         nodes = api.list("/api/v1/nodes")
     except ClusterError as error:
-        if error.status is None or error.status == 401:
-            return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
+        away = error.status is None or error.status in TRANSIENT
+        if away or error.status == 401:
+            return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=away)]
         nodes = None
     findings = [
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
@@ -51,8 +54,12 @@ def check(
         findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
     else:
         usable = [node for node in nodes if not capacity.unusable(node, spec)]
-        findings += capacity.check_nodes(nodes, spec)
-        findings += _tried("gpus", lambda: _check_gpus(api, nodes, usable, spec, experiments, campaign_id))
+        found = [
+            *capacity.check_nodes(nodes, spec),
+            *_tried("gpus", lambda: _check_gpus(api, nodes, usable, spec, experiments, campaign_id)),
+        ]
+        lost = capacity.lost(nodes, spec)
+        findings += [replace(one, away=lost and one.severity is Severity.ERROR) for one in found]
         findings += rbac.check_image(usable, spec)
     with prometheus() as server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)

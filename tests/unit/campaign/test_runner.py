@@ -204,6 +204,96 @@ def test_a_refused_preflight_starts_nothing(stage):
     assert on.manifest(ONE).verdict.codes == [ReasonCode.OUT_OF_MEMORY]
 
 
+GONE = Finding(Severity.ERROR, "prometheus", "Prometheus cannot be reached.", away=True)
+
+
+class Outage(FakeBackend):
+    """GONE is found before the second experiment, for ``back_s`` seconds."""
+
+    def __init__(self, clock, back_s, *also):
+        super().__init__()
+        self.clock, self.back_s, self.also = clock, back_s, also
+        self.since_s = None
+
+    def check(self, experiments):
+        if experiments[0].experiment_id == ONE:
+            return ()
+        self.since_s = self.clock.now_s() if self.since_s is None else self.since_s
+        return (GONE, *self.also) if self.clock.now_s() - self.since_s < self.back_s else ()
+
+
+def outage(on, back_s, *also):
+    clock = SimulatedClock()
+    on.backend = Outage(clock, back_s, *also)
+    return on.runner(clock)
+
+
+def said_of_waiting(on):
+    return [event.message for event in on.events if isinstance(event, events.Notice) and "away" in event.message]
+
+
+def test_what_goes_away_between_experiments_is_waited_for_and_no_attempt_is_lost(stage):
+    on = stage(limits=Limits(retries=0))
+    runner = outage(on, 600)
+    notes = []
+
+    def react(event):
+        if isinstance(event, events.Notice) and "waits up to" in event.message:
+            notes.extend(one.note for one in campaign_status(on.folder.path).experiments if one.status == "pending")
+
+    on.react = react
+    assert runner.run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+
+    begins, ends = said_of_waiting(on)
+    assert begins == f"{TWO} waits up to 3600 s for what is away: Prometheus cannot be reached."
+    assert ends.startswith(f"{TWO} goes on: what was away is back after ")
+    assert notes == ["waits up to 3600 s for what is away: Prometheus cannot be reached."]
+    assert on.manifest(TWO).attempt == 1
+    assert on.manifest(TWO).verdict.reasons == []
+
+
+def test_what_does_not_come_back_pauses_the_campaign_and_counts_no_attempt(stage):
+    on = stage(limits=Limits(retries=1, wait_s=60))
+    with pytest.raises(CampaignInterruptedError, match=r"pauses after waiting \d+ s: Prometheus cannot") as caught:
+        outage(on, 1e9).run()
+
+    assert "harness resume" in caught.value.advice
+    assert len(said_of_waiting(on)) == 1
+    one, two = campaign_status(on.folder.path).experiments
+    assert (one.status, two.status, two.attempts) == ("VALID", "pending", 0)
+    assert "pauses after waiting" in two.note
+    assert not on.folder.final_folder(TWO).exists()
+
+    on.backend = FakeBackend()
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+    assert on.manifest(TWO).attempt == 1
+    assert campaign_status(on.folder.path).experiments[1].attempts == 1
+    assert verify_campaign(on.folder.path).ok
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "also"), [(0, []), (3600, [Finding(Severity.ERROR, "rights", "this account may not.")])]
+)
+def test_without_patience_and_for_what_will_not_mend_itself_nothing_is_waited_for(stage, wait_s, also):
+    on = stage(limits=Limits(retries=0, wait_s=wait_s))
+
+    assert outage(on, 1e9, *also).run().invalid == [TWO]
+
+    assert said_of_waiting(on) == []
+
+
+def test_waiting_ends_at_an_interruption(stage):
+    on = stage()
+    runner = outage(on, 1e9)
+    on.react = lambda event: runner.interrupt() if isinstance(event, events.Notice) else None
+
+    with pytest.raises(CampaignInterruptedError, match="was interrupted"):
+        runner.run()
+
+    assert len(said_of_waiting(on)) == 1
+    assert not on.folder.final_folder(TWO).exists()
+
+
 def test_what_preflight_warned_of_is_in_the_manifest(stage):
     on = stage(replicas=[1])
     on.backend.findings = [Finding(Severity.WARNING, "load", "other work runs on this machine.")]

@@ -9,8 +9,10 @@ from harness.backends.kubernetes import grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
+from harness.campaign.plan import expand
 from harness.config import KubernetesSpec
-from harness.errors import ClusterError, PrometheusError
+from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
+from tests.support.experiments import campaign
 
 GPU = "nvidia.com/gpu"
 IMAGE = "localhost/gpu-sharing-harness/workload:1.0"
@@ -132,6 +134,59 @@ def test_no_cluster_is_one_error():
 
     [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
     assert (found.check, found.severity, found.advice) == ("cluster", Severity.ERROR, "Is it running?")
+
+
+@pytest.mark.parametrize(("status", "away"), [(None, True), (503, True), (401, False)])
+def test_an_api_server_that_does_not_answer_is_away_and_one_that_refuses_is_not(status, away):
+    class Nobody(Api):
+        def list(self, *_, **__):
+            raise ClusterError("no.", status=status)
+
+    [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
+    assert (found.check, found.severity, found.away) == ("cluster", Severity.ERROR, away)
+
+
+class RestartingPrometheus(NoPrometheus):
+    """It reads its log."""
+
+    def read(self, *_, **__):
+        raise PrometheusUnavailableError("Prometheus at http://x cannot be reached.")
+
+
+@pytest.mark.parametrize(("server", "away"), [(NoPrometheus, False), (RestartingPrometheus, True)])
+def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(server, away):
+    [found] = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=server)
+    assert (found.check, found.away) == ("prometheus", away)
+
+
+def restarted(node):
+    """The kubelet has started anew, and no device plugin has registered with it."""
+    node["status"]["capacity"] = {GPU: "0"}
+    return node
+
+
+@pytest.mark.parametrize(
+    ("nodes", "away"),
+    [
+        ([node(ready="Unknown")], True),
+        ([node(cordoned=True)], True),
+        ([], True),
+        ([node(gpus=0)], True),
+        ([node(taints=[{"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}])], True),
+        ([node(gpus=4), node("n2", cordoned=True)], True),
+        ([node(gpus=4), restarted(node("n2", gpus=0))], True),
+        ([node(gpus=4), node("n2", gpus=0)], False),
+        ([node(taints=[{"key": "dedicated", "value": "x", "effect": "NoSchedule"}])], False),
+    ],
+)
+def test_nodes_and_gpus_that_went_away_may_come_back_and_too_few_are_too_few(nodes, away):
+    api = Api({"/api/v1/nodes": {"items": nodes}})
+    plan = list(expand(campaign(replicas=[8])))
+    found = preflight.check(api, SPEC, plan, campaign_id="mine", prometheus=RestartingPrometheus)
+    errors = [one for one in found if one.severity is Severity.ERROR and one.check != "prometheus"]
+    assert errors
+    assert {one.away for one in errors} == {away}
+    assert not any(one.away for one in found if one.severity is Severity.WARNING)
 
 
 @pytest.mark.parametrize(
