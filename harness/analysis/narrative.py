@@ -183,7 +183,7 @@ def _absent(analysis: CampaignAnalysis) -> list[str]:
         for name, reason in cell.absent.items():
             if cell.used and name in ALL and not (name in _OF_SEVERAL and cell.replicas == 1):
                 by_reason.setdefault(reason, {})[ALL[name].title] = None
-    return [f"Not measured: {', '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
+    return [f"Not measured: {'; '.join(titles)} ({clipped(reason)})." for reason, titles in by_reason.items()]
 
 
 def absent_of(experiment: Experiment) -> dict[str, list[str]]:

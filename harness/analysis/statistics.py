@@ -123,7 +123,7 @@ def percentile(values: Floats, quantile: float) -> float:
     """
     needed = needed_for(quantile)
     if len(values) < needed:
-        raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are {len(values)}")
+        raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are fewer")
     return float(np.quantile(values, quantile, method="inverted_cdf"))
 
 

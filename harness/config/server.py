@@ -157,7 +157,8 @@ class ServerSpec(StrictModel):
     def load_in_words(self) -> str:
         """How it is asked, e.g. ``8 requests in flight`` or ``poisson arrivals, 4 requests per second``."""
         if self.rate is None:
-            return f"{self.concurrency or 1} requests in flight"
+            count = self.concurrency or 1
+            return f"{count} {'request' if count == 1 else 'requests'} in flight"
         return f"{(self.arrivals or Arrivals.POISSON).value} arrivals, {self.rate:g} requests per second"
 
     @model_validator(mode="after")

@@ -134,6 +134,18 @@ def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     assert "closed loop" in " ".join(found)
 
 
+def test_what_was_not_measured_is_said_once_for_each_reason(tmp_path: Path) -> None:
+    few = replace(SHAPE, record_s=2)
+    write_experiment(tmp_path, "whisper", 1, shape=few)
+    write_experiment(tmp_path, "whisper", 3, shape=few)
+    found = analyse(tmp_path)
+    assert len({cell.estimates["requests"].mean for cell in found.cells}) == 2
+    (sentence,) = [sentence for sentence in caveats(found) if "Latency, p99" in sentence]
+    assert sentence == (
+        "Not measured: Latency, p99; p99, worst replica (p99 takes at least 100 requests, there are fewer)."
+    )
+
+
 def test_a_campaign_finished_on_another_machine_says_so(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=2, shape=replace(SHAPE, record_s=5))
     found = analyse(tmp_path)

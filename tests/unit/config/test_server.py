@@ -48,6 +48,18 @@ def test_a_rate_is_an_open_loop_that_stress_can_raise():
         WorkloadSpec.model_validate({"name": "llm", "server": SERVER}).at_rate(9)
 
 
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        ({}, "1 request in flight"),
+        ({"concurrency": 8}, "8 requests in flight"),
+        ({"rate": 4}, "poisson arrivals, 4 requests per second"),
+    ],
+)
+def test_the_load_is_said_in_words(load, words):
+    assert parsed(SERVER | load).workloads[0].server.load_in_words() == words
+
+
 def test_a_replica_has_the_time_its_server_needs_to_end():
     (experiment, _) = expand(parsed(SERVER | {"stop_timeout_s": 100}))
     assert experiment.drain_timeout_s > 100
