@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -190,12 +190,11 @@ class CampaignAnalysis:
         return sum(experiment.status is status and not experiment.damage for experiment in self.experiments)
 
 
-def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> CampaignAnalysis:
+def analyse(folder: Path) -> CampaignAnalysis:
     """Read, check and average a campaign, finished or not.
 
     Args:
         folder: ``results/<campaign>``.
-        progress: told the id of each experiment before it is read.
 
     Raises:
         ResultsPathError: no campaign there.
@@ -204,7 +203,7 @@ def analyse(folder: Path, progress: Callable[[str], None] = lambda _name: None) 
     if not folder.is_dir():
         raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
     identity = read_campaign(folder)
-    experiments = [analyse_experiment(path, progress) for path in experiment_folders(folder)]
+    experiments = [analyse_experiment(path) for path in experiment_folders(folder)]
     if not identity and not experiments:
         raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
     experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
@@ -236,9 +235,8 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
     return pooled
 
 
-def analyse_experiment(folder: Path, progress: Callable[[str], None] = lambda _name: None) -> Experiment:
+def analyse_experiment(folder: Path) -> Experiment:
     """Verify one finished experiment and measure it. Raises ResultsPathError and StorageError."""
-    progress(folder.name)
     data = read_experiment(folder)
     damage = [
         problem.message if problem.path == folder else f"{problem.path.name}: {problem.message}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,14 +67,16 @@ _RATIOS = {"speed_up", "efficiency"}
 _BARE = {"ratio", "index"}
 
 
-def write_report(
-    folder: Path, progress: Callable[[str], None] = lambda _name: None, *, out: Path | None = None
-) -> Path:
-    """Analyse a campaign and write its report; one that is there already is replaced.
+def write_report(folder: Path) -> Path:
+    """Analyse a campaign, finished or not, and write its report; see ``analyse`` and ``report_of``."""
+    return report_of(analyse(folder))
+
+
+def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
+    """Write the report of a campaign that was analysed; one that is there already is replaced.
 
     Args:
-        folder: ``results/<campaign>``, finished or not.
-        progress: told the id of each experiment as it is read.
+        analysis: of the campaign.
         out: folder to write into; None: the campaign's.
 
     Returns:
@@ -82,16 +84,14 @@ def write_report(
         ``report.sha256`` with the hashes of them all.
 
     Raises:
-        ResultsPathError: no campaign there.
         StorageError: a file cannot be read or written.
     """
-    analysis = analyse(folder, progress)
     overall = overview(analysis)
     stress = analysis.spec.stress if analysis.spec else None
     curves = [curve for ladder in analysis.ladders if stress and (curve := stress_curve(ladder, stress))]
     pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
     timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
-    out = out or folder
+    out = out or analysis.folder
     with storage_errors(out / REPORT_SUMS):
         (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
     drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]

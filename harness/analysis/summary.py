@@ -16,6 +16,7 @@ from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.statistics import Estimate
 
 FORMAT = 1
+HEADLINE = ("throughput", "latency_p50", "latency_p99", "energy")
 COLUMNS = (
     "workload",
     "sharing",
@@ -67,6 +68,16 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
     }
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
+    """The few figures of each cell that a terminal has room for, or the reasons why there are none; as in ``to_json``."""
+    cells = [_cell_document(cell) for cell in analysis.cells]
+    return [
+        {name: cell[name] for name in ("workload", "sharing", "replicas", "condition", "verdict")}
+        | {kind: {name: cell[kind][name] for name in HEADLINE if name in cell[kind]} for kind in ("measures", "absent")}
+        for cell in cells
+    ]
 
 
 def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
+from typer.core import TyperGroup
 
 from harness import __version__
 from harness.cli import campaign, node, output, results, scenarios
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
 
 EXIT_CODES = """Exit codes: 0 done · 1 a defect of ours · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
 harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
 not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 130 interrupted (resume goes on)."""
+_WHOLE = 1000
+"""Characters that the help may show of what a command does: all."""
+
+
+class _Panels(TyperGroup):
+    """Help that lists the commands by their panel, none cut short; rich does so, and takes longer to load than to read."""
+
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write a section for each panel, in the order of their first commands."""
+        panels: dict[str, list[Command]] = {}
+        for command in map(self.commands.__getitem__, self.list_commands(ctx)):
+            panels.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(command)
+        width = max(map(len, self.commands))
+        for panel, commands in panels.items():
+            with formatter.section(panel):
+                formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
+
 
 app = typer.Typer(
     name="harness",
+    cls=_Panels,
     help="From a bare GPU machine to a measured answer: what does sharing a GPU cost?",
     epilog=EXIT_CODES,
     no_args_is_help=True,

@@ -34,8 +34,10 @@ CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (init, validate, plan, doctor, run, stress, resume, status, schema):
-        app.command()(command)
+    for first in (init, validate, plan, doctor, schema):
+        app.command(rich_help_panel="Start here")(first)
+    for command in (run, stress, resume, status):
+        app.command(rich_help_panel="Run")(command)
 
 
 def _json(*, wanted: bool) -> None:
@@ -225,6 +227,7 @@ def _run_steps(
     again: tuple[Status, ...] = (),
 ) -> None:
     from harness.campaign.stress import ladders
+    from harness.cli import figures
     from harness.errors import ExperimentsFailedError, ObjectiveMissedError, UsageError
     from harness.traffic.server_result import objectives
 
@@ -239,16 +242,21 @@ def _run_steps(
     if slo:
         answer["slo"] = slo
         told += [f"{name}: {judged['said']}" for name, judged in slo.items()]
+    analysis = None
     if report:
-        from harness.analysis.report import write_report
+        from harness.analysis.campaign import analyse
+        from harness.analysis.report import report_of
 
         output.note("writing the report")
-        answer["report"] = str(write_report(folder.path))
+        analysis = analyse(folder.path)
+        answer |= figures.document(analysis, report_of(analysis))
     if output.is_json():
         output.document(answer)
     else:
         for sentence in told:
             output.result(sentence)
+        if analysis is not None:
+            figures.show(analysis)
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     if outcome.invalid:
         raise ExperimentsFailedError(

@@ -41,7 +41,7 @@ class SharingMode(StrEnum):
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
     for command in (provision, sharing, verify_node, reboot_test, offline_list):
-        app.command(epilog=_EXIT_CODES)(command)
+        app.command(rich_help_panel="Node and cluster", epilog=_EXIT_CODES)(command)
 
 
 def provision(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from harness.errors import HarnessError
 
 _json_mode = False
+_COLOURS = {"VALID": 32, "DEGRADED": 33, "INVALID": 31, "MISSING": 31}
+"""Of verdicts, as the terminal counts them: green, yellow, red."""
 
 
 def use_json() -> None:
@@ -106,8 +108,21 @@ def stderr_console() -> Console:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """An aligned table on stdout, the same in a terminal and in a file; columns two spaces apart."""
-    lines = [[str(cell) for cell in row] for row in rows]
-    widths = [max(len(line[i]) for line in [list(headers), *lines]) for i in range(len(headers))]
-    for line in [list(headers), *lines]:
-        result("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    """An aligned table on stdout, verdicts in colour in a terminal; columns two spaces apart."""
+    lines = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    wide = widths(lines)
+    for line in lines:
+        padded = (_painted(cell) + " " * (width - len(cell)) for cell, width in zip(line, wide, strict=True))
+        result("  ".join(padded).rstrip())
+
+
+def widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    """Characters of the widest cell of each column."""
+    return [max(map(len, column)) for column in zip(*lines, strict=True)]
+
+
+def _painted(cell: str) -> str:
+    colour = _COLOURS.get(cell)
+    if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return cell
+    return f"\033[{colour}m{cell}\033[0m"

@@ -20,7 +20,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
     for command in (verify, report, compare, publish, export, archive):
-        app.command()(command)
+        app.command(rich_help_panel="Results")(command)
 
 
 def verify(
@@ -79,18 +79,22 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Analyse a campaign and write report.html, report.md, plots and summaries into its folder."""
-    from harness.analysis.report import write_report
+    """Analyse a campaign, write its report (HTML, Markdown, plots, summaries) and print the figures."""
+    from harness.analysis.campaign import analyse
+    from harness.analysis.report import report_of
+    from harness.cli import figures
     from harness.results.published import opened
 
     if json:
         output.use_json()
     with opened(path) as folder:
         unpacked = folder != path
-        written = write_report(folder, out=out or (Path("results") / folder.name if unpacked else None))
+        analysis = analyse(folder)
+        written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
     if json:
-        output.document({"report": str(written)})
+        output.document(figures.document(analysis, written))
     else:
+        figures.show(analysis)
         output.result(f"report: {written}")
 
 

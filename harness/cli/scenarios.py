@@ -14,7 +14,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the command to the tree."""
-    app.command()(scenarios)
+    app.command(rich_help_panel="Results")(scenarios)
 
 
 def scenarios(

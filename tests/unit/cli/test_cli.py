@@ -50,6 +50,18 @@ def test_help_names_every_command_and_every_exit_code():
     assert all(f" {code} " in said for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 130))
 
 
+def test_help_groups_the_commands_and_cuts_none_short():
+    said = harness("--help", COLUMNS="80").stdout
+    panels = ["Start here:", "Run:", "Results:", "Node and cluster:", "Exit codes:"]
+    places = [said.index(panel) for panel in panels]
+
+    assert places == sorted(places)
+    for command, panel in (("plan", 0), ("resume", 1), ("compare", 2), ("scenarios", 2), ("verify-node", 3)):
+        assert f"\n  {command} " in said[places[panel] : places[panel + 1]]
+    assert "..." not in said[places[0] :]
+    assert max(map(len, said.splitlines())) <= 80
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command):
     done = harness(command, "--help")

@@ -1,0 +1,138 @@
+"""The table that run, resume and report end with, and what it does where there is little room."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.analysis import report
+from harness.analysis.campaign import analyse
+from harness.cli import campaign, figures, output
+from harness.cli.app import app
+from harness.config import Sharing
+from harness.results.manifest import Status
+from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
+
+SHAPE = Shape(record_s=5)
+
+
+@pytest.fixture(scope="module")
+def analysis(tmp_path_factory):
+    folder = write_campaign(tmp_path_factory.mktemp("results") / "made", replicas=[1, 3], repeats=2, shape=SHAPE)
+    for repeat, status in ((1, Status.DEGRADED), (2, Status.VALID)):
+        write_experiment(folder, "resnet50", 3, repeat, replace(SHAPE, sharing=Sharing.MPS, status=status))
+    write_experiment(folder, "resnet50", 1, 1, replace(SHAPE, sharing=Sharing.MPS, status=Status.INVALID))
+    return analyse(folder)
+
+
+def shown(analysis, capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    figures.show(analysis)
+    said = capsys.readouterr()
+    return said.out.splitlines(), said.err
+
+
+def test_the_table_has_a_line_per_cell_with_its_figures_and_verdict(analysis, capsys, monkeypatch):
+    (header, *lines), said = shown(analysis, capsys, monkeypatch, 200)
+    assert header.split("  ")[0] == "workload"
+    assert header.split()[1:] == ["sharing", "replicas", "requests/s", "p50", "ms", "p99", "ms", "J/req", "verdict"]
+    first = analysis.cells[0].estimates
+    assert f"{1e3 * first['latency_p99'].mean:.2f}" in lines[0]
+    assert " ± " in lines[0]
+    assert {(line.split()[1], line.split()[2]): line.split()[-1] for line in lines} == {
+        ("time-slicing", "1"): "VALID",
+        ("time-slicing", "3"): "VALID",
+        ("mps", "1"): "INVALID",
+        ("mps", "3"): "DEGRADED",
+    }
+    assert not said
+    assert max(map(len, [header, *lines])) <= 80
+
+
+@pytest.mark.parametrize(
+    ("columns", "gone"),
+    [(70, ["p50 ms"]), (62, ["p50 ms", "J/req"]), (55, ["p50 ms", "J/req", "p99 ms"])],
+)
+def test_columns_go_in_their_order_until_a_line_has_room(analysis, capsys, monkeypatch, columns, gone):
+    (header, *lines), said = shown(analysis, capsys, monkeypatch, columns)
+    assert max(map(len, [header, *lines])) <= columns
+    assert [name for name in ("p50 ms", "J/req", "p99 ms") if name not in header] == gone
+    assert ", ".join(gone) in said
+    assert "sharing" in header  # two modes: without it, two lines would be of the same
+
+
+def test_long_names_are_shortened_when_nothing_else_can_go():
+    row = {"workload": "w" * 41, "sharing": "time-slicing", "replicas": "8", "condition": "c" * 30, "verdict": "VALID"}
+    rows = [row, row | {"sharing": "mps"}]
+    assert figures._fit(rows, 80) == []
+    assert figures._excess(rows, 80) <= 0
+    assert rows[0]["workload"].endswith("...")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_verdicts_have_a_colour_in_a_terminal_that_wants_it(monkeypatch, variables, coloured):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    output.table(["a", "verdict", "b"], [["x", "VALID", "y"]])
+    second = sys.stdout.getvalue().splitlines()[1]
+    assert second == ("x  \033[32mVALID\033[0m    y" if coloured else "x  VALID    y")
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """What the report was made of; the drawing takes seconds, and is tested elsewhere."""
+    found = []
+
+    def report_of(analysis, out=None):
+        found.append(analysis)
+        return (out or analysis.folder) / "report.html"
+
+    monkeypatch.setattr(report, "report_of", report_of)
+    monkeypatch.setattr(output, "_json_mode", False)
+    monkeypatch.setenv("COLUMNS", "80")
+    return found
+
+
+def test_report_prints_the_figures_then_its_path_and_json_has_the_same(analysis, written):
+    folder = str(analysis.folder)
+    plain = CliRunner().invoke(app, ["report", folder]).stdout.splitlines()
+    document = json.loads(CliRunner().invoke(app, ["report", folder, "--json"]).stdout)
+
+    assert plain[0].startswith("workload ")
+    assert "\033" not in "".join(plain)
+    assert plain[-1] == f"report: {document['report']}" == f"report: {folder}/report.html"
+    assert len(written) == 2
+    for cell, line in zip(document["figures"], plain[1:-1], strict=True):
+        assert [cell["workload"], cell["sharing"], str(cell["replicas"])] == line.split()[:3]
+        assert cell["verdict"] == line.split()[-1]
+        measures = cell["measures"]
+        assert set(measures) | set(cell["absent"]) == {"throughput", "latency_p50", "latency_p99", "energy"}
+        assert not measures or f"{1e3 * measures['latency_p99']['mean']:.2f}" in line
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analysis, written, capsys, wanted):
+    outcome = SimpleNamespace(statuses={}, invalid=[])
+    runner = SimpleNamespace(run=lambda **_: outcome)
+    folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec)
+
+    campaign._run_steps(runner, folder, report=wanted, fail_on=None)
+
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")
+    assert [line.split()[0] for line in lines] == (["workload", *["resnet50"] * 4] if wanted else [])
+    assert len(written) == wanted
