@@ -1,16 +1,24 @@
-"""A campaign file to start from, written from the models so that its comments never drift."""
+"""A campaign file to start from: every field, written from the models, or a short one for a purpose."""
 
 from __future__ import annotations
 
 import json
 import re
 import textwrap
+from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
+from harness.backends.base import Severity
+from harness.backends.devices import gpu_facts
+from harness.backends.sharing_check import check_sharing
+from harness.campaign.plan import expand
+from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Sharing, Timing, WorkloadSpec
+from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
+
+TEMPLATES = Path(__file__).with_name("init_templates")
 
 WIDTH = 100
 SHOWN: dict[str, Any] = {
@@ -26,14 +34,13 @@ SECTIONS: dict[str, type[StrictModel]] = {
     "mps": MpsSpec,
     "kubernetes": KubernetesSpec,
 }
-TIMING: dict[str, Any] = {"step_s": 1.0, "stabilise_s": 30.0, "record_s": 60.0, "cooldown_s": 10.0}
+TIMING: dict[str, Any] = {"step_s": 5.0, "stabilise_s": 30.0, "record_s": 120.0, "cooldown_s": 10.0}
 
 
 def starter_text(name: str) -> str:
     """The text of a campaign called ``name``; every field is there, those at their default commented out."""
-    clean = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "my-campaign"
     lines = ["# A campaign. Check it with `harness plan FILE`, run it with `harness run FILE`."]
-    shown = {"name": clean, **SHOWN}
+    shown = {"name": _clean(name), **SHOWN}
     for key, field in CampaignSpec.model_fields.items():
         lines += ["", *_comment(field.description or "")]
         if key == "workloads":
@@ -43,6 +50,32 @@ def starter_text(name: str) -> str:
         else:
             lines.append(_entry(key, field, shown))
     return "\n".join(lines) + "\n"
+
+
+def starter_for(purpose: str, name: str) -> str:
+    """The text of a short campaign called ``name`` for a purpose: the name of a file in ``TEMPLATES``."""
+    text = (TEMPLATES / f"{purpose}.yaml").read_text(encoding="utf-8")
+    text = re.sub(r"^name: .*$", f"name: {_clean(name)}", text, count=1, flags=re.MULTILINE)
+    spec = parse_campaign(text, origin=purpose)
+    return text if len(spec.sharing) == 1 else _with_the_modes_here(text, spec)
+
+
+def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
+    """The same without the sharing modes that preflight would refuse on this machine; a comment says why."""
+    gpus, why_none = gpu_facts()
+    refused: dict[Sharing, str] = {}
+    for experiment in expand(spec):
+        for finding in check_sharing(experiment, gpus, why_none):
+            if finding.severity is Severity.ERROR:
+                refused.setdefault(experiment.sharing, finding.message)
+    left = [mode.value for mode in spec.sharing if mode not in refused] or [Sharing.TIME_SLICING.value]
+    lines = [line for mode in spec.sharing if mode in refused for line in _comment(f"Not now: {refused[mode]}")]
+    chosen = "\n".join([*lines, f"sharing: [{', '.join(left)}]"])
+    return re.sub(r"^sharing: .*$", lambda _: chosen, text, flags=re.MULTILINE)
+
+
+def _clean(name: str) -> str:
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "my-campaign"
 
 
 def _workloads() -> list[str]:

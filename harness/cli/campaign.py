@@ -45,12 +45,19 @@ def _json(*, wanted: bool) -> None:
         output.use_json()
 
 
-def init(file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")]) -> None:
+def init(
+    file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+    *,
+    purpose: Annotated[
+        Literal["sharing", "scaling", "serving", "kubernetes"] | None,
+        typer.Option("--for", help="A short file for this purpose; default: one with every field."),
+    ] = None,
+) -> None:
     """Write a commented campaign file to start from."""
-    from harness.campaign.init_template import starter_text
+    from harness.campaign.init_template import starter_for, starter_text
     from harness.results.files import atomic_write
 
-    atomic_write(file, starter_text(file.stem))
+    atomic_write(file, starter_for(purpose, file.stem) if purpose else starter_text(file.stem))
     output.result(f"{file} written. Edit it, then: harness plan {file}")
 
 

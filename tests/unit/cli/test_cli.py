@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from harness.campaign.folder import create
+from harness.campaign.init_template import TEMPLATES
 from harness.cli.numbers import not_negative
 from tests.support.experiments import campaign
 
@@ -140,6 +141,19 @@ def test_init_validate_plan(tmp_path):
     assert len(plan["experiments"]) == 9
     assert plan["csv_files"] == 135
     assert not (tmp_path / "results").exists()
+
+
+def test_init_takes_and_completes_a_purpose(tmp_path):
+    file = tmp_path / "mine.yaml"
+    purposes = {path.stem for path in TEMPLATES.glob("*.yaml")}
+
+    refused = harness("init", file, "--for", "shaing")
+    assert (refused.returncode, file.exists()) == (2, False)
+    assert all(f"'{purpose}'" in refused.stderr for purpose in purposes)
+    asked = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness init mine.yaml --for ", COMP_CWORD="4")
+    assert set(asked.stdout.split()) == purposes
+    assert harness("init", file, "--for", "kubernetes").returncode == 0
+    assert "valid campaign of 9 experiments" in harness("validate", file).stdout
 
 
 def test_plan_of_the_published_matrix():
