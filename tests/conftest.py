@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 # A shell or CI may say that Python keeps nothing it compiles: then each process of each test compiles it all again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -15,6 +16,10 @@ sys.dont_write_bytecode = False
 # Several workers share the processors, and two threads that wait for each other's halves of a tiny tensor take four
 # times as long as one: torch computes in one thread here, as do the replicas that tests start, unless a test says more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes is the machine's business.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 # nohup, or a shell that starts the tests in the background, makes everything below them deaf to these signals, and a
 # signal that is ignored is inherited, where one with a handler is not: this process alone stays deaf.

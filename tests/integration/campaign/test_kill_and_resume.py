@@ -158,4 +158,6 @@ def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):
     process.send_signal(signal.SIGHUP)
     said, _ = process.communicate(timeout=280)
 
-    assert process.returncode == 0, said
+    # 4: ended as well, with experiments that a busy machine made INVALID.
+    assert process.returncode in {0, 4}, said
+    assert "results: " in said

@@ -146,5 +146,5 @@ def test_ansible_runs_the_playbooks_that_it_carries(harness):
     # Where this machine could become a node, no task has the tag; where not, the carried role says why.
     options = ("--check", "--tags", "nothing-has-this-tag", "--json")
     checked = json.loads(harness("provision", *options, codes=(0, 10)).stdout)
-    assert checked["roles"][0]["role"] == "preflight"
+    assert "preflight" in {each["role"] for each in checked["roles"]}
     assert {each["role"] for each in checked["failures"]} <= {"preflight"}

@@ -1,7 +1,6 @@
 """A replica under the real LoadGen: its scenarios, its own percentiles against our log, its end."""
 
 import json
-import time
 import urllib.request
 
 import numpy as np
@@ -105,11 +104,12 @@ def test_under_an_offered_load_that_no_replica_holds_it_still_ends_in_time(under
 @pytest.mark.parametrize("kind", ["offline", "single-stream"])
 def test_a_request_that_hangs_is_abandoned(under, kind):
     replica = under(
-        "while __import__('os').path.exists('hold'): time.sleep(0.001)\n        time.sleep(0.002)", kind=kind
+        "while __import__('os').path.exists('hold'): open('held', 'w').close(); time.sleep(0.001)\n        time.sleep(0.002)",
+        kind=kind,
     )
     replica.wait_for_phase("serving", 30)
     (replica.folder / "hold").touch()
-    time.sleep(0.1)  # longer than any request takes: the next one hangs
+    replica.wait_for((replica.folder / "held").exists)
 
     code, seconds = replica.stop()
 
