@@ -1,88 +1,172 @@
-"""What each backend can do for a campaign; what it cannot is refused when the campaign file is read."""
+"""What each backend can do for a campaign; what it cannot is refused when the campaign file is read.
+
+``python -m harness.backends.capabilities`` writes the table of ``docs/cluster.md``; a test fails when it differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from harness.config import CampaignSpec, ScenarioKind
+from harness.config import CampaignSpec, ScenarioKind, Timing
 from harness.errors import CampaignFileError
+
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+BEGIN, END = "<!-- Written by `python -m harness.backends.capabilities`. -->\n", "<!-- End of the table. -->\n"
+LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a backend can do.
+class Feature:
+    """Something that a campaign file can ask for.
 
     Attributes:
-        sets_sharing: it brings about the sharing mode of each experiment, and MPS's limits; otherwise it can only see
-            which mode there is.
-        neighbours: it runs other workloads beside the measured one.
-        layers: it puts a layer between replicas and the machine.
-        stops_when_known: its rows and requests are there while it records.
-        serves_http: its replicas can be reached by the load generator.
-        starts_servers: it starts a server of the user's own in each replica.
+        name: in the table.
+        asked: what of a campaign asks for it, in words; nothing: it does not.
+        lacking: why a backend cannot do it, by backend, and what to do instead; a backend that is not named can.
+        unless: the setting with which a backend that lacks it can do it; empty: none.
     """
 
-    sets_sharing: bool
-    neighbours: bool
-    layers: bool
-    stops_when_known: bool
-    serves_http: bool
-    starts_servers: bool
+    name: str
+    asked: Callable[[CampaignSpec], Iterator[str]]
+    lacking: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    unless: str = ""
 
-    def refusals(self, spec: CampaignSpec) -> Iterator[str]:
-        """What the campaign asks for and this backend cannot do, a sentence each, with what to do."""
-        switches = spec.kubernetes is not None and spec.kubernetes.device_plugin_configs is not None
-        if not (self.sets_sharing or switches) and len(spec.sharing) > 1:
-            modes = " and ".join(mode.value for mode in spec.sharing)
-            yield (
-                f"one campaign cannot compare sharing {modes}: on a cluster its device plugin shares the GPUs, for all "
-                "campaigns alike. Name the plugin's configurations in `kubernetes.device_plugin_configs`, and the campaign "
-                "switches between them; or run one campaign per mode, with `harness sharing MODE` before each, and "
-                "compare them: harness compare RESULTS RESULTS"
-            )
-        if not self.sets_sharing and spec.mps is not None:
-            yield (
-                "`mps` has no effect: on a cluster MPS gives each of N slices the N-th part of processors and memory. "
-                "Remove it, and choose N: harness sharing mps --replicas N"
-            )
-        if not self.neighbours and any(each.neighbours for each in spec.conditions):
-            yield "neighbours need backend local: a cluster's pods run without them."
-        if not self.layers and any(each.layer for each in spec.conditions):
-            yield "layers need backend local: a cluster's pods run without them."
-        if not self.stops_when_known and spec.timing.stop_when_known is not None:
-            yield (
-                "`timing.stop_when_known` needs backend local: the rows and requests of a cluster are there only when "
-                "its recording is over. Remove it, or shorten record_s."
-            )
-        for workload in spec.workloads:
-            if not self.serves_http and workload.scenario and workload.scenario.kind is ScenarioKind.HTTP:
-                yield (
-                    f"the workload {workload.name} has scenario http, which runs with backend local only: "
-                    "the load generator stands beside the replicas. Use scenario server on a cluster."
-                )
-            if not self.starts_servers and workload.server is not None:
-                yield f"the workload {workload.name} is a server of your own, which runs with backend local only."
+    def cell(self, backend: str) -> str:
+        """What the table says of a backend."""
+        if backend not in self.lacking:
+            return "yes"
+        return f"{f'with {self.unless}' if self.unless else 'no'}: {self.lacking[backend][0]}"
 
 
-_BACKENDS = {
-    "local": Capabilities(
-        sets_sharing=True,
-        neighbours=True,
-        layers=True,
-        stops_when_known=True,
-        serves_http=True,
-        starts_servers=True,
+def _modes(spec: CampaignSpec) -> Iterator[str]:
+    if len(spec.sharing) > 1 and not spec.switches_sharing:
+        yield f"sharing {' and '.join(mode.value for mode in spec.sharing)} in one campaign"
+
+
+def _mps(spec: CampaignSpec) -> Iterator[str]:
+    if spec.mps is not None:
+        yield "`mps`"
+
+
+def _neighbours(spec: CampaignSpec) -> Iterator[str]:
+    yield from (f"neighbours in condition {each.name}" for each in spec.conditions if each.neighbours)
+
+
+def _layers(spec: CampaignSpec) -> Iterator[str]:
+    yield from (f"a layer in condition {each.name}" for each in spec.conditions if each.layer)
+
+
+def _stress(spec: CampaignSpec) -> Iterator[str]:
+    if spec.stress is not None:
+        yield "`stress`"
+
+
+def _stop_when_known(spec: CampaignSpec) -> Iterator[str]:
+    if spec.timing.stop_when_known is not None:
+        yield "`timing.stop_when_known`"
+
+
+def _cool(spec: CampaignSpec) -> Iterator[str]:
+    if spec.timing.cooldown_gpu_celsius is not None:
+        yield "`timing.cooldown_gpu_celsius`"
+
+
+def _telemetry(spec: CampaignSpec) -> Iterator[str]:
+    if spec.timing.telemetry_interval_s != Timing().telemetry_interval_s:
+        yield "`timing.telemetry_interval_s`"
+
+
+def _scenarios(spec: CampaignSpec, *, http: bool) -> Iterator[str]:
+    for workload in spec.workloads:
+        if workload.scenario is not None and (workload.scenario.kind is ScenarioKind.HTTP) is http:
+            yield f"scenario {workload.scenario.kind.value} of workload {workload.name}"
+
+
+def _servers(spec: CampaignSpec) -> Iterator[str]:
+    yield from (f"`server` of workload {each.name}" for each in spec.workloads if each.server is not None)
+
+
+def _factories(spec: CampaignSpec) -> Iterator[str]:
+    yield from (f"`factory` of workload {each.name}" for each in spec.workloads if each.factory is not None)
+
+
+def _pods(spec: CampaignSpec) -> Iterator[str]:
+    if spec.kubernetes is not None:
+        yield "`kubernetes`"
+
+
+_LATER = "the rows and requests of a cluster are read when its recording is over"
+_AWAY = "the GPUs are in other machines, which the harness does not read"
+_ALONE = "the pods of an experiment are its measured replicas alone"
+_BESIDE = "Use backend local."
+FEATURES = [
+    Feature(
+        "several sharing modes in one campaign",
+        _modes,
+        {
+            KUBERNETES: (
+                "a cluster's device plugin shares the GPUs, for all campaigns alike",
+                "Name its configurations in `kubernetes.device_plugin_configs`, or run a campaign for each mode.",
+            )
+        },
+        unless="`kubernetes.device_plugin_configs`",
     ),
-    "kubernetes": Capabilities(
-        sets_sharing=False,
-        neighbours=False,
-        layers=False,
-        stops_when_known=False,
-        serves_http=False,
-        starts_servers=False,
+    Feature(
+        "limits of each replica under MPS (`mps`)",
+        _mps,
+        {
+            KUBERNETES: (
+                "a cluster's device plugin gives each of N slices the N-th part of processors and memory",
+                "Remove it, and choose N: harness sharing mps --replicas N",
+            )
+        },
     ),
-}
+    Feature("scenarios of LoadGen", lambda spec: _scenarios(spec, http=False)),
+    Feature(
+        "scenario `http`",
+        lambda spec: _scenarios(spec, http=True),
+        {
+            KUBERNETES: (
+                "the load generator runs beside the harness, and nobody outside the cluster reaches a pod",
+                "Use scenario server.",
+            )
+        },
+    ),
+    Feature(
+        "a server of your own (`server`)",
+        _servers,
+        {KUBERNETES: ("the harness starts the server as a process of this machine", _BESIDE)},
+    ),
+    Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
+    Feature("neighbours", _neighbours, {KUBERNETES: (_ALONE, _BESIDE)}),
+    Feature("layers", _layers, {KUBERNETES: ("the command of a pod is that of the image", _BESIDE)}),
+    Feature("`stress`", _stress),
+    Feature("`timing.stop_when_known`", _stop_when_known, {KUBERNETES: (_LATER, "Remove it, or shorten record_s.")}),
+    Feature(
+        "cool-down until the GPUs are cool (`timing.cooldown_gpu_celsius`)",
+        _cool,
+        {KUBERNETES: (_AWAY, "Remove it; `timing.cooldown_s` gives the seconds.")},
+    ),
+    Feature(
+        "the fast GPU series `telemetry.csv` (`timing.telemetry_interval_s`)",
+        _telemetry,
+        {KUBERNETES: (_AWAY, "Remove it: there is no `telemetry.csv`.")},
+    ),
+    Feature(
+        "pods, and settings of theirs (`kubernetes`)",
+        _pods,
+        {LOCAL: ("replicas are processes of this machine", "Say `backend: kubernetes`, or remove it.")},
+    ),
+]
+
+
+def refusals(spec: CampaignSpec) -> Iterator[str]:
+    """What the campaign asks for and its backend cannot do, a sentence or two each, with what to do."""
+    for feature in FEATURES:
+        why, instead = feature.lacking.get(spec.backend, ("", ""))
+        yield from (f"{asked}: {why}. {instead}" for asked in feature.asked(spec) if why)
 
 
 def require(spec: CampaignSpec, *, origin: str) -> None:
@@ -92,10 +176,26 @@ def require(spec: CampaignSpec, *, origin: str) -> None:
         spec: the campaign.
         origin: names its file in the message.
     """
-    refusals = list(_BACKENDS[spec.backend].refusals(spec))
-    if refusals:
-        lines = "\n".join(f"  {refusal}" for refusal in refusals)
+    found = list(refusals(spec))
+    if found:
+        lines = "\n".join(f"  {refusal}" for refusal in found)
         raise CampaignFileError(
             f"{origin} asks for what backend {spec.backend} cannot do:\n{lines}",
             advice="Mend the campaign file; nothing has been started.",
         )
+
+
+def table() -> str:
+    """Features by backend, as Markdown."""
+    head = f"| feature | {' | '.join(BACKENDS)} |\n|{'---|' * (1 + len(BACKENDS))}\n"
+    return head + "".join(f"| {one.name} | {' | '.join(map(one.cell, BACKENDS))} |\n" for one in FEATURES)
+
+
+def page(text: str) -> str:
+    """The page with the table as it is now."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

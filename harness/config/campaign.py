@@ -248,8 +248,6 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 "backend kubernetes needs a section `kubernetes`; `kubernetes: {}` takes the current context and every default."
             )
-        if self.backend != "kubernetes" and self.kubernetes is not None:
-            raise ValueError("`kubernetes` has no effect with backend local: say `backend: kubernetes`, or remove it.")
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,10 @@
 """What a backend cannot do is said when the campaign file is read, before anything is connected to."""
 
+import re
+
 import pytest
 
+from harness.backends import capabilities
 from harness.campaign.source import read_source
 from harness.errors import CampaignFileError
 
@@ -9,7 +12,7 @@ FILE = """
 name: mine
 {backend}
 workloads: [{{name: resnet50{workload}}}]
-replicas: [1]
+{replicas}
 {more}
 """
 CLUSTER = "backend: kubernetes\nkubernetes: {}"
@@ -17,38 +20,48 @@ CLUSTER = "backend: kubernetes\nkubernetes: {}"
 
 def read(folder, backend, more="", workload=""):
     path = folder / "mine.yaml"
-    path.write_text(FILE.format(backend=backend, workload=workload, more=more))
+    replicas = "" if "stress" in more else "replicas: [1]"  # stress counts them itself
+    path.write_text(FILE.format(backend=backend, workload=workload, more=more, replicas=replicas))
     return read_source(str(path)).spec
 
 
-@pytest.mark.parametrize(
-    ("wishes", "expected"),
-    [
-        (
-            {"more": "sharing: [time-slicing, mps]"},
-            r"cannot compare sharing time-slicing and mps: .*device_plugin_configs.*harness sharing MODE",
-        ),
-        (
-            {"more": "sharing: [mps]\nmps: {equal_share: true}"},
-            r"`mps` has no effect: .* harness sharing mps --replicas N",
-        ),
-        (
-            {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
-            "neighbours need backend local",
-        ),
-        ({"more": "conditions: [{name: b, layer: {prefix: [env]}}]"}, "layers need backend local"),
-        ({"more": "timing: {stop_when_known: {}}"}, "stop_when_known` needs backend local"),
-        ({"workload": ", scenario: {kind: http, rate: 5}"}, "scenario http, which runs with backend local only"),
-        (
-            {"workload": "-mine, server: {command: [serve, '{port}']}"},
-            "a server of your own, which runs with backend local",
-        ),
-    ],
-)
-def test_a_cluster_refuses_what_this_machine_takes(tmp_path, wishes, expected):
-    read(tmp_path, "backend: local", **wishes)
-    with pytest.raises(CampaignFileError, match=expected):
-        read(tmp_path, CLUSTER, **wishes)
+EXAMPLES = {
+    "several sharing modes": {"more": "sharing: [time-slicing, mps]"},
+    "limits of each replica under MPS": {"more": "sharing: [mps]\nmps: {equal_share: true}"},
+    "scenarios of LoadGen": {"workload": ", scenario: {kind: server, rate: 5}"},
+    "scenario `http`": {"workload": ", scenario: {kind: http, rate: 5}"},
+    "a server of your own": {"workload": "-mine, server: {command: [serve, '{port}']}"},
+    "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
+    "neighbours": {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
+    "layers": {"more": "conditions: [{name: b, layer: {prefix: [env]}}]"},
+    "`stress`": {"more": "stress: {first: 1, most: 8}"},
+    "`timing.stop_when_known`": {"more": "timing: {stop_when_known: {}}"},
+    "cool-down until the GPUs are cool": {"more": "timing: {cooldown_gpu_celsius: 50}"},
+    "the fast GPU series": {"more": "timing: {telemetry_interval_s: 0.1}"},
+    "pods": {"more": "kubernetes: {}"},
+}
+BACKENDS = {"local": "backend: local", "kubernetes": CLUSTER}
+
+
+@pytest.mark.parametrize("backend", capabilities.BACKENDS)
+@pytest.mark.parametrize("feature", capabilities.FEATURES, ids=lambda one: one.name)
+def test_a_campaign_that_asks_for_it_is_refused_exactly_where_the_table_says_no(tmp_path, feature, backend):
+    (wishes,) = [wishes for start, wishes in EXAMPLES.items() if feature.name.startswith(start)]
+    if feature.name.startswith("pods") and backend == "kubernetes":
+        wishes = {}  # its section is there already
+    why, instead = feature.lacking.get(backend, ("", ""))
+    if not why:
+        assert list(feature.asked(read(tmp_path, BACKENDS[backend], **wishes)))
+        return
+    assert feature.cell(backend).endswith(f": {why}")
+    with pytest.raises(CampaignFileError, match=re.escape(f": {why}. {instead}")):
+        read(tmp_path, BACKENDS[backend], **wishes)
+
+
+def test_the_table_on_the_page_is_that_of_the_code():
+    text = capabilities.PAGE.read_text()
+
+    assert text == capabilities.page(text), "run: python -m harness.backends.capabilities"
 
 
 def test_several_modes_are_taken_where_the_device_plugin_can_be_switched(tmp_path):

@@ -284,7 +284,6 @@ CLUSTER = GOOD + "backend: kubernetes\n"
     ("text", "expected"),
     [
         (CLUSTER, "backend kubernetes needs a section `kubernetes`"),
-        (GOOD + "kubernetes: {}\n", "`kubernetes` has no effect with backend local"),
         (GOOD + "backend: slurm\n", "c.yaml:6: `backend`: Input should be 'local' or 'kubernetes'"),
         (CLUSTER + "kubernetes: {contex: a}\n", "c.yaml:7: unknown key `kubernetes.contex`; did you mean `context`?"),
         (CLUSTER + "kubernetes: {namespace: My Place}\n", "`kubernetes.namespace`: String should match pattern"),
