@@ -1,18 +1,24 @@
-"""What can be measured on this machine, what cannot, and why."""
+"""What can be measured on this machine or on a cluster, what cannot, and why."""
 
 from __future__ import annotations
 
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import ValidationError
 
+from harness.backends.base import Finding, Severity
 from harness.backends.devices import gpu_facts
+from harness.campaign.plan import certain
+from harness.campaign.source import read_source
+from harness.config import ExperimentSpec, KubernetesSpec
+from harness.errors import UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
 
 
@@ -40,6 +46,72 @@ def examine() -> list[Check]:
     """Every check, in the order a reader wants them. Starts nothing."""
     checks: list[Callable[[], Check]] = [_python, _packages, _cpus, _memory, _gpu, _pressure, _swap, _load]
     return [check() for check in checks]
+
+
+def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> tuple[list[Check], str]:
+    """Every check of a cluster, and the YAML that an administrator applies where access lacks. Changes nothing.
+
+    Args:
+        spec: what a campaign says of the cluster.
+        experiments: that are going to run; none: only what is true of every campaign is checked.
+    """
+    from harness.backends.kubernetes import access, rbac
+    from harness.backends.kubernetes.backend import KubernetesBackend
+
+    backend = KubernetesBackend(spec, campaign_id="doctor")
+    findings = list(backend.check(experiments))
+    if any(one.check == "cluster" for one in findings):
+        return [_of_cluster("API server", ["cluster"], "", findings)], ""
+    findings += [*rbac.check_looks(backend.api, spec), *rbac.check_pod_security(backend.api, spec)]
+    rows = {
+        "API server": (["cluster"], backend.api.url),
+        "namespace": (["namespace"], spec.namespace),
+        "pod security": (["pod security"], "restricted"),
+        "rights": (["rights"], "all"),
+        "runtime class": (["runtime class"], spec.runtime_class or "none asked for"),
+        "quota": (["quota"], "lets the replicas in"),
+        "nodes": (
+            ["nodes", "pressure", "image", "gpus", "sharing"],
+            f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit",
+        ),
+        "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),
+        "clock": (["clock"], "the API server's agrees with this machine's"),
+        "grafana": (["grafana"], "does not disturb"),
+    }
+    checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
+    lacking = any(one.check in {"namespace", "pod security", "rights"} for one in findings)
+    return checks, access.manifest(spec) if lacking else ""
+
+
+def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec, list[ExperimentSpec]]:
+    """What to look at on a cluster.
+
+    Args:
+        file: of the campaign, or its name; None: every default, and no experiment.
+        namespace: in place of the campaign's; None: as it says.
+
+    Raises:
+        UsageError: the campaign is for this machine, or there can be no such namespace.
+    """
+    spec, experiments = KubernetesSpec(), list[ExperimentSpec]()
+    if file is not None:
+        campaign = read_source(file).spec
+        if campaign.kubernetes is None:
+            raise UsageError(f"the campaign {campaign.name} runs on this machine.", advice="Leave --kubernetes out.")
+        spec, experiments = campaign.kubernetes, certain(campaign)
+    if namespace is None:
+        return spec, experiments
+    try:
+        return spec.model_copy(update={"namespace": KubernetesSpec(namespace=namespace).namespace}), experiments
+    except ValidationError as error:
+        raise UsageError(f"{namespace!r} is no name of a namespace.", advice="E.g. --namespace inference") from error
+
+
+def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequence[Finding]) -> Check:
+    own = [one for one in findings if one.check in kinds]
+    said = " ".join(one.message for one in own)
+    advice = " ".join(dict.fromkeys(one.advice for one in own if one.advice))
+    return Check(name, not own, any(one.severity is Severity.ERROR for one in own), said or found, advice)
 
 
 def _python() -> Check:

@@ -10,7 +10,10 @@ import typer
 from harness.cli import output
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.backends.base import Finding
+    from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import CampaignRunner
     from harness.config import CampaignSpec
@@ -126,17 +129,35 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     _print_findings(findings)
 
 
-def doctor(*, json: Json = False) -> None:
-    """Look at this machine: what can be measured here, what cannot, and why."""
-    from harness.campaign.doctor import examine
+def doctor(
+    file: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="With --kubernetes: the campaign to run.")
+    ] = None,
+    *,
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Look at a cluster; 3 is the exit code if it lacks something.")
+    ] = False,
+    namespace: Annotated[str | None, typer.Option("--namespace", help="In place of the campaign's.")] = None,
+    json: Json = False,
+) -> None:
+    """Look at this machine or at a cluster: what can be measured there, what cannot, and why."""
+    from harness.campaign.doctor import examine, examine_cluster, of_campaign
+    from harness.errors import PreflightError, UsageError
 
     _json(wanted=json)
-    checks = examine()
+    if not kubernetes and (file or namespace):
+        raise UsageError("a campaign or a namespace is looked at on a cluster.", advice="Add --kubernetes.")
+    checks, access = examine_cluster(*of_campaign(file, namespace)) if kubernetes else (examine(), "")
+    ok = all(check.ok for check in checks if check.required)
     if json:
-        output.document(
-            {"ok": all(check.ok for check in checks if check.required), "checks": [check.as_dict() for check in checks]}
-        )
-        return
+        output.document({"ok": ok, "checks": [check.as_dict() for check in checks], "access": access})
+    else:
+        _print_checks(checks, access)
+    if kubernetes and not ok:
+        raise typer.Exit(PreflightError.exit_code)
+
+
+def _print_checks(checks: Sequence[Check], access: str) -> None:
     output.table(
         ["", "check", "found"],
         [["ok" if check.ok else "NO" if check.required else "--", check.name, check.found] for check in checks],
@@ -144,6 +165,8 @@ def doctor(*, json: Json = False) -> None:
     for check in checks:
         if check.advice:
             output.result(f"{check.name}: {check.advice}")
+    if access:
+        output.result(f"\nWhat an administrator applies (kubectl apply -f FILE):\n\n{access}")
 
 
 def run(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, grafana, monitoring, rbac, sharing, switching
+from harness.backends.kubernetes import capacity, grafana, monitoring, quota, rbac, sharing, switching
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
@@ -43,10 +43,12 @@ def check(
         if away or error.status == 401:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=away)]
         nodes = None
+    most = max((experiment.replicas for experiment in experiments), default=1)
     findings = [
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
         *_tried("rights", lambda: rbac.check_rights(api, spec)),
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
+        *_tried("quota", lambda: quota.check_quota(api, spec, most)),
         *_tried("clock", lambda: _check_clock(api)),
     ]
     if nodes is None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes.access import ENFORCE
 from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 from harness.errors import ClusterError
 
@@ -65,6 +66,41 @@ def rights_to_switch(spec: KubernetesSpec) -> dict[Right, str]:
     namespace, _, name = spec.device_plugin_configs.partition("/")
     everywhere = {(verb, "", "nodes", ""): "" for verb in ("get", "patch")}
     return {**everywhere, ("get", "", "configmaps", namespace): name}
+
+
+def rights_to_look(spec: KubernetesSpec) -> dict[Right, str]:
+    """What preflight reads beyond ``needed_rights``, and the one object where it is for one."""
+    prometheus, _, service = spec.prometheus_service.partition("/")
+    through = {("get", "", "services/proxy", prometheus): service} if spec.prometheus_url is None else {}
+    return {
+        ("list", "", "pods", ""): "",
+        ("get", "", "namespaces", ""): spec.namespace,
+        ("list", "", "resourcequotas", spec.namespace): "",
+        ("list", "", "limitranges", spec.namespace): "",
+        ("get", "node.k8s.io", "runtimeclasses", ""): "",
+        **through,
+    }
+
+
+def check_looks(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """What the account may not look at, so that preflight cannot judge it; all of it in one finding."""
+    lacking = [right for right, name in rights_to_look(spec).items() if not allowed(api, right, name)]
+    if lacking:
+        message = f"this account may not look at everything: {_words(lacking)}."
+        yield Finding(Severity.WARNING, "rights", message, "Without it the campaign's preflight cannot judge that.")
+
+
+def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the namespace keeps its pods as restricted as replicas are."""
+    try:
+        found = api.find(f"/api/v1/namespaces/{spec.namespace}")
+    except ClusterError:
+        return  # said already: it may not be looked at
+    level = ((found or {}).get("metadata") or {}).get("labels", {}).get(ENFORCE)
+    if found is not None and level != "restricted":
+        message = f"the namespace {spec.namespace} enforces {f'the Pod Security level {level}' if level else 'no Pod Security level'}."
+        advice = f"Replicas pass the strictest: kubectl label namespace {spec.namespace} {ENFORCE}=restricted"
+        yield Finding(Severity.WARNING, "pod security", message, advice)
 
 
 def check_rights(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:

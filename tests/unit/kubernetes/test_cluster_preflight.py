@@ -8,6 +8,7 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes
 from harness.backends.kubernetes.monitoring import seconds
+from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
 from harness.config import KubernetesSpec
@@ -15,6 +16,7 @@ from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableE
 from tests.support.experiments import campaign
 
 GPU = "nvidia.com/gpu"
+QUOTAS, LIMITS = (f"/api/v1/namespaces/inference/{kind}" for kind in ("resourcequotas", "limitranges"))
 IMAGE = "localhost/gpu-sharing-harness/workload:1.0"
 SPEC = KubernetesSpec(image=IMAGE)
 
@@ -54,6 +56,8 @@ class Api:
             "/api/v1/pods": {"items": []},
             "/api/v1/namespaces/inference": {"status": {"phase": "Active"}},
             "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
+            QUOTAS: {"items": []},
+            LIMITS: {"items": []},
             **(objects or {}),
         }
         self.forbidden, self.refused, self.skew_s = set(forbidden), set(refused), skew_s
@@ -398,3 +402,46 @@ def test_grafana_that_is_left_running_is_a_cost():
 )
 def test_durations(text, value):
     assert seconds(text) == value
+
+
+def quota(**hard):
+    return {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": {}}}
+
+
+def limits(**default):
+    return {"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", "default": default}]}}
+
+
+def quota_findings(*quotas, ranges=(), spec=SPEC):
+    api = Api({QUOTAS: {"items": list(quotas)}, LIMITS: {"items": list(ranges)}})
+    return [(one.severity, one.message) for one in check_quota(api, spec, 8)]
+
+
+@pytest.mark.parametrize(
+    ("hard", "words"),
+    [
+        ({f"requests.{GPU}": "4"}, "allows requests.nvidia.com/gpu: 4, of which 0 are used, and the campaign needs 8"),
+        ({"pods": "7"}, "allows pods: 7"),
+        ({"count/deployments.apps": "0"}, "allows count/deployments.apps: 0"),
+        ({"limits.cpu": "64", "requests.memory": "1Ti"}, "counts limits.cpu, requests.memory, and so refuses pods"),
+    ],
+)
+def test_a_quota_that_would_refuse_the_replicas(hard, words):
+    [(severity, message)] = quota_findings(quota(**hard))
+    assert severity is Severity.ERROR
+    assert words in message
+    scoped = {**quota(**hard), "spec": {"hard": hard, "scopes": ["Terminating"]}}
+    assert quota_findings(scoped) == []
+
+
+def test_a_quota_that_others_have_used_up_is_a_warning_and_one_that_is_enough_is_nothing():
+    used = {**quota(pods="10"), "status": {"used": {"pods": "3"}}}
+    assert [severity for severity, _ in quota_findings(used)] == [Severity.WARNING]
+    assert quota_findings(quota(pods="8", **{"count/jobs.batch": "0", f"requests.{GPU}": "8"})) == []
+    assert quota_findings(quota(**{f"requests.{GPU}": "0"}), spec=KubernetesSpec(gpus_per_replica=0)) == []
+
+
+def test_default_limits_let_a_replica_in_and_throttle_it():
+    [(severity, message)] = quota_findings(quota(**{"limits.cpu": "64"}), ranges=[limits(cpu="2")])
+    assert severity is Severity.WARNING
+    assert "the LimitRange l limits every replica (cpu 2)" in message

@@ -1,0 +1,182 @@
+"""What ``harness doctor --kubernetes`` says is missing, and the YAML that gives it."""
+
+import json
+import time
+
+import kubernetes_validate
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from harness.backends.kubernetes import access, rbac
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.cli.app import app
+from harness.config import KubernetesSpec
+from harness.errors import UsageError
+from harness.replica.server import MetricsServer, Response
+from tests.support.fake_cluster import FakeCluster, Review
+
+CAMPAIGN = """
+name: mine
+backend: kubernetes
+kubernetes: {{kubeconfig: {kubeconfig}, prometheus_url: "{prometheus}", image: "registry.example/workload:1"}}
+workloads: [{{name: resnet50}}]
+replicas: [1, 3]
+metrics: [throughput]
+"""
+NODE = {
+    "metadata": {"name": "a", "labels": {"nvidia.com/gpu.sharing-strategy": "time-slicing"}},
+    "spec": {},
+    "status": {"allocatable": {"nvidia.com/gpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]},
+}
+
+
+def prometheus():
+    def answer(data):
+        return Response(200, json.dumps({"status": "success", "data": data}).encode(), "application/json")
+
+    def now():
+        return answer({"resultType": "vector", "result": [{"metric": {}, "value": [0, str(time.time())]}]})
+
+    return {"/api/v1/targets": lambda: answer({"activeTargets": []}), "/api/v1/query": now}
+
+
+@pytest.fixture
+def cluster():
+    with FakeCluster() as running:
+        yield running
+
+
+@pytest.fixture
+def doctor(cluster, tmp_path):
+    server = MetricsServer("127.0.0.1", 0, prometheus())
+    file = tmp_path / "mine.yaml"
+    kubeconfig = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    file.write_text(CAMPAIGN.format(kubeconfig=kubeconfig, prometheus=f"http://127.0.0.1:{server.port}"))
+
+    def look(*words):
+        done = CliRunner().invoke(app, ["doctor", str(file), "--kubernetes", *words])
+        return done.exit_code, done.stdout
+
+    yield look
+    server.close()
+
+
+def furnish(cluster, tmp_path, **labels):
+    api = KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "admin"))))
+    namespace = {"metadata": {"name": "inference", "labels": labels}, "status": {"phase": "Active"}}
+    api.create("/api/v1/namespaces", namespace)
+    api.create("/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    api.create("/api/v1/nodes", NODE)
+    api.patch("/api/v1/nodes/a/status", {"status": NODE["status"]})
+
+
+def document(said):
+    code, text = said
+    answer = json.loads(text)
+    return code, answer, {one["name"]: one for one in answer["checks"]}
+
+
+def test_a_cluster_that_lacks_everything_is_told_and_given_what_to_apply(doctor, cluster):
+    cluster.denied = {Review("create", "deployments"), Review("get", "pods/log"), Review("list", "resourcequotas")}
+    code, answer, checks = document(doctor("--json"))
+
+    assert (code, answer["ok"]) == (3, False)
+    assert {name for name, one in checks.items() if one["required"]} == {
+        "namespace",
+        "rights",
+        "runtime class",
+        "nodes",
+    }
+    assert "create deployments in inference; get pods/log in inference" in checks["rights"]["found"]
+    assert "not look at everything: list resourcequotas in inference" in checks["rights"]["found"]
+    assert not checks["quota"]["ok"]
+    assert not checks["prometheus"]["required"]
+    assert "kind: Namespace" in answer["access"]
+
+
+def test_a_cluster_that_has_everything_is_fit(doctor, cluster, tmp_path):
+    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    code, text = doctor()
+
+    assert code == 0, text
+    assert "NO" not in text
+    assert "apiVersion" not in text
+
+
+def test_a_namespace_without_a_security_level_is_a_remark(doctor, cluster, tmp_path):
+    furnish(cluster, tmp_path)
+    code, answer, checks = document(doctor("--json"))
+
+    assert (code, answer["ok"]) == (0, True)
+    assert checks["pod security"]["found"] == "the namespace inference enforces no Pod Security level."
+    assert f"{access.ENFORCE}: restricted" in answer["access"]
+
+
+def test_another_namespace_is_looked_at_in_place_of_the_campaigns(doctor, cluster, tmp_path):
+    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+
+    assert "there is no namespace team-b" in doctor("--namespace", "team-b")[1]
+    with pytest.raises(UsageError, match="no name of a namespace"):
+        CliRunner().invoke(app, ["doctor", "--kubernetes", "--namespace", "My Place"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["quickstart"], "on a cluster"), (["quickstart", "--kubernetes"], "on this machine")]
+)
+def test_a_local_campaign_and_a_cluster_do_not_go_together(words, said):
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(app, ["doctor", *words], catch_exceptions=False)
+
+
+def test_no_cluster_is_one_check(doctor, cluster):
+    cluster.token = "another"
+    code, _, checks = document(doctor("--json"))
+
+    assert (code, list(checks)) == (3, ["API server"])
+
+
+def granted(objects, right, name):
+    """Whether roles that are bound to the harness's account give a right."""
+    verb, group, resource, namespace = right
+    bound = {(one["metadata"].get("namespace"), one["roleRef"]["name"]) for one in objects if "roleRef" in one}
+    rules = [
+        rule
+        for one in objects
+        if one["metadata"].get("namespace") in {None, namespace}
+        and (one["metadata"].get("namespace"), one["metadata"]["name"]) in bound
+        for rule in one.get("rules", [])
+    ]
+    return any(
+        verb in rule["verbs"]
+        and group in rule["apiGroups"]
+        and resource in rule["resources"]
+        and ("resourceNames" not in rule or name in rule["resourceNames"])
+        for rule in rules
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"kind": "job", "namespace": "team-b"},
+        {"device_plugin_configs": "nvidia/plugin-configs"},
+        {"prometheus_service": "observability/kube-prometheus:web", "grafana_deployment": "dashboards/grafana"},
+    ],
+)
+def test_what_is_to_be_applied_is_valid_and_gives_every_right_that_is_asked_for(changes):
+    spec = KubernetesSpec(**changes)
+    objects = list(yaml.safe_load_all(access.manifest(spec)))
+    for one in objects:
+        kubernetes_validate.validate(one, "1.36", strict=True)
+    grafana, _, deployment = spec.grafana_deployment.partition("/")
+    asked = {
+        **dict.fromkeys(rbac.needed_rights(spec), ""),
+        **rbac.rights_to_switch(spec),
+        **rbac.rights_to_look(spec),
+        ("patch", "apps", "deployments", grafana): deployment,
+    }
+
+    assert [right for right, name in asked.items() if not granted(objects, right, name)] == []
+    assert not granted(objects, ("delete", "", "nodes", ""), "")
