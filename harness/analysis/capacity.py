@@ -40,7 +40,7 @@ def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
     within, beyond, undecided = [], [], []
     for count in setup.counts(workload):
-        p99 = setup.cells[Place(workload, count)].estimates.get("latency_p99")
+        p99 = setup.cells[Place(workload, count)].estimates.get("latency_p99_exact")
         if p99 is None or p99.low is None or p99.high is None:
             undecided.append(count)
         elif p99.high <= limit_s:
@@ -51,7 +51,7 @@ def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
             undecided.append(count)
     breaks = min(beyond, default=None)
     sure = [count for count in within if breaks is None or count < breaks]
-    law = scaling_law(runs(setup, workload, "latency_p99"), LATENCY_LAWS).best
+    law = scaling_law(runs(setup, workload, "latency_p99_exact"), LATENCY_LAWS).best
     by_law = most_within(law, limit_s, max(setup.counts(workload), default=0)) if law else None
     return Carried(max(sure, default=0), breaks, undecided, by_law)
 
@@ -106,7 +106,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         + ("" if limit_s is None else " with the limit (dotted)"),
         [
             Row("throughput", "requests/s", curves=fits),
-            Row("latency_p99", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
+            Row("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
         ],
     )
     return Answer(

@@ -8,7 +8,7 @@ from harness.analysis.campaign import Cell
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.statistics import Difference, Estimate, difference, holm, ratio
 
-COMPARED = ("throughput", "latency_p50", "latency_p95", "latency_p99", "energy")
+COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "energy")
 
 
 @dataclass(frozen=True, slots=True)

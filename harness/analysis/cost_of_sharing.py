@@ -27,9 +27,9 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
                 str(count),
                 figure_entry(cell.estimates.get("throughput"), "req/s", cell.absent.get("throughput", "")),
                 _against(cell, alone, "throughput"),
-                figure_entry(cell.estimates.get("latency_p50"), "s", cell.absent.get("latency_p50", "")),
-                figure_entry(cell.estimates.get("latency_p99"), "s", cell.absent.get("latency_p99", "")),
-                _against(cell, alone, "latency_p99"),
+                figure_entry(cell.estimates.get("latency_p50_exact"), "s", cell.absent.get("latency_p50_exact", "")),
+                figure_entry(cell.estimates.get("latency_p99_exact"), "s", cell.absent.get("latency_p99_exact", "")),
+                _against(cell, alone, "latency_p99_exact"),
                 *(figure_entry(cell.estimates.get(name), "%", cell.absent.get(name, "")) for name in fullness),
             ]
         )
@@ -48,7 +48,7 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         pool,
         "cost",
         "Throughput of all replicas together, and p99 latency",
-        [Row("throughput", "requests/s"), Row("latency_p99", "p99, ms", scale=1e3, logarithmic=True)],
+        [Row("throughput", "requests/s"), Row("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True)],
     )
     return Answer(
         "cost",

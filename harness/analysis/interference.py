@@ -23,8 +23,8 @@ from harness.analysis.statistics import Estimate, student, t_interval
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder
 
-COMPARED = ("throughput", "latency_p50", "latency_p95", "latency_p99")
-OF_NEIGHBOURS = ("throughput", "latency_p50", "latency_p95", "latency_p99", "fairness", "jain")
+COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact")
+OF_NEIGHBOURS = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "fairness", "jain")
 MAX_REPEATS = 100
 """Beyond these no number of repeats is advised: the overhead is the limit."""
 
@@ -43,7 +43,7 @@ class Overhead:
 
     Attributes:
         key: the cell, with its condition.
-        measure: name, e.g. ``latency_p99``.
+        measure: name, e.g. ``latency_p99_exact``.
         pairs: repeats that have it under both conditions.
         ratio: of the condition to the baseline, the geometric mean over the pairs.
         percent: how much worse the condition is: lost throughput, added latency; below 0 where it is better.

@@ -58,7 +58,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
 
 def _growth(pool: Pool, setup: Setup, cell: Cell) -> Estimate | None:
     alone = pool.gpu_alone(setup, cell.workload)
-    return None if alone is None else relative(cell, alone[0], "latency_p99")
+    return None if alone is None else relative(cell, alone[0], "latency_p99_exact")
 
 
 def _sentences(pool: Pool, workload: str) -> list[str]:

@@ -28,7 +28,7 @@ class Measure:
     """One figure.
 
     Attributes:
-        name: key in tables, e.g. ``latency_p95``.
+        name: key in tables, e.g. ``latency_p95_exact``.
         title: for people.
         unit: of the value.
         how: how it is computed, in one sentence.
@@ -126,11 +126,11 @@ _LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
     *(
         (
             Measure(
-                f"latency_p{quantile * 100:g}",
-                f"Latency, p{quantile * 100:g}",
+                f"latency_p{quantile * 100:g}_exact",
+                f"Latency, exact p{quantile * 100:g}",
                 "s",
-                "Nearest rank over every request of the recording, all replicas pooled; from the raw log, not the "
-                "histogram.",
+                "Nearest rank over every request of the recording, all replicas pooled; from the raw log, where the "
+                f"metric latency_p{quantile * 100:g} is an estimate from a histogram.",
             ),
             lambda values, quantile=quantile: percentile(values, quantile),
         )
@@ -140,7 +140,7 @@ _LATENCY: tuple[tuple[Measure, Callable[[Floats], float]], ...] = (
 
 _WORST = Measure(
     "latency_p99_worst",
-    "p99, worst replica",
+    "Exact p99, worst replica",
     "s",
     "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
 )

@@ -55,8 +55,8 @@ def _answer(label: str, cells: Sequence[Cell]) -> str:
         parts.append(
             f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
         )
-    p99 = last.estimates.get("latency_p99")
-    alone = first.estimates.get("latency_p99")
+    p99 = last.estimates.get("latency_p99_exact")
+    alone = first.estimates.get("latency_p99_exact")
     if p99 and alone and last is not first:
         parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
     elif p99:

@@ -38,7 +38,7 @@ class Goal:
         """Whether a cell has the figure, and keeps the limit if there is one."""
         if not self.figures(cell):
             return False
-        p99 = cell.estimates.get("latency_p99")
+        p99 = cell.estimates.get("latency_p99_exact")
         return self.p99_limit_s is None or (p99 is not None and p99.high is not None and p99.high <= self.p99_limit_s)
 
     def mean(self, cell: Cell) -> float:
@@ -49,7 +49,7 @@ class Goal:
 def goals(asked: Asked) -> list[Goal]:
     """Those that can be judged without further input, and those that a limit or a price makes possible."""
     limit_s = asked.latency_limit_s
-    tail = _figures("latency_p99")
+    tail = _figures("latency_p99_exact")
     limited = (
         []
         if limit_s is None
@@ -135,7 +135,7 @@ class Choice:
 
 _ELSEWHERE = (
     ("throughput", "throughput", True),
-    ("latency_p99", "p99", False),
+    ("latency_p99_exact", "p99", False),
     ("energy", "energy per request", False),
 )
 

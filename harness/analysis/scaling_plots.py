@@ -36,9 +36,9 @@ _FEW_DOUBLINGS = 4
 _LEGEND_COLUMNS = 6
 _DENSE_TICKS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
 _LATENCIES: tuple[tuple[str, str, Dashes], ...] = (
-    ("latency_p50", "p50", ":"),
-    ("latency_p95", "p95", "--"),
-    ("latency_p99", "p99", "-"),
+    ("latency_p50_exact", "p50", ":"),
+    ("latency_p95_exact", "p95", "--"),
+    ("latency_p99_exact", "p99", "-"),
 )
 
 
@@ -233,10 +233,10 @@ def _one(axes: Axes, _cells: Sequence[Cell]) -> None:
 
 
 def _p99_growth(cells: Sequence[Cell]) -> Pick:
-    single = next((cell.estimates.get("latency_p99") for cell in cells if cell.replicas == 1), None)
+    single = next((cell.estimates.get("latency_p99_exact") for cell in cells if cell.replicas == 1), None)
 
     def pick(cell: Cell) -> Estimate | None:
-        own = cell.estimates.get("latency_p99")
+        own = cell.estimates.get("latency_p99_exact")
         if own is None or single is None:
             return None
         return Estimate(own.mean / single.mean, None, None, own.n, None)

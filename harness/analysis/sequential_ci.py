@@ -48,7 +48,7 @@ MANY = 10
 TAIL_KNOWN = 0.6
 """Share of a percentile's tail up to which that tail may be unknown; beyond, too few requests lie in it to say."""
 
-QUANTILES: Mapping[str, float] = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
+QUANTILES: Mapping[str, float] = {"latency_p50_exact": 0.5, "latency_p95_exact": 0.95, "latency_p99_exact": 0.99}
 
 _BIN_WIDTH = 0.002
 _LOWEST_S = 1e-6

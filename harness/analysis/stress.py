@@ -141,7 +141,7 @@ class Ladder:
             return "There is no good point."
         rates = _each(self.repeats, "throughput")
         rate = with_interval(t_interval(rates), "requests/s")
-        p99s = _each(self.repeats, "latency_p99")
+        p99s = _each(self.repeats, "latency_p99_exact")
         p99 = f", p99 {with_interval(t_interval(p99s), 's')}" if p99s else ""
         runs = len(self.repeats)
         how = "measured once, so without an interval" if runs == 1 else f"mean of {runs} runs"
@@ -259,7 +259,7 @@ def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
     grade, told = Grade.GOOD, ""
     for limited, limit_ms in stress.latency_limit_ms.items():
         limit_s = limit_ms / 1e3
-        found = run.figures.get(f"latency_{limited.value}")
+        found = run.figures.get(f"latency_{limited.value}_exact")
         if found is None or math.isnan(found.mean):
             why = found.note if found is not None else "no request was served"
             grade, told = Grade.DOUBTFUL, f"{limited.value} was not measured: {why}."
@@ -312,7 +312,7 @@ def _does_not_hold(stress: StressSpec, point: Point, runs: Sequence[Run]) -> str
         if breakage or grade is Grade.BROKEN:
             return sentence or told
     for limited, limit_ms in stress.latency_limit_ms.items():
-        mean_s = t_interval(_each(runs, f"latency_{limited.value}")).mean
+        mean_s = t_interval(_each(runs, f"latency_{limited.value}_exact")).mean
         if mean_s > limit_ms / 1e3:
             return f"{limited.value} is {quantity(mean_s, 's')} in the mean."
     return ""

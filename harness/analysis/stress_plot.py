@@ -39,7 +39,7 @@ def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
         left.set_title("Throughput (requests/s)")
         for index, (percentile, limit_ms) in enumerate((limits or {"p99": None}).items()):
             colour = PALETTE[2 + index]
-            _draw(right, measured, f"latency_{percentile}", _MS, colour, percentile)
+            _draw(right, measured, f"latency_{percentile}_exact", _MS, colour, percentile)
             if limit_ms is not None:
                 right.axhline(limit_ms, color=colour, linestyle=":", label=f"limit of {percentile}")
         right.set_title("Latency (ms)")

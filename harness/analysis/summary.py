@@ -15,8 +15,8 @@ from harness.analysis.interference_tables import documents
 from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.statistics import Estimate
 
-FORMAT = 1
-HEADLINE = ("throughput", "latency_p50", "latency_p99", "energy")
+FORMAT = 2
+HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy")
 COLUMNS = (
     "workload",
     "sharing",

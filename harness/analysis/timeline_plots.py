@@ -137,7 +137,7 @@ def _replicas_and_pooled(axes: Axes, table: pd.DataFrame, scale: float) -> None:
         _legend(axes)
 
 
-_COMMON: tuple[Panel, ...] = (("Throughput (requests/s)", _throughput), ("Latency, pooled (ms)", _latency))
+_COMMON: tuple[Panel, ...] = (("Throughput (requests/s)", _throughput), ("Latency, histogram estimate (ms)", _latency))
 _ON_GPU: tuple[Panel, ...] = (
     ("GPU utilisation (%)", _device("gpu_utilization", "utilization_percent", top=105)),
     ("GPU memory (GiB)", _device("gpu_memory", "memory_bytes", 1 / _GIB)),

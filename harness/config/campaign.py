@@ -52,7 +52,7 @@ class Timing(StrictModel):
     stop_when_known: StopWhenKnown | None = Field(
         default=None,
         description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
-        "E.g. {metrics: [throughput, latency_p50], relative_half_width: 0.02, min_s: 30}.",
+        "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
     )
     cooldown_s: float = Field(
         default=120.0,

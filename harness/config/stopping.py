@@ -13,9 +13,13 @@ class KnownMetric(StrEnum):
     """A figure that can be judged while it is recorded."""
 
     THROUGHPUT = "throughput"
-    LATENCY_P50 = "latency_p50"
-    LATENCY_P95 = "latency_p95"
-    LATENCY_P99 = "latency_p99"
+    LATENCY_P50 = "latency_p50_exact"
+    LATENCY_P95 = "latency_p95_exact"
+    LATENCY_P99 = "latency_p99_exact"
+
+    @classmethod
+    def _missing_(cls, value: object) -> KnownMetric | None:
+        return cls.__members__.get(str(value).upper())  # Campaigns of earlier versions say latency_p99.
 
 
 class StopWhenKnown(StrictModel):
@@ -24,7 +28,7 @@ class StopWhenKnown(StrictModel):
     metrics: list[KnownMetric] = Field(
         default=[KnownMetric.THROUGHPUT, KnownMetric.LATENCY_P50, KnownMetric.LATENCY_P99],
         min_length=1,
-        description="Figures that must be known: throughput, latency_p50, latency_p95, latency_p99; of all replicas together.",
+        description="Figures that must be known: throughput, latency_p50_exact, latency_p95_exact, latency_p99_exact; of all replicas together.",
     )
     relative_half_width: float = Field(
         default=0.02,

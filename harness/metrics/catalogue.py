@@ -49,7 +49,7 @@ def _latency_quantile(quantile: float) -> Metric:
     buckets = "rate(inference_latency_seconds_bucket{$replicas$buckets}[$window])"
     return Metric(
         name=f"latency_p{percent.replace('.', '')}",
-        title=f"Latency, p{percent}",
+        title=f"Latency, p{percent} of the histogram",
         unit="seconds",
         kind=Kind.QUANTILE,
         level=Level.REPLICA,
@@ -62,7 +62,7 @@ def _latency_quantile(quantile: float) -> Metric:
         maximum=None,
         nonzero_expected=True,
         quantile=quantile,
-        description=f"{percent} % of the requests of the window took no longer; `all` pools the buckets of the replicas.",
+        description=f"{percent} % of the requests of the window took no longer, by the histogram; `all` pools the replicas' buckets.",
     )
 
 
@@ -277,7 +277,7 @@ _STANDARD = (
     ),
     Metric(
         name="latency_avg",
-        title="Latency, mean",
+        title="Latency, mean of the window",
         unit="seconds",
         kind=Kind.MEAN,
         level=Level.REPLICA,

@@ -40,8 +40,8 @@ from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.published import opened
 
 ROOT = Path(__file__).parents[2]
-EVERY = ("throughput", "latency_p50", "latency_p99")
-WITHOUT_TAIL = ("throughput", "latency_p50")
+EVERY = ("throughput", "latency_p50_exact", "latency_p99_exact")
+WITHOUT_TAIL = ("throughput", "latency_p50_exact")
 PRECISIONS = (0.005, 0.01, 0.02, 0.05)
 MIN_S = 3.0
 ROUNDS = 1000
@@ -93,7 +93,7 @@ class Replay:
         found = {"throughput": here / until_s}
         return found | {
             name: percentile(self.latencies_s[:here], quantile)
-            for name, quantile in (("latency_p50", 0.5), ("latency_p99", 0.99))
+            for name, quantile in (("latency_p50_exact", 0.5), ("latency_p99_exact", 0.99))
             if here >= needed_for(quantile)
         }
 
@@ -191,7 +191,7 @@ def _print_coverage(rounds: int) -> None:
         print(f"  correlation of neighbours {correlation:g}: {shown}")
     print(f"  all: {100 * np.mean(every):.1f} %, from {100 * min(every):.1f} to {100 * max(every):.1f} %")
     print("percentiles of requests whose latency follows a lognormal AR(1)")
-    for name, quantile in (("latency_p50", 0.5), ("latency_p95", 0.95), ("latency_p99", 0.99)):
+    for name, quantile in (("latency_p50_exact", 0.5), ("latency_p95_exact", 0.95), ("latency_p99_exact", 0.99)):
         for correlation in (0.0, 0.6, 0.9):
             covered, length = percentile_coverage(random, rounds // 2, name, quantile, correlation)
             print(f"  {name}, correlation {correlation:g}: {100 * covered:.1f} % (at {length:.1f} min_s)")

@@ -17,7 +17,7 @@ from harness.campaign.source import read_source
 from harness.campaign.verify import verify_campaign
 
 ROOT = Path(__file__).parents[2]
-PAGE_COLUMNS = (
+PAGE_COLUMNS = (  # as the summaries of format 1 call them; now latency_p50_exact and so on
     ("throughput", 1),
     ("latency_p50", 1e3),
     ("latency_p95", 1e3),

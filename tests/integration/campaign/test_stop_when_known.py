@@ -40,7 +40,7 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
         step_s=0.25,
         replicas=2,
         record_s=30,
-        known="min_s: 1, relative_half_width: 0.3, metrics: [throughput, latency_p50]",
+        known="min_s: 1, relative_half_width: 0.3, metrics: [throughput, latency_p50_exact]",
     )
 
     manifest = read_manifest(experiment)
@@ -75,4 +75,7 @@ def test_what_stays_unknown_is_recorded_to_the_end_and_says_what(tmp_path):
     assert not manifest.stopping["known"]
     assert manifest.stopping["why"].startswith("Recorded to the end (2 s): throughput (")
     assert "0.0001 %" in manifest.stopping["why"]
-    assert json.loads((experiment / "manifest.json").read_text())["stopping"]["figures"]["latency_p99"]["high"] is None
+    assert (
+        json.loads((experiment / "manifest.json").read_text())["stopping"]["figures"]["latency_p99_exact"]["high"]
+        is None
+    )

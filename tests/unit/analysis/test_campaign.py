@@ -10,9 +10,10 @@ import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.load_bands import LoadState
-from harness.analysis.measures import measure
+from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
+from harness.metrics.catalogue import CATALOGUE
 from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
 from harness.results.files import sha256_of
 from harness.results.layout import metric_files
@@ -66,10 +67,28 @@ def test_throughput_and_speed_up_are_those_of_the_model(analysis: CampaignAnalys
     assert one.speed_up.mean == 1
 
 
+def test_what_is_not_of_a_metrics_rows_bears_no_metrics_name(copy: Path) -> None:
+    """``latency_p99`` is a CSV of the histogram's estimates, so the exact one, of the raw log, is called otherwise."""
+    experiment = next(path for path in copy.glob("resnet50_r3_*") if path.is_dir())
+    whole = measure(read_experiment(experiment)).figures
+    for metric in ("latency_avg", "latency_p50", "latency_p95", "latency_p99"):
+        metric_files(experiment)[metric].path.unlink()
+    assert measure(read_experiment(experiment)).figures == whole
+
+    shutil.rmtree(experiment / "latencies")
+    (experiment / "telemetry.csv").unlink()
+    rest = measure(read_experiment(experiment)).figures
+    changed = {name for name in whole if rest.get(name) != whole[name]}
+    assert {"latency_mean", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact"} < changed
+    assert not changed & set(CATALOGUE)
+    titles = {metric.title for metric in CATALOGUE.values()}
+    assert not titles & {MEASURES[name].title for name in changed}
+
+
 def test_percentiles_come_from_every_request(analysis: CampaignAnalysis) -> None:
     one = cell(analysis, 1)
-    assert one.estimates["latency_p50"].mean == pytest.approx(SERVICE_S["resnet50"], rel=0.02)
-    assert one.estimates["latency_p99"].mean == pytest.approx(SERVICE_S["resnet50"] * 1.119, rel=0.02)
+    assert one.estimates["latency_p50_exact"].mean == pytest.approx(SERVICE_S["resnet50"], rel=0.02)
+    assert one.estimates["latency_p99_exact"].mean == pytest.approx(SERVICE_S["resnet50"] * 1.119, rel=0.02)
     assert one.estimates["requests"].mean == pytest.approx(20 / SERVICE_S["resnet50"], rel=0.02)
 
 
@@ -197,9 +216,9 @@ def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
 def test_a_percentile_without_support_is_absent(tmp_path: Path) -> None:
     write_experiment(tmp_path, "whisper", 1, shape=Shape(record_s=8))
     (only,) = analyse(tmp_path).cells
-    assert "latency_p95" in only.estimates
-    assert "latency_p99" not in only.estimates
-    assert "at least 100 requests, there are fewer" in only.absent["latency_p99"]
+    assert "latency_p95_exact" in only.estimates
+    assert "latency_p99_exact" not in only.estimates
+    assert "at least 100 requests, there are fewer" in only.absent["latency_p99_exact"]
 
 
 def test_invalid_runs_never_enter_the_averages(tmp_path: Path) -> None:
@@ -239,7 +258,7 @@ def test_latencies_left_behind_cost_the_percentiles_only(copy: Path) -> None:
         shutil.rmtree(latencies)
     found = analyse(copy)
     assert not any(experiment.damage for experiment in found.experiments)
-    assert "latency log" in cell(found, 1).absent["latency_p50"]
+    assert "latency log" in cell(found, 1).absent["latency_p50_exact"]
     assert cell(found, 1).estimates["throughput"].n == 3
 
 

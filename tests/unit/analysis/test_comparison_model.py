@@ -82,7 +82,7 @@ def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Pool) 
 
 def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: Pool) -> None:
     slicing = setup(pool, "time-slicing")
-    p99 = {count: slicing.cells[Place("resnet50", count)].estimates["latency_p99"] for count in (1, 3, 8)}
+    p99 = {count: slicing.cells[Place("resnet50", count)].estimates["latency_p99_exact"] for count in (1, 3, 8)}
     three, eight = p99[3].high, p99[8].low
     assert three is not None
     assert eight is not None
@@ -142,14 +142,14 @@ def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
 
 def test_a_limit_and_a_price_are_goals_of_their_own(pool: Pool) -> None:
     slicing = setup(pool, "time-slicing")
-    three, eight = (slicing.cells[Place("resnet50", count)].estimates["latency_p99"] for count in (3, 8))
+    three, eight = (slicing.cells[Place("resnet50", count)].estimates["latency_p99_exact"] for count in (3, 8))
     assert three.high is not None
     assert eight.low is not None
     limit_s = (three.high + eight.low) / 2
     found = {choice.goal.name: choice for choice in choices(pool, Asked(limit_s, 3.0, 0.25))}
     limited = found[f"highest throughput with p99 within {quantity(limit_s, 's')}"]
     sides = [limited.best, limited.next]
-    assert all(cell.estimates["latency_p99"].high <= limit_s for _, cell in sides)
+    assert all(cell.estimates["latency_p99_exact"].high <= limit_s for _, cell in sides)
     assert ("time-slicing", 8) not in [(label, cell.replicas) for label, cell in sides]
     price = found["lowest price per million inferences"]
     assert t_interval(price.goal.figures(price.best[1])).mean < t_interval(price.goal.figures(price.next[1])).mean

@@ -140,9 +140,9 @@ def test_what_was_not_measured_is_said_once_for_each_reason(tmp_path: Path) -> N
     write_experiment(tmp_path, "whisper", 3, shape=few)
     found = analyse(tmp_path)
     assert len({cell.estimates["requests"].mean for cell in found.cells}) == 2
-    (sentence,) = [sentence for sentence in caveats(found) if "Latency, p99" in sentence]
+    (sentence,) = [sentence for sentence in caveats(found) if "Latency, exact p99" in sentence]
     assert sentence == (
-        "Not measured: Latency, p99; p99, worst replica (p99 takes at least 100 requests, there are fewer)."
+        "Not measured: Latency, exact p99; Exact p99, worst replica (p99 takes at least 100 requests, there are fewer)."
     )
 
 

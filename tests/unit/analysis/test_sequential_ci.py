@@ -15,7 +15,7 @@ from harness.analysis.sequential_ci import (
 )
 from tests.benchmarks.stop_when_known import mean_coverage, percentile_coverage
 
-ALL = ["throughput", "latency_p50", "latency_p95", "latency_p99"]
+ALL = ["throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact"]
 MIN_S = 10.0
 
 
@@ -43,10 +43,10 @@ def test_figures_are_those_of_the_requests():
 
     ended = latencies_s[closed_loop(latencies_s) <= 60]
     assert found["throughput"].mean == pytest.approx(len(ended) / 60, rel=0.001)
-    for name, quantile in (("latency_p50", 0.5), ("latency_p95", 0.95), ("latency_p99", 0.99)):
+    for name, quantile in (("latency_p50_exact", 0.5), ("latency_p95_exact", 0.95), ("latency_p99_exact", 0.99)):
         assert found[name].mean == pytest.approx(np.quantile(ended, quantile), rel=0.005)
         assert found[name].low < found[name].mean < found[name].high
-    assert relative_half_width(found["latency_p50"]) < relative_half_width(found["latency_p99"]) < 0.03
+    assert relative_half_width(found["latency_p50_exact"]) < relative_half_width(found["latency_p99_exact"]) < 0.03
 
 
 def test_requests_taken_in_pieces_and_joined_slices_say_the_same():
@@ -87,12 +87,12 @@ def test_a_rate_that_is_counted_in_whole_requests_is_rounded():
 def test_a_percentile_that_would_not_be_reported_is_not_known():
     alike = np.full(99, 0.1)
 
-    assert known(alike, until_s=10, metrics=["latency_p99"])["latency_p99"].half_width is None
-    assert known(alike, until_s=10, metrics=["latency_p50"])["latency_p50"].half_width < 0.001
+    assert known(alike, until_s=10, metrics=["latency_p99_exact"])["latency_p99_exact"].half_width is None
+    assert known(alike, until_s=10, metrics=["latency_p50_exact"])["latency_p50_exact"].half_width < 0.001
 
 
 def test_requests_that_are_all_alike_are_known_at_once():
-    found = known(np.full(5000, 0.01), until_s=MIN_S, metrics=["latency_p50", "latency_p99"])
+    found = known(np.full(5000, 0.01), until_s=MIN_S, metrics=["latency_p50_exact", "latency_p99_exact"])
 
     assert all(relative_half_width(estimate) < 0.003 for estimate in found.values())
 
@@ -100,12 +100,12 @@ def test_requests_that_are_all_alike_are_known_at_once():
 def test_without_enough_in_the_tail_there_is_no_interval_and_a_reason():
     latencies_s = np.random.default_rng(3).gamma(50, 0.001, 1000)  # twenty a second
 
-    found = known(latencies_s, until_s=MIN_S, metrics=["latency_p50", "latency_p99"])
+    found = known(latencies_s, until_s=MIN_S, metrics=["latency_p50_exact", "latency_p99_exact"])
 
-    assert found["latency_p50"].high is not None
-    assert found["latency_p99"].high is None
-    assert "too few for an interval of p99" in found["latency_p99"].note
-    assert relative_half_width(found["latency_p99"]) == math.inf
+    assert found["latency_p50_exact"].high is not None
+    assert found["latency_p99_exact"].high is None
+    assert "too few for an interval of p99" in found["latency_p99_exact"].note
+    assert relative_half_width(found["latency_p99_exact"]) == math.inf
 
 
 def test_nothing_is_known_without_requests():
@@ -119,7 +119,7 @@ def test_a_drift_is_not_narrow():
     """A machine that grows slower by a tenth has no steady rate to know within 2 %."""
     drifting = 0.01 * np.linspace(1, 1.1, 3000)
 
-    found = known(drifting, until_s=MIN_S * 3, metrics=["throughput", "latency_p50"])
+    found = known(drifting, until_s=MIN_S * 3, metrics=["throughput", "latency_p50_exact"])
 
     assert all(relative_half_width(estimate) > 0.02 for estimate in found.values())
 
@@ -154,6 +154,6 @@ def test_the_interval_at_the_stop_covers_the_mean(correlation, noise):
 
 
 def test_the_interval_at_the_stop_covers_the_percentile():
-    covered, _ = percentile_coverage(np.random.default_rng(6), 40, "latency_p99", 0.99, 0.0)
+    covered, _ = percentile_coverage(np.random.default_rng(6), 40, "latency_p99_exact", 0.99, 0.0)
 
     assert covered > 0.84

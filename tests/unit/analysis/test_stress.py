@@ -23,7 +23,7 @@ def near(mean, half):
 
 
 def run(throughput, p99_s, *, half=0.01, status=Status.VALID, reasons=()):
-    figures = {"throughput": near(throughput, half * throughput), "latency_p99": near(p99_s, half * p99_s)}
+    figures = {"throughput": near(throughput, half * throughput), "latency_p99_exact": near(p99_s, half * p99_s)}
     return Run(status, reasons, figures)
 
 
@@ -171,7 +171,9 @@ def test_a_good_point_that_does_not_hold_again_gives_way_to_the_one_below():
 
 
 def test_a_point_without_an_interval_counts_as_it_is():
-    few = Run(Status.VALID, [], {"throughput": near(20, 1), "latency_p99": Estimate(0.06, None, None, 9, None, "few")})
+    few = Run(
+        Status.VALID, [], {"throughput": near(20, 1), "latency_p99_exact": Estimate(0.06, None, None, 9, None, "few")}
+    )
 
     ladder = climbed({1: few}, most=8, latency_limit_ms={"p99": 50})
 
@@ -182,7 +184,7 @@ def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
     few = Run(
         Status.VALID,
         [],
-        {"throughput": near(2, 0.1), "latency_p99": Estimate(math.nan, None, None, 9, None, "too few")},
+        {"throughput": near(2, 0.1), "latency_p99_exact": Estimate(math.nan, None, None, 9, None, "too few")},
     )
 
     ladder = climbed({1: few}, most=1, latency_limit_ms={"p99": 50})

@@ -304,7 +304,10 @@ def test_every_field_of_a_cluster_has_a_default():
     ("timing", "expected"),
     [
         ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 3600"),
-        ("{stop_when_known: {metrics: [latency_p90]}}", "'throughput', 'latency_p50', 'latency_p95' or 'latency_p99'"),
+        (
+            "{stop_when_known: {metrics: [latency_p90]}}",
+            "'throughput', 'latency_p50_exact', 'latency_p95_exact' or 'latency_p99_exact'",
+        ),
         ("{stop_when_known: {metrics: [throughput, throughput]}}", "the same metric is listed twice"),
         ("{stop_when_known: {metrics: []}}", "at least 1 item"),
         ("{stop_when_known: {relative_half_width: 0}}", "greater than 0"),
@@ -327,8 +330,8 @@ def test_stopping_when_known_takes_its_defaults():
     assert spec.timing.stop_when_known.relative_half_width == 0.02
     assert [metric.value for metric in spec.timing.stop_when_known.metrics] == [
         "throughput",
-        "latency_p50",
-        "latency_p99",
+        "latency_p50_exact",
+        "latency_p99_exact",
     ]
 
 

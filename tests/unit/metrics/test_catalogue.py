@@ -153,9 +153,9 @@ def test_the_page_is_what_the_catalogue_says(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("quantile", "name", "title"),
     [
-        (0.5, "latency_p50", "Latency, p50"),
-        (0.99, "latency_p99", "Latency, p99"),
-        (0.999, "latency_p999", "Latency, p99.9"),
+        (0.5, "latency_p50", "Latency, p50 of the histogram"),
+        (0.99, "latency_p99", "Latency, p99 of the histogram"),
+        (0.999, "latency_p999", "Latency, p99.9 of the histogram"),
     ],
 )
 def test_a_quantile_is_named_for_what_it_is(quantile, name, title):
