@@ -22,8 +22,8 @@ from harness.config.workload import WorkloadSpec
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
 MAX_EXPERIMENTS = 10_000
-END_OF_REPLICA_S = 3.0
-"""What a replica takes to end beside the server in it."""
+END_OF_REPLICA_S = 13.0
+"""What a replica takes to end beside the server in it: 10 s of them for the last answers."""
 
 
 class Order(StrEnum):

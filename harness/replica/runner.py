@@ -86,6 +86,8 @@ class Replica:
         with self._phase_change:
             self._stopping.set()
             self._told_to_stop.set()
+            if self._asks_a_server:
+                self._watcher.drained.set()  # its requests end at their own pace; whoever started us sets the limit
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
             if self._status.phase not in {"serving", "finished"}:
@@ -230,8 +232,6 @@ class Replica:
                 stopping.wait(pause_s())
 
     def _close(self, workload: Workload) -> None:
-        if self._asks_a_server:
-            self._watcher.drained.set()  # a server ends at its own pace; whoever started us sets the limit
         _asked(workload, "close", None)
         self._status.update(phase="stopped", **self._outcome_of_workload())
         self._watcher.drained.set()

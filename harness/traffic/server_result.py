@@ -16,7 +16,7 @@ from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
 from harness.results import latencies, layout
 from harness.results.files import read_object, storage_errors
-from harness.traffic.figures import NS_PER_MS, Window, percentiles_ms
+from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window, percentiles_ms
 from harness.traffic.slo import Judged, Sample, judge
 
 FILE_NAME = "server.json"
@@ -37,32 +37,43 @@ REQUEST = np.dtype(
     ]
 )
 """As the replicas write it."""
-OK = 200
+GAP = np.dtype([("end_ns", "<i8"), ("gap_ns", "<i8"), ("status", "<i8")])
+OK, UNANSWERED, ABANDONED = 200, -1, -3
 HELD_SHARE = 0.95
 LATE_MS, LATE_SHARE = 1.0, 0.05
+HUNG = 2.0
+"""A request has no answer after so many times the longest one's: the server hangs."""
 
 Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The requests and gaps that ended in the recording, of all servers, and how many requests were meant to be sent in it."""
+    """What the clients of one server or of all wrote down.
+
+    Attributes:
+        requests: that ended in the recording.
+        under_way: requests that had not ended when the recording did.
+        gaps: after a token, that ended in the recording or were under way at its end; each with its request's status where
+            the request ended without another token, else OK.
+        intended: how many requests were meant to be sent in the recording.
+    """
 
     requests: Array
+    under_way: Array
     gaps: Array
     intended: int
 
     @property
-    def well(self) -> npt.NDArray[np.bool_]:
-        """Which requests were answered well."""
-        answered: npt.NDArray[np.bool_] = self.requests["status"] == OK
-        return answered
+    def every(self) -> Array:
+        """The requests that an objective is held against."""
+        return np.concatenate([self.requests, self.under_way])
 
     @property
-    def ended_ns(self) -> Array:
-        """When each request ended."""
-        ended: Array = self.requests["intended_ns"] + self.requests["latency_ns"]
-        return ended
+    def well(self) -> Array:
+        """The requests that ended in the recording and were answered well."""
+        well: Array = self.requests[self.requests["status"] == OK]
+        return well
 
 
 def evaluate(
@@ -85,7 +96,8 @@ def evaluate(
     each = [_read(replica, window) for replica in replicas]
     every = Asked(
         np.concatenate([np.empty(0, REQUEST), *(one.requests for one in each)]),
-        np.concatenate([np.empty(0, latencies.RECORD), *(one.gaps for one in each)]),
+        np.concatenate([np.empty(0, REQUEST), *(one.under_way for one in each)]),
+        np.concatenate([np.empty(0, GAP), *(one.gaps for one in each)]),
         sum(one.intended for one in each),
     )
     results = _figures(every, window)
@@ -121,72 +133,120 @@ def judge_slo(experiment: ExperimentSpec, asked: Asked, window: Window) -> Judge
     slo = experiment.slo
     if slo is None:
         return None
-    requests, well = asked.requests, asked.well
+    every, gaps = asked.every, asked.gaps
+    well, abandoned = every["status"] == OK, every["status"] == ABANDONED
+    of_requests = every["intended_ns"], _ended_ns(every)
+    in_vain = _in_vain(every) & (not experiment.workload.open_loop)  # a rate asks on
     samples, met = [], well.copy()
     for name, field, limit_ms in (
         ("ttft_p99_ms", "ttft_ns", slo.ttft_p99_ms),
         ("latency_p99_ms", "latency_ns", slo.latency_p99_ms),
     ):
         if limit_ms is not None:
-            within = well & (requests[field] <= limit_ms * NS_PER_MS)
-            met &= within
-            samples.append(Sample(name, limit_ms, requests[field][well], asked.ended_ns, ~within))
+            limit_ns = limit_ms * NS_PER_MS
+            met &= every[field] <= limit_ns
+            known = well | (abandoned & (field == "ttft_ns") & (every["ttft_ns"] >= 0))
+            within = known & (every[field] <= limit_ns)
+            undecided = abandoned & ~known & (every["latency_ns"] <= limit_ns)
+            missed = ~within & ~undecided
+            samples.append(Sample(name, limit_ms, every[field][known], *of_requests, missed, undecided, in_vain))
     if slo.itl_p99_ms is not None:
         limit_ns = slo.itl_p99_ms * NS_PER_MS
-        met &= requests["itl_p99_ns"] <= limit_ns
-        gaps = asked.gaps
-        ended_ns = gaps["start_ns"] + gaps["latency_ns"]
-        samples.append(
-            Sample("itl_p99_ms", slo.itl_p99_ms, gaps["latency_ns"], ended_ns, gaps["latency_ns"] > limit_ns)
-        )
+        met &= every["itl_p99_ns"] <= limit_ns
+        above, cut = gaps["gap_ns"] > limit_ns, gaps["status"] != OK
+        undecided = (gaps["status"] == ABANDONED) & ~above
+        of_gaps, missed = (gaps["end_ns"] - gaps["gap_ns"], gaps["end_ns"]), (above | cut) & ~undecided
+        closed_ns = gaps["gap_ns"][~cut]
+        samples.append(Sample("itl_p99_ms", slo.itl_p99_ms, closed_ns, *of_gaps, missed, undecided, _in_vain(gaps)))
     if slo.error_rate is not None:
-        samples.append(Sample("error_rate", slo.error_rate, None, asked.ended_ns, ~well))
-    return judge(samples, window, goodput_per_s=int(met.sum()) / window.duration_s)
+        samples.append(Sample("error_rate", slo.error_rate, None, *of_requests, ~well & ~abandoned, abandoned, in_vain))
+    goodput = int(met[: len(asked.requests)].sum())
+    return judge(samples, window, goodput_per_s=goodput / window.duration_s)
+
+
+def _in_vain(records: Array) -> npt.NDArray[np.bool_]:
+    """Which ended without anything from the server."""
+    found: npt.NDArray[np.bool_] = np.isin(records["status"], (UNANSWERED, ABANDONED))
+    return found
+
+
+def _ended_ns(requests: Array) -> Array:
+    ended: Array = requests["intended_ns"] + requests["latency_ns"]
+    return ended
 
 
 def _read(replica: Path, window: Window) -> Asked:
     log = replica / REQUESTS_LOG
     if not log.is_file():
-        return Asked(np.empty(0, REQUEST), np.empty(0, latencies.RECORD), 0)
+        return Asked(np.empty(0, REQUEST), np.empty(0, REQUEST), np.empty(0, GAP), 0)
     with storage_errors(log, "read"):
         every = np.fromfile(log, dtype=REQUEST, count=log.stat().st_size // REQUEST.itemsize)
-    gaps = latencies.read(replica / GAPS_LOG)
+    ended_ns = _ended_ns(every)
     return Asked(
-        every[window.holds(every["intended_ns"] + every["latency_ns"])],
-        gaps[window.holds(gaps["start_ns"] + gaps["latency_ns"])],
+        every[window.holds(ended_ns)],
+        every[_under_way(every["intended_ns"], ended_ns, window)],
+        _gaps(latencies.read(replica / GAPS_LOG), every, window),
         int(window.holds(every["intended_ns"]).sum()),
     )
 
 
+def _gaps(records: Array, requests: Array, window: Window) -> Array:
+    gaps = np.empty(len(records), GAP)
+    gaps["end_ns"], gaps["gap_ns"] = records["start_ns"] + records["latency_ns"], records["latency_ns"]
+    gaps["status"] = OK
+    failed = requests[requests["status"] != OK]
+    for status in np.unique(failed["status"]):
+        last = np.isin(gaps["end_ns"], _ended_ns(failed[failed["status"] == status]))
+        gaps["status"][last] = status
+    return gaps[window.holds(gaps["end_ns"]) | _under_way(records["start_ns"], gaps["end_ns"], window)]
+
+
+def _under_way(begin_ns: Array, end_ns: Array, window: Window) -> npt.NDArray[np.bool_]:
+    """What had begun and not ended when the recording ended."""
+    over_ns = window.end_s * NS_PER_S
+    found: npt.NDArray[np.bool_] = (begin_ns < over_ns) & (end_ns >= over_ns)
+    return found
+
+
 def _figures(asked: Asked, window: Window) -> dict[str, Any]:
     """The figures of one server or of all, under their names in the file."""
-    requests, seconds = asked.requests, window.duration_s
-    well = requests[asked.well]
-    failed = requests["status"][~asked.well]
+    requests, well, seconds = asked.requests, asked.well, window.duration_s
+    closed = (asked.gaps["status"] == OK) & window.holds(asked.gaps["end_ns"])
     return {
         "duration_s": round(seconds, 6),
         "requests": len(well),
         "intended_per_s": round(asked.intended / seconds, 6),
         "achieved_per_s": round(len(well) / seconds, 6),
-        "failed": {str(status): count for status, count in sorted(Counter(failed.tolist()).items())},
+        "failed": _statuses(requests),
+        "under_way_at_end": len(asked.under_way),
+        "abandoned": int((asked.under_way["status"] == ABANDONED).sum()),
         "latency_ms": percentiles_ms(well["latency_ns"]),
         "ttft_ms": percentiles_ms(well["ttft_ns"][well["ttft_ns"] >= 0]),
-        "itl_ms": percentiles_ms(asked.gaps["latency_ns"]),
+        "itl_ms": percentiles_ms(asked.gaps["gap_ns"][closed]),
         "send_error_ms": percentiles_ms(requests["send_error_ns"]),
         "input_tokens_per_s": round(int(well["input_tokens"].clip(0).sum()) / seconds, 6),
         "output_tokens_per_s": round(int(well["output_tokens"].clip(0).sum()) / seconds, 6),
     }
 
 
+def _statuses(requests: Array) -> dict[str, int]:
+    """How many were not answered well, by status."""
+    failed = Counter(requests["status"][requests["status"] != OK].tolist())
+    return {str(status): count for status, count in sorted(failed.items())}
+
+
 def _failures(asked: Asked, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    failed = Counter(asked.requests["status"][~asked.well].tolist())
+    """What got no proper answer; of what was abandoned, only what no answer took half as long as."""
+    every = asked.every
+    hung = every["latency_ns"] > HUNG * every["latency_ns"][every["status"] == OK].max(initial=0)
+    failed = _statuses(every[(every["status"] != ABANDONED) | hung])
     if not failed:
         return []
     said = next((text for each in statuses if (text := each.get("load", {}).get("first_failure"))), "")
-    kinds = ", ".join(f"{count} x {status}" for status, count in sorted(failed.items()))
+    kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
     message = (
-        f"{failed.total()} of {len(asked.requests)} requests failed ({kinds}; 0: no connection, -1: none in time, "
-        f"-2: not a proper answer). The first: {said or 'unknown'}."
+        f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "
+        f"-2: not a proper answer, -3: none yet when the load ended). The first: {said or 'unknown'}."
     )
     return [Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")]
 

@@ -51,15 +51,21 @@ class Sample:
         name: as in the campaign file.
         limit: milliseconds, or a share of the requests.
         values_ns: whose p99 is shown; None: there is none.
-        at_ns: when each one ended, nanoseconds since the epoch.
+        begin_ns: when each one began, nanoseconds since the epoch.
+        end_ns: when it ended.
         missed: which of them are above the limit.
+        undecided: which had not ended when the load did, and might have met the limit or missed it.
+        in_vain: for which of them somebody waited who got nothing and would have asked again meanwhile.
     """
 
     name: str
     limit: float
     values_ns: npt.NDArray[np.int64] | None
-    at_ns: npt.NDArray[np.int64]
+    begin_ns: npt.NDArray[np.int64]
+    end_ns: npt.NDArray[np.int64]
     missed: npt.NDArray[np.bool_]
+    undecided: npt.NDArray[np.bool_]
+    in_vain: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +75,10 @@ class Part:
     Attributes:
         value: the p99 in milliseconds, or the share of errors; None: nothing was measured.
         share: that missed the limit.
-        low: lower end of the share's interval.
-        high: upper end.
+        low: lower end of the share's interval, if all that is undecided had met it.
+        high: upper end, if all of that had missed it.
         allowed: share that may miss it.
+        undecided: how many had not ended.
     """
 
     name: str
@@ -81,6 +88,7 @@ class Part:
     low: float
     high: float
     allowed: float
+    undecided: int = 0
 
     @property
     def outcome(self) -> Outcome:
@@ -92,6 +100,8 @@ class Part:
     def sentence(self) -> str:
         """E.g. ``first token p99 212 ms (limit 200 ms; 1.8 % above it, 95 % interval 1.2 to 2.4 %): fail``."""
         interval = f"95 % interval {100 * self.low:.3g} to {100 * self.high:.3g} %"
+        if self.undecided:
+            interval += f", {self.undecided} undecided at the end"
         title = _TITLES[self.name]
         if self.name == ERRORS:
             return f"{title} {100 * self.share:.3g} % (limit {100 * self.limit:.3g} %; {interval}): {self.outcome}"
@@ -131,6 +141,7 @@ class Judged:
                 "missed_share": round(part.share, 9),
                 "interval": [round(part.low, 9), round(part.high, 9)],
                 "allowed_share": part.allowed,
+                "undecided": part.undecided,
                 "outcome": part.outcome.value,
             }
             for part in self.parts
@@ -144,29 +155,65 @@ def judge(samples: Sequence[Sample], window: Window, *, goodput_per_s: float) ->
     return Judged([_part(sample, window) for sample in samples], goodput_per_s)
 
 
-def share_interval(missed: npt.NDArray[np.bool_], at_ns: npt.NDArray[np.int64], window: Window) -> tuple[float, float]:
-    """The 95 % interval of the share that is missed; all of [0, 1] without anything."""
-    count, number = int(missed.sum()), len(missed)
+def share_interval(
+    missed: npt.NDArray[np.bool_],
+    at_ns: npt.NDArray[np.int64],
+    window: Window,
+    weights: npt.NDArray[np.float64] | None = None,
+) -> tuple[float, float]:
+    """The 95 % interval of the share that is missed; all of [0, 1] without anything. Without weights all weigh 1."""
+    weights = np.ones(len(missed)) if weights is None else weights
+    count, number = float(weights[missed].sum()), float(weights.sum())
     if not number:
         return 0.0, 1.0
     share = count / number
     # Wilson's interval, of independent requests: none missed of 300 does not mean that none ever will be.
     middle = (count + NORMAL**2 / 2) / (number + NORMAL**2)
     wilson = NORMAL / (number + NORMAL**2) * math.sqrt(number * share * (1 - share) + NORMAL**2 / 4)
-    edges_ns = np.linspace(window.begin_s * NS_PER_S, window.end_s * NS_PER_S, SLICES + 1)
-    in_slice = np.clip(np.searchsorted(edges_ns, at_ns, side="right") - 1, 0, SLICES - 1)
-    numbers = np.bincount(in_slice, minlength=SLICES)
-    counts = np.bincount(in_slice, weights=missed, minlength=SLICES)
+    in_slice = np.clip(np.searchsorted(_edges_ns(window), at_ns, side="right") - 1, 0, SLICES - 1)
+    numbers = np.bincount(in_slice, weights=weights, minlength=SLICES)
+    counts = np.bincount(in_slice, weights=weights * missed, minlength=SLICES)
     residual = float(((counts - share * numbers) ** 2).sum()) * SLICES / (SLICES - 1)
     half = STUDENT * math.sqrt(residual) / number
     return max(0.0, min(middle - wilson, share - half)), min(1.0, max(middle + wilson, share + half))
 
 
+def _edges_ns(window: Window) -> npt.NDArray[np.float64]:
+    return np.linspace(window.begin_s * NS_PER_S, window.end_s * NS_PER_S, SLICES + 1)
+
+
+def _weighed(
+    sample: Sample, window: Window
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Which one of the sample, when, and for how many it stands.
+
+    In every slice in which somebody waited in vain, it stands for as many as are usual in that time: else a server that
+    hangs would be judged by what it did before.
+    """
+    ended, waited = np.flatnonzero(~sample.in_vain), np.flatnonzero(sample.in_vain)
+    edges_ns = _edges_ns(window)
+    usual_ns = np.median((sample.end_ns - sample.begin_ns)[ended]) if len(ended) else np.inf
+    upto_ns = np.minimum(sample.end_ns[waited, None], edges_ns[1:])
+    spent_ns = np.clip(upto_ns - np.maximum(sample.begin_ns[waited, None], edges_ns[:-1]), 1e-3, None)
+    all_ns = spent_ns.sum(axis=1, keepdims=True)
+    weights = spent_ns / np.minimum(max(usual_ns, 1.0), all_ns)
+    middles_ns = ((edges_ns[1:] + edges_ns[:-1]) / 2).astype(np.int64)
+    return (
+        np.concatenate([ended, np.repeat(waited, SLICES)]),
+        np.concatenate([sample.end_ns[ended], np.tile(middles_ns, len(waited))]),
+        np.concatenate([np.ones(len(ended)), weights.ravel()]),
+    )
+
+
 def _part(sample: Sample, window: Window) -> Part:
-    low, high = share_interval(sample.missed, sample.at_ns, window)
-    share = float(sample.missed.mean()) if len(sample.missed) else 0.0
+    which, at_ns, weights = _weighed(sample, window)
+    missed, perhaps = sample.missed[which], (sample.missed | sample.undecided)[which]
+    low, _ = share_interval(missed, at_ns, window, weights)
+    _, high = share_interval(perhaps, at_ns, window, weights)
+    share = float(weights[missed].sum() / weights.sum()) if len(missed) else 0.0
+    undecided = int(sample.undecided.sum())
     if sample.values_ns is None:
-        return Part(sample.name, sample.limit, share, share, low, high, allowed=sample.limit)
+        return Part(sample.name, sample.limit, share, share, low, high, sample.limit, undecided)
     values_ns = np.sort(sample.values_ns)
     value = float(values_ns[math.ceil(0.99 * len(values_ns)) - 1]) / NS_PER_MS if len(values_ns) else None
-    return Part(sample.name, sample.limit, value, share, low, high, allowed=P99_SHARE)
+    return Part(sample.name, sample.limit, value, share, low, high, P99_SHARE, undecided)

@@ -23,7 +23,10 @@ FAULTS = (
     "close",
     "in-stream",
     "slow-to-load",
+    "hang",
 )
+HANGS_AFTER = 40
+"""Requests that are answered before the fault ``hang``."""
 
 
 class Server:
@@ -65,7 +68,7 @@ class Server:
         if self.fault == "garbage":
             writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
             return False
-        if self.fault == "mute":
+        if self.fault == "mute" or (self.fault == "hang" and len(self.asked) > HANGS_AFTER):
             await asyncio.sleep(3600)
         if path.startswith("/v1/") and self.asked[-1].get("stream"):
             return await self.stream(writer, self.asked[-1], chat="chat" in path)

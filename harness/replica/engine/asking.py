@@ -17,16 +17,18 @@ UNANSWERED = -1
 """No whole answer in time."""
 BAD_ANSWER = -2
 """The answer is not what the protocol says, or does not meet the success condition."""
+ABANDONED = -3
+"""No whole answer yet when the load ended: what would have become of it is not known."""
 OK = 200
 _MOST_SAID = 300
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Outcome:
     """What became of a request; times are of ``time.perf_counter_ns``.
 
     Attributes:
-        status: OK; else HTTP's, BROKEN, UNANSWERED or BAD_ANSWER.
+        status: OK; else HTTP's, BROKEN, UNANSWERED, BAD_ANSWER or ABANDONED.
         token_ns: when each piece of text was read; empty without a stream.
         said: why it failed, for people.
     """
@@ -66,9 +68,8 @@ class Asker:
         self._success = int(engine.success.get("status", OK)) if engine.protocol == HTTP else OK
         self._idle: list[Connection] = []
 
-    async def ask(self, question: Question, intended_ns: int) -> Outcome:
-        """Send it now and read the answer; never raises for what the server does."""
-        outcome = Outcome(intended_ns)
+    async def ask(self, question: Question, outcome: Outcome) -> Outcome:
+        """Send it now, read the answer and write down what became of it; never raises for what the server does."""
         try:
             async with asyncio.timeout(self._engine.request_timeout_s):
                 await self._exchange(body_of(self._engine, question), outcome)

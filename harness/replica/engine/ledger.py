@@ -1,7 +1,8 @@
 """Where every request goes: the histograms on /metrics, and the exact times on disk.
 
 ``requests.bin``: one record of little-endian int64 per request, the names in FIELDS; all times in nanoseconds, -1 where
-there is none. ``gaps.bin``: pairs of int64, the time of a token (nanoseconds since the epoch) and the gap to the next.
+there is none. ``gaps.bin``: pairs of int64, the time of a token (nanoseconds since the epoch) and the gap to the next; after
+the last token of an answer that did not end well, to the end of its request.
 Requests that were answered well are in ``latencies.bin``, too, as every replica's are.
 """
 
@@ -13,7 +14,7 @@ from collections import Counter as Tally
 from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.asking import OK, Outcome
+from harness.replica.engine.asking import ABANDONED, OK, Outcome
 from harness.replica.engine.protocols import UNKNOWN
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
@@ -73,18 +74,18 @@ class Ledger:
         self._epoch_ns = time.time_ns() - time.perf_counter_ns()
 
     def book(self, outcome: Outcome) -> None:
-        """Count one request that ended. Raises OSError when a log cannot be written."""
+        """Count one request that ended or was abandoned. Raises OSError when a log cannot be written."""
         gaps_ns = outcome.gaps_ns
         if outcome.status == OK:
             self._observe(outcome, gaps_ns)
-        else:
+        elif outcome.status != ABANDONED:
             self._families.failed.add(1)
             self.failures[str(outcome.status)] += 1
             self.first_failure = self.first_failure or outcome.said
         if self._requests:
             self._requests.append(
                 self._epoch_ns + outcome.intended_ns,
-                max(outcome.sent_ns - outcome.intended_ns, 0),
+                max((outcome.sent_ns or outcome.end_ns) - outcome.intended_ns, 0),
                 outcome.latency_ns,
                 outcome.ttft_ns,
                 p99(gaps_ns),
@@ -92,8 +93,9 @@ class Ledger:
                 outcome.output_tokens,
                 outcome.status,
             )
-        if self._gaps and outcome.status == OK:
-            for begin_ns, gap_ns in zip(outcome.token_ns, gaps_ns, strict=False):
+        if self._gaps:
+            open_ns = [outcome.end_ns - outcome.token_ns[-1]] if outcome.token_ns and outcome.status != OK else []
+            for begin_ns, gap_ns in zip(outcome.token_ns, gaps_ns + open_ns, strict=False):
                 self._gaps.append(self._epoch_ns + begin_ns, gap_ns)
 
     def close(self) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from harness.replica.engine.asking import OK, Asker, Outcome
+from harness.replica.engine.asking import ABANDONED, OK, Asker, Outcome
 from harness.replica.engine.ledger import Ledger
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.settings import Engine
@@ -17,6 +18,8 @@ NS_PER_S = 1_000_000_000
 POLL_S = 0.05
 PAUSE_AFTER_FAILURE_S = 0.1
 """A server that refuses at once shall not be asked as fast as the client can."""
+FOLLOW_S = 10.0
+"""How long the load goes on at its end, for the answers to what was asked before."""
 
 
 def arrivals(rate: float, kind: str | None, seed: int) -> Iterator[int]:
@@ -66,17 +69,26 @@ class Load:
         self._seed = seed
         self._on_depth = on_depth
         self._alive = alive
-        self._in_flight = 0
+        self._under_way: set[Outcome] = set()
+        self._due: Iterator[int] = iter(())
+        self._due_ns: int | None = None  # the next to be sent, or what waits for room
         self._abandoned = 0
 
     def run(self, stopping: threading.Event) -> None:
-        """Ask until ``stopping``; what is in flight then is abandoned and not counted. Raises WorkloadError or OSError."""
+        """Ask until ``stopping``, and on until what was asked before is answered, FOLLOW_S at most.
+
+        The load stays what it was, so that those answers take as long as any. What is under way then is abandoned, and booked so.
+
+        Raises:
+            WorkloadError: the server has ended.
+            OSError: a log cannot be written.
+        """
         asyncio.run(self._run(stopping))
 
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``."""
         return {
-            "in_flight": self._in_flight,
+            "in_flight": len(self._under_way),
             "abandoned": self._abandoned,
             "failures": dict(self._ledger.failures),
             "first_failure": self._ledger.first_failure,
@@ -91,22 +103,45 @@ class Load:
             [self._closed() for _ in range(self._engine.concurrency or 1)] if not self._engine.rate else [self._open()]
         )
         tasks = [asyncio.ensure_future(client) for client in clients]
+        follow_until_ns = stopped_ns = 0
         try:
-            while not stopping.is_set():
+            while not stopped_ns or (time.perf_counter_ns() < follow_until_ns and self._is_waiting(stopped_ns)):
+                if not stopped_ns and stopping.is_set():
+                    stopped_ns = time.perf_counter_ns()
+                    follow_until_ns = stopped_ns + round(FOLLOW_S * NS_PER_S)
                 done, _ = await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
                     task.result()
                 self._alive()
         finally:
-            self._abandoned = self._in_flight
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._abandon(stopped_ns or time.perf_counter_ns())
             await self._asker.close()
+
+    def _is_waiting(self, before_ns: int) -> bool:
+        """Whether there is no answer yet to something that was to be asked before that time."""
+        return any(outcome.intended_ns <= before_ns for outcome in self._under_way) or (
+            self._due_ns is not None and self._due_ns <= before_ns
+        )
+
+    def _abandon(self, stopped_ns: int) -> None:
+        """Book what was asked before the stop and has no answer, and what should have been asked and found no room."""
+        now_ns = time.perf_counter_ns()
+        due = itertools.chain([] if self._due_ns is None else [self._due_ns], self._due)
+        unsent = map(Outcome, itertools.takewhile(lambda due_ns: due_ns <= stopped_ns, due))
+        asked = (outcome for outcome in self._under_way if outcome.intended_ns <= stopped_ns)
+        for outcome in itertools.chain(asked, unsent):
+            outcome.status, outcome.end_ns = ABANDONED, now_ns
+            self._ledger.book(outcome)
+            self._abandoned += 1
+        self._under_way.clear()
+        self._on_depth(0)
 
     async def _closed(self) -> None:
         while True:
-            outcome = await self._ask(time.perf_counter_ns())
+            outcome = await self._ask(self._begin(time.perf_counter_ns()))
             if outcome.status != OK:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
 
@@ -114,30 +149,27 @@ class Load:
         assert self._engine.rate is not None  # noqa: S101 - the caller's promise
         room = asyncio.Semaphore(self._engine.max_in_flight)
         start_ns = time.perf_counter_ns()
+        self._due = (start_ns + after_ns for after_ns in arrivals(self._engine.rate, self._engine.arrivals, self._seed))
         async with asyncio.TaskGroup() as group:
-            for after_ns in arrivals(self._engine.rate, self._engine.arrivals, self._seed):
-                await _sleep_until(start_ns + after_ns)
+            for due_ns in self._due:
+                self._due_ns = due_ns
+                await _sleep_until(due_ns)
                 await room.acquire()  # what waits here is sent late, and its latency says so
-                group.create_task(self._ask_and(start_ns + after_ns, room.release))
+                asked = group.create_task(self._ask(self._begin(due_ns)))
+                asked.add_done_callback(lambda _: room.release())
 
-    async def _ask_and(self, intended_ns: int, then: Callable[[], None]) -> None:
-        try:
-            await self._ask(intended_ns)
-        finally:
-            then()
-
-    async def _ask(self, intended_ns: int) -> Outcome:
-        self._count(1)
-        try:
-            outcome = await self._asker.ask(next(self._questions), intended_ns)
-        finally:
-            self._count(-1)
-        self._ledger.book(outcome)
+    def _begin(self, intended_ns: int) -> Outcome:
+        outcome = Outcome(intended_ns)
+        self._under_way.add(outcome)
+        self._on_depth(len(self._under_way))
         return outcome
 
-    def _count(self, change: int) -> None:
-        self._in_flight += change
-        self._on_depth(self._in_flight)
+    async def _ask(self, outcome: Outcome) -> Outcome:
+        await self._asker.ask(next(self._questions), outcome)
+        self._under_way.remove(outcome)
+        self._on_depth(len(self._under_way))
+        self._ledger.book(outcome)
+        return outcome
 
 
 async def _sleep_until(at_ns: int) -> None:

@@ -116,7 +116,7 @@ class ServerWorkload:
         async def ask() -> Outcome:
             asker = Asker(self._engine, self._process.port)
             try:
-                return await asker.ask(question, time.perf_counter_ns())
+                return await asker.ask(question, Outcome(time.perf_counter_ns()))
             finally:
                 await asker.close()
 

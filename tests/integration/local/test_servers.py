@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -12,11 +13,15 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.campaign.verify import verify_campaign
-from harness.config import WorkloadSpec
+from harness.config import SloSpec, WorkloadSpec
 from harness.errors import BackendError
 from harness.replica.engine.ledger import FIELDS
+from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
+from harness.traffic import server_result
+from harness.traffic.figures import Window
 from tests.support.experiments import experiment
+from tests.support.fake_streaming_server import HANGS_AFTER
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -113,6 +118,29 @@ CAMPAIGN = {
     "replicas": [2],
     "timing": {"step_s": 0.5, "stabilise_s": 0.5, "record_s": 4, "cooldown_s": 0},
 }
+
+
+def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
+    """What it answered before was within the limit, and no request has failed."""
+    asked = workload("--fault", "hang", concurrency=2, request_timeout_s=600, **STREAM)
+    begin_s = time.time()
+    deployment = deploy(asked)
+    of_load = HANGS_AFTER - 2  # one showed that it is ready, one was its warm-up
+    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
+    assert eventually(lambda: log.stat().st_size == of_load * 8 * len(FIELDS))
+    window = Window(begin_s, time.time())
+
+    assert deployment.stop(timeout_s=60) == []
+
+    objective = SloSpec(latency_p99_ms=1e3 * FOLLOW_S)
+    spec = experiment().model_copy(update={"workload": asked, "slo": objective})
+    content, findings = server_result.evaluate(spec, tmp_path, window, statuses=deployment.statuses())
+    assert (content["results"]["requests"], content["results"]["abandoned"]) == (of_load, 2)
+    assert content["results"]["failed"] == {}
+    assert content["slo"]["parts"]["latency_p99_ms"]["missed_share"] >= 2 / HANGS_AFTER
+    assert content["slo"]["outcome"] != "pass"
+    assert "2 of 40 requests failed (2 x -3;" in findings[0].message
+    assert deployment.statuses()[0]["server_end"] == "stopped"
 
 
 def test_a_campaign_leaves_what_every_command_reads(tmp_path):

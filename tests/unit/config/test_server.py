@@ -13,6 +13,7 @@ from harness.config.workload import SERVER as SERVER_TARGET
 from harness.config.workload import STREAMING_SERVER
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import CATALOGUE
+from harness.replica.engine.load import FOLLOW_S
 
 SERVER = {"command": ["serve", "--port", "{port}"]}
 
@@ -64,7 +65,9 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
     (experiment, _) = expand(parsed(SERVER | {"stop_timeout_s": 100}))
     assert experiment.drain_timeout_s > 100
     (experiment, _) = expand(parsed(SERVER | {"stop_timeout_s": 1}))
-    assert experiment.drain_timeout_s == experiment.timing.drain_timeout_s
+    assert experiment.drain_timeout_s > FOLLOW_S + 1, "the last answers need their time, too"
+    patient = experiment.model_copy(update={"timing": experiment.timing.model_copy(update={"drain_timeout_s": 99.0})})
+    assert patient.drain_timeout_s == 99
 
 
 @pytest.mark.parametrize(

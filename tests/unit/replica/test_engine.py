@@ -9,8 +9,9 @@ import time
 
 import pytest
 
+from harness.replica.engine import load as load_module
 from harness.replica.engine import questions as asked
-from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
+from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load, arrivals
 from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
@@ -18,7 +19,7 @@ from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, SettingError, WorkloadError
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
-from tests.support.fake_streaming_server import Server
+from tests.support.fake_streaming_server import HANGS_AFTER, Server
 
 QUESTION = Question(output_tokens=5, prompt="the sun")
 LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
@@ -38,7 +39,7 @@ def asked_of(server, settings, times=1):
     async def run():
         async with await server.serve() as listening:
             asker = Asker(settings, listening.sockets[0].getsockname()[1])
-            found = [await asker.ask(QUESTION, time.perf_counter_ns()) for _ in range(times)]
+            found = [await asker.ask(QUESTION, Outcome(time.perf_counter_ns())) for _ in range(times)]
             await asker.close()
             await asyncio.sleep(0)
             return found
@@ -119,7 +120,7 @@ def test_a_server_that_is_not_there_is_no_connection():
         listening = await Server().serve()
         port = listening.sockets[0].getsockname()[1]
         listening.close()
-        return await Asker(engine(), port).ask(QUESTION, time.perf_counter_ns())
+        return await Asker(engine(), port).ask(QUESTION, Outcome(time.perf_counter_ns()))
 
     assert asyncio.run(ask()).status == BROKEN
 
@@ -271,6 +272,47 @@ def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, 
     assert metrics.requests >= 20
     assert 1 <= max(depths) <= (load.get("concurrency") or settings.max_in_flight)
     assert asking.facts()["failures"] == {}
+
+
+@pytest.mark.parametrize("load", [{"concurrency": 3}, {"rate": 1000.0, "arrivals": "constant", "max_in_flight": 2}])
+def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, monkeypatch, load):
+    """Also what the hanging server left no room for."""
+    monkeypatch.setattr(load_module, "FOLLOW_S", 0.02)
+    server, stopping, settings = Server(fault="hang"), threading.Event(), engine(**load)
+    ledger = Ledger(Families(streams=False), RequestMetrics(), None, tmp_path)
+    begun_ns = []
+
+    async def run():
+        async with await server.serve() as listening:
+            port = listening.sockets[0].getsockname()[1]
+            asking = Load(
+                settings, Asker(settings, port), asked.questions(settings, 0), ledger,
+                seed=1, on_depth=lambda _: None, alive=stop_once_it_hangs,
+            )  # fmt: skip
+            await asking._run(stopping)
+            return asking
+
+    def stop_once_it_hangs():
+        if len(server.asked) >= HANGS_AFTER + min(settings.concurrency or 2, 2):
+            begun_ns.append(time.time_ns())
+            if len(begun_ns) > 2:
+                stopping.set()
+
+    asking = asyncio.run(run())
+    asking.close()
+    records = [
+        dict(zip(FIELDS, each, strict=True))
+        for each in struct.iter_unpack("<8q", (tmp_path / "requests.bin").read_bytes())
+    ]
+    left = [each for each in records if each["status"] == ABANDONED]
+    assert [each["status"] for each in records].count(OK) == HANGS_AFTER
+    assert len(left) == asking.facts()["abandoned"] >= (settings.concurrency or 20)
+    assert all(each["latency_ns"] >= 0 for each in left)
+    assert ledger.failures == {}, "what would have become of it is not known"
+    if settings.rate:
+        intended_ns = sorted(each["intended_ns"] for each in left)
+        steps_ms = {round((later - earlier) / 1e6) for earlier, later in itertools.pairwise(intended_ns)}
+        assert steps_ms == {1}, "every arrival until the end is there, once"
 
 
 def test_a_load_ends_with_its_server(tmp_path):

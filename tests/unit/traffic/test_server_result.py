@@ -132,6 +132,61 @@ def test_what_failed_has_met_no_limit(tmp_path):
     assert content["slo"]["goodput_per_s"] == 30
 
 
+HUNG = (1050.0, 45_000, -1e-6, -1e-6, -3)
+
+
+def test_a_server_that_hangs_does_not_pass_by_what_it_answered_before(tmp_path):
+    """Half of the recording: a closed loop asks nothing else meanwhile, and the survivors are all within the limits."""
+    replica(tmp_path, 0, [(t, 10, 5, 1, 200) for t in ends(5000, end_s=1005.0)] + [HUNG] * 10)
+    limits = {"ttft_p99_ms": 50, "latency_p99_ms": 150}
+
+    content, (failed, _) = judged(tmp_path, limits)
+
+    assert {name: part["outcome"] for name, part in content["slo"]["parts"].items()} == dict.fromkeys(limits, "fail")
+    assert content["slo"]["parts"]["latency_p99_ms"]["missed_share"] == pytest.approx(0.5)
+    assert content["results"]["abandoned"] == 10
+    assert failed.code is ReasonCode.REQUESTS_FAILED
+    assert "10 of 5010 requests failed (10 x -3;" in failed.message
+
+
+def test_what_was_under_way_and_younger_than_the_limit_is_undecided(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)] + [(1010.05, 120, 40, -1e-6, -3)] * 30)
+
+    content, (finding,) = judged(tmp_path, {"ttft_p99_ms": 50, "latency_p99_ms": 150, "error_rate": 0.02}, rate=100)
+
+    parts = content["slo"]["parts"]
+    assert (parts["ttft_p99_ms"]["outcome"], parts["ttft_p99_ms"]["undecided"]) == ("pass", 0), "its token has come"
+    for name in ("latency_p99_ms", "error_rate"):
+        assert (parts[name]["outcome"], parts[name]["undecided"]) == ("not decidable", 30)
+        assert parts[name]["missed_share"] == 0
+        assert parts[name]["interval"][1] > 30 / 1030
+    assert finding.code is ReasonCode.SLO, "young ones are no failures"
+    assert "30 undecided at the end" in finding.message
+
+
+def test_an_answer_after_the_end_decides(tmp_path):
+    after = [(1010.5, 600, 580, 9, 200)] * 100
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(1000)] + after)
+
+    content, _ = judged(tmp_path, {"latency_p99_ms": 150})
+
+    assert content["results"]["requests"] == 1000
+    assert content["slo"]["parts"]["latency_p99_ms"]["missed_share"] == pytest.approx(1 / 11)
+
+
+@pytest.mark.parametrize(("age_ms", "outcome", "undecided"), [(45_000, "fail", 0), (20, "not decidable", 40)])
+def test_a_stream_that_stops_is_a_gap_that_does_not_end(tmp_path, age_ms, outcome, undecided):
+    begin_s = 1005.0 if age_ms > 1000 else 1009.99
+    streams = [(begin_s + age_ms / 1e3, age_ms + 30, 20, 10, -3)] * 40
+    replica(tmp_path, 0, streams, [(t, 9) for t in ends(1000)] + [(begin_s + age_ms / 1e3, age_ms)] * 40)
+
+    content, _ = judged(tmp_path, {"itl_p99_ms": 50})
+
+    part = content["slo"]["parts"]["itl_p99_ms"]
+    assert (part["outcome"], part["undecided"]) == (outcome, undecided)
+    assert content["results"]["itl_ms"]["p99"] == 9, "it is no gap between two tokens"
+
+
 def test_without_a_request_nothing_is_decided(tmp_path):
     replica(tmp_path, 0, [])
     content, _ = judged(tmp_path, {"latency_p99_ms": 150, "itl_p99_ms": 5})
