@@ -45,6 +45,7 @@ REQUIRED_VARIABLES = (
     "group_names",
 )
 OPTIONAL_VARIABLES = (
+    "calico_network",
     "control_plane_kubeconfig_users",
     "ansible_user",
     "worker_node_name",
@@ -100,6 +101,7 @@ class Expected:
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
         namespace: where replicas are made.
+        network: who makes the pod network: calico, bridge or none (somebody else).
         harness_users: whose ``~/.kube/harness.conf`` is let in there.
     """
 
@@ -113,6 +115,7 @@ class Expected:
     handler: str
     node_name: str
     pod_cidr: str
+    network: str
     kubernetes_version: str
     crio_version: str
     users: tuple[str, ...]
@@ -150,6 +153,7 @@ class Expected:
             handler=variables["nvidia_toolkit_handler"],
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],
+            network=str(variables.get("calico_network") or "calico"),
             kubernetes_version=kubernetes.partition("-")[0],
             crio_version=crio.partition("-")[0],
             users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),

@@ -387,6 +387,16 @@ def one_control_plane(task_vars: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def bridged_alone(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """The reason against a bridge that would have to reach another machine."""
+    workers = list(task_vars.get("groups", {}).get("workers", ()))
+    if given.get("calico_network") == "bridge" and workers:
+        yield (
+            f"calico_network is bridge, and the group workers has {', '.join(workers)}: a bridge ends at its machine."
+            " Choose calico, or none with a network of your own."
+        )
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
     """Judges the variables of the host it runs for; talks to no machine."""
 
@@ -420,6 +430,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         given: dict[str, Any] = {}
         yield from self.resolve(table, task_vars, defaults, given)
         yield from table.wrong(given)
+        yield from bridged_alone(task_vars, given)
 
     def defaults(self) -> dict[str, Any]:
         """The defaults of every role, that of the versions too: an inventory of its own need not have our group variables."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import ipaddress
 from typing import Any
 
-from harness.node.checks.registry import CONTROL_PLANE, CannotLookError, Node, Observation, check, listed
+from harness.node.checks.registry import (
+    CONTROL_PLANE,
+    CannotLookError,
+    Node,
+    NotApplicableError,
+    Observation,
+    check,
+    listed,
+)
 
 _HERE = (CONTROL_PLANE,)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
@@ -21,6 +29,11 @@ def this_node(node: Node) -> dict[str, Any]:
     if wanted not in nodes:
         raise CannotLookError(f"no node {wanted}, only {listed(nodes)}")
     return nodes[wanted]
+
+
+def _needs_calico(node: Node) -> None:
+    if node.expected.network != "calico":
+        raise NotApplicableError(f"calico_network is {node.expected.network}")
 
 
 def _condition(item: dict[str, Any], kind: str) -> str:
@@ -119,6 +132,7 @@ def workloads_are_available(node: Node) -> Observation:
 @check("calico/available", advice="`kubectl get tigerastatus` and the operator's log say what is missing.", kinds=_HERE)
 def calico_is_available(node: Node) -> Observation:
     """The operator says that Calico is available and that none of its parts is degraded."""
+    _needs_calico(node)
     items = {item["metadata"]["name"]: item for item in node.objects("tigerastatuses.operator.tigera.io")}
     degraded = [name for name, item in items.items() if _condition(item, "Degraded") == "True"]
     available = _condition(items["calico"], "Available") if "calico" in items else "no such status"
@@ -129,6 +143,7 @@ def calico_is_available(node: Node) -> Observation:
 @check("calico/pool", advice="Run the calico role again (--tags calico).", kinds=_HERE)
 def calico_routes_the_pod_network(node: Node) -> Observation:
     """The Installation is ours: the pod network, VXLAN."""
+    _needs_calico(node)
     pools = [
         (str(pool.get("cidr")), str(pool.get("encapsulation")))
         for item in node.objects("installations.operator.tigera.io")

@@ -1,5 +1,6 @@
 """Every template, rendered with the shipped variables, against the schema of what it becomes."""
 
+import json
 import re
 import tomllib
 
@@ -129,6 +130,13 @@ def test_calico_has_the_control_plane_s_addresses_and_vxlan():
         "disableNewAllocations": False,
     }
     assert documents("calico-installation.yaml.j2", calico_mtu=1400)[0]["spec"]["calicoNetwork"]["mtu"] == 1400
+
+
+def test_a_bridge_has_the_control_plane_s_addresses():
+    written = render(ROOT / "roles/calico/templates/bridge.conflist.j2", calico_mtu="1400")
+    bridge, ports = json.loads(written)["plugins"]
+    assert bridge["ipam"]["ranges"] == [[{"subnet": "10.244.0.0/16"}]]
+    assert (bridge["mtu"], ports["type"]) == (1400, "portmap")
 
 
 def test_the_clean_up_is_bounded_and_selects_failed_pods_alone():

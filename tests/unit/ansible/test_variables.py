@@ -229,7 +229,7 @@ def harmless(name, value):
         or (
             name == "kernel_sysctls"
             and isinstance(value, dict)
-            and set(value.values()) <= {"/", "/etc", "/home/user", "../x", "%x", "-x", "|"}
+            and set(value.values()) <= {"/", "/etc", "/home/user", "/opt/../etc", "../x", "%x", "-x", "|"}
         )
     )
 
@@ -277,6 +277,15 @@ def test_reasons_fit_on_one_line_however_long_the_value():
 def test_two_control_planes_are_refused():
     (two,) = judge.one_control_plane({"groups": {"control_plane": ["one", "other"]}})
     assert "2 hosts (one, other)" in two
+
+
+@every(["calico", "bridge", "none"])
+def test_a_bridge_that_would_have_to_reach_a_worker_is_refused(network):
+    found = list(judge.bridged_alone({"groups": {"workers": ["second"]}}, {"calico_network": network}))
+    assert ["second" in reason and "Choose calico, or none" in reason for reason in found] == [True] * (
+        network == "bridge"
+    )
+    assert list(judge.bridged_alone({"groups": {}}, {"calico_network": network})) == []
 
 
 def test_an_inventory_of_its_own_need_not_have_our_group_variables():

@@ -579,6 +579,16 @@ def test_a_kernel_can_be_told_off() -> None:
     assert [each.name for each in found.not_applicable] == ["gpu/cuda-smoke"]
 
 
+@pytest.mark.parametrize("network", ["bridge", "none"])
+def test_calico_is_not_asked_after_where_another_network_was_chosen(network: str) -> None:
+    paper = machine()
+    for kind in ("tigerastatuses.operator.tigera.io", "installations.operator.tigera.io"):
+        paper.objects.pop(kind)
+    found = verdict(paper, calico_network=network)
+    assert found.ok
+    assert [each.name for each in found.not_applicable] == ["calico/available", "calico/pool"]
+
+
 def test_pressure_can_be_told_off() -> None:
     paper = machine()
     remove("/proc/pressure/cpu")(paper)
