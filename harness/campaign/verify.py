@@ -11,10 +11,10 @@ from harness.campaign.folder import CampaignFolder, open_folder
 from harness.campaign.journal import Event, read_events
 from harness.campaign.plan import planned_ids
 from harness.errors import HarnessError, ResultsPathError
-from harness.results import layout
+from harness.results import layout, profile
 from harness.results.experiment import verify_experiment
-from harness.results.files import storage_errors
-from harness.results.manifest import read_manifest
+from harness.results.files import read_object, storage_errors
+from harness.results.manifest import content_digest, read_manifest
 from harness.results.verification import Problem, Verification, check_hash
 
 _BACKUP = "Restore it from a backup"
@@ -27,6 +27,8 @@ def verify_campaign(path: Path) -> Verification:
     """
     if (path / layout.MANIFEST).is_file():
         return verify_experiment(path)
+    if (path / profile.PLAN).is_file():
+        return _verify_profile(path)
     if not path.is_dir():
         raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or an experiment.")
     with storage_errors(path, "read"):
@@ -40,6 +42,22 @@ def verify_campaign(path: Path) -> Verification:
     if outcome.ok:
         _check_twins(present, outcome)
     _check_records(path, {experiment.name for experiment in present}, outcome)
+    _check_report(path, outcome)
+    return outcome
+
+
+def _verify_profile(path: Path) -> Verification:
+    """Hash every file of a finished profile and of its report again."""
+    manifest = profile.read_manifest(path)
+    outcome = Verification(path, experiments=len(manifest.points), files=len(manifest.files))
+    found = content_digest(read_object(path / profile.MANIFEST))
+    if manifest.digest != found:
+        message = "the manifest was changed after it was written."
+        outcome.problems.append(
+            Problem(path / profile.MANIFEST, message, f"digest {manifest.digest}", f"digest {found}")
+        )
+    for name, entry in manifest.files.items():
+        check_hash(path, name, entry.sha256, outcome, size=entry.bytes)
     _check_report(path, outcome)
     return outcome
 

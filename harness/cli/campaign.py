@@ -231,14 +231,20 @@ def resume(
     fail_on: FailOn = None,
     json: Json = False,
 ) -> None:
-    """Go on with a campaign that was interrupted or killed; finished experiments are verified, not repeated."""
+    """Go on with a campaign or a profile that was interrupted or killed; what is finished is not repeated."""
     from harness.backends.choose import make_backend
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
+    from harness.results import profile
     from harness.results.manifest import Status
 
     _json(wanted=json)
+    if (campaign / profile.PLAN).is_file():
+        from harness.cli.profile import go_on
+
+        go_on(campaign, json=json)
+        return
     folder = open_folder(campaign)
     if not as_started:
         check_source(folder)

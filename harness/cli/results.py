@@ -69,7 +69,9 @@ def verify(
 
 
 def report(
-    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="A campaign, finished or not.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="A campaign, finished or not; or a profile.")
+    ],
     *,
     out: Annotated[
         Path | None,
@@ -83,10 +85,19 @@ def report(
     from harness.analysis.campaign import analyse
     from harness.analysis.report import report_of
     from harness.cli import figures
+    from harness.results.profile import PLAN
     from harness.results.published import opened
 
     if json:
         output.use_json()
+    if (path / PLAN).is_file():
+        from harness.analysis.profile import analyse_profile
+        from harness.analysis.profile_report import write_profile_report
+        from harness.cli.profile import show
+
+        profile = analyse_profile(path)
+        show(profile, write_profile_report(profile, out), json=json)
+        return
     with opened(path) as folder:
         unpacked = folder != path
         analysis = analyse(folder)

@@ -1,0 +1,239 @@
+"""What holds a workload back: its time divided among seven causes, and the largest named where the figures allow it.
+
+Every rule gives the share of the time that its cause explains, at least. The shares exclude one another: while no kernel
+runs, torch's trace says what the host did; while kernels run, the activity of the processors (SM) and of the memory
+divides the time. What no figure explains may belong to any cause whose figures are missing, so that a cause is named
+only where it stays the largest even then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from harness.analysis.format import quantity
+
+LEAST_SHARE = 0.25
+"""Of the time: a cause that explains less is not what holds a workload back."""
+SAME_WITHIN = 0.1
+"""Causes whose shares differ by less are named together."""
+DRAM_REACHABLE = 0.9
+"""Of the memory's bandwidth, as NVML counts it: more is not reached by any kernel."""
+
+
+class Cause(StrEnum):
+    """What time is spent on."""
+
+    HOST = "host CPU"
+    COPY = "input copy"
+    LAUNCHES = "kernel launches"
+    MEMORY = "memory bandwidth"
+    COMPUTE = "compute"
+    POWER = "power cap"
+    SYNC = "synchronisation"
+
+
+Figures = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One cause.
+
+    Attributes:
+        cause: its name.
+        needs: figures without which it cannot be told how large its share is.
+        share: of the time, 0 to 1, from the figures that are there; at least so much.
+        evidence: figures that speak for it: name, unit and words.
+        following: what to change.
+    """
+
+    cause: Cause
+    needs: tuple[str, ...]
+    share: Callable[[Figures], float]
+    evidence: tuple[tuple[str, str, str], ...]
+    following: str
+
+
+def _memory(figures: Figures) -> float:
+    return min(figures.get("gpu_dram_active_percent", 0.0) / 100 / DRAM_REACHABLE, _active(figures))
+
+
+def _active(figures: Figures) -> float:
+    return figures.get("gpu_sm_active_percent", 0.0) / 100
+
+
+def _rest(figures: Figures) -> float:
+    """Share of the time in which the processors compute and the memory is not the reason."""
+    known = {"gpu_dram_active_percent", "gpu_power_cap_share"} <= figures.keys()
+    return max(_active(figures) - _memory(figures), 0.0) if known else 0.0
+
+
+def _launches(figures: Figures) -> float:
+    """Waiting for the next kernel; and kernels too small to fill the GPU, which the same changes help."""
+    small = 0.0
+    if "gpu_sm_active_percent" in figures:
+        small = max(figures.get("kernel_busy_share", 0.0) - _active(figures), 0.0)
+    return figures.get("idle_launch_share", 0.0) + small
+
+
+_PERCENT = "%"
+_SM = ("gpu_sm_active_percent", _PERCENT, "SM activity")
+_DRAM = ("gpu_dram_active_percent", _PERCENT, "memory activity")
+_BUSY = ("kernel_busy_share", "share", "of the time a kernel runs")
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        Cause.HOST,
+        ("idle_host_share",),
+        lambda figures: figures.get("idle_host_share", 0.0),
+        (
+            ("idle_host_share", "share", "of the time the GPU waits while the host does other things than launch"),
+            ("process_cpu_cores", "", "CPU cores busy in the process"),
+            ("host_cpu_percent", _PERCENT, "of the host's CPU busy"),
+        ),
+        "Prepare inputs ahead of time in threads or processes (option prefetch), prepare them on the GPU, "
+        "or give the replica more CPU.",
+    ),
+    Rule(
+        Cause.COPY,
+        ("copy_in_share",),
+        lambda figures: figures.get("copy_in_share", 0.0),
+        (
+            ("copy_in_share", "share", "of the time only a copy to the GPU runs"),
+            ("gpu_pcie_received_bytes_per_s", "bytes/s", "come over PCIe"),
+        ),
+        "Copy from page-locked memory on a stream of its own while the batch before computes, and send smaller numbers "
+        "(uint8 instead of fp32).",
+    ),
+    Rule(
+        Cause.LAUNCHES,
+        ("idle_launch_share", "kernel_busy_share", "gpu_sm_active_percent"),
+        _launches,
+        (
+            ("idle_launch_share", "share", "of the time the next kernel is being launched"),
+            ("kernels_per_request", "", "kernels a request"),
+            ("kernel_mean_s", "s", "a kernel"),
+            _SM,
+        ),
+        "Raise the batch size, use CUDA graphs or torch.compile to launch fewer and larger kernels, "
+        "or share the GPU among replicas under MPS.",
+    ),
+    Rule(
+        Cause.MEMORY,
+        ("gpu_dram_active_percent", "gpu_sm_active_percent"),
+        _memory,
+        (_DRAM, _SM, _BUSY),
+        "Move fewer bytes: fp16 or bf16, channels-last, fused operators (torch.compile).",
+    ),
+    Rule(
+        Cause.COMPUTE,
+        ("gpu_sm_active_percent", "gpu_dram_active_percent", "gpu_power_cap_share"),
+        lambda figures: _rest(figures) * (1 - figures.get("gpu_power_cap_share", 0.0)),
+        (_SM, ("gpu_tensor_active_percent", _PERCENT, "tensor core activity"), _DRAM),
+        "Use fp16, bf16 or TF32 on the tensor cores, or a smaller model: the GPU itself is full.",
+    ),
+    Rule(
+        Cause.POWER,
+        ("gpu_power_cap_share", "gpu_sm_active_percent", "gpu_dram_active_percent"),
+        lambda figures: _rest(figures) * figures.get("gpu_power_cap_share", 0.0),
+        (
+            ("gpu_power_cap_share", "share", "of the readings at the power cap"),
+            ("gpu_power_w", "W", "drawn"),
+            ("gpu_sm_clock_mhz", "MHz", "clock of the processors"),
+        ),
+        "Raise the power limit where it may be raised, or do less work for each input (lower precision, fused operators).",
+    ),
+    Rule(
+        Cause.SYNC,
+        ("idle_sync_share", "copy_out_share"),
+        lambda figures: figures.get("idle_sync_share", 0.0) + figures.get("copy_out_share", 0.0),
+        (
+            ("idle_sync_share", "share", "of the time the GPU has run dry because the host waited for it"),
+            ("copy_out_share", "share", "of the time only a copy to the host runs"),
+        ),
+        "Bring results to the host once a request and not between (no .item(), .cpu() or synchronize() inside), "
+        "and have the next batch under way before this one is waited for.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What holds a workload back.
+
+    Attributes:
+        causes: one; several where they cannot be told apart; none where nothing dominates or it cannot be told.
+        sentence: the answer.
+        shares: of the time by cause, at least; None: no figure says.
+        evidence: the figures that speak for the causes named, a sentence each.
+        following: what to change next, a sentence each.
+        missing: why it cannot be told, where it cannot.
+    """
+
+    causes: tuple[Cause, ...]
+    sentence: str
+    shares: Mapping[Cause, float | None]
+    evidence: tuple[str, ...] = ()
+    following: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+
+def find(figures: Figures, missing: Mapping[str, str]) -> Finding:
+    """Name what holds a workload back.
+
+    Args:
+        figures: of one setting; what was not measured is not in it.
+        missing: reasons for what was not measured, by figure.
+    """
+    least = {rule.cause: min(max(rule.share(figures), 0.0), 1.0) for rule in RULES}
+    unknown = {rule.cause for rule in RULES if not figures.keys() >= set(rule.needs)}
+    shares = {cause: None if cause in unknown and not share else share for cause, share in least.items()}
+    unexplained = max(1.0 - sum(least.values()), 0.0)
+    order = sorted(least, key=lambda cause: -least[cause])
+    first = order[0]
+    rivals = [cause for cause in order[1:] if cause in unknown and least[cause] + unexplained >= least[first]]
+    lacking = _lacking([*rivals, *({first} & unknown)], figures, missing)
+    if rivals or (first in unknown and least[first] < LEAST_SHARE):
+        told = f" At least {_share(least[first])} of the time is {first}." if least[first] >= LEAST_SHARE else ""
+        return Finding((), f"Cannot tell what holds it back: figures are missing.{told}", shares, missing=lacking)
+    if least[first] < LEAST_SHARE:
+        told = ", ".join(f"{cause} {_share(least[cause])}" for cause in order[:3])
+        return Finding((), f"Nothing dominates: the largest shares of the time are {told}.", shares)
+    named = tuple(cause for cause in order if least[first] - least[cause] < SAME_WITHIN and least[cause] >= LEAST_SHARE)
+    rules = [rule for cause in named for rule in RULES if rule.cause == cause]
+    return Finding(
+        named,
+        " and ".join(f"{cause} ({_share(least[cause])} of the time)" for cause in named)
+        + (" hold it back alike." if len(named) > 1 else " holds it back."),
+        shares,
+        tuple(_evidence(rule, figures) for rule in rules),
+        tuple(dict.fromkeys(rule.following for rule in rules)),
+    )
+
+
+def _lacking(causes: Sequence[Cause], figures: Figures, missing: Mapping[str, str]) -> tuple[str, ...]:
+    """Each missing figure with its reason, those of one reason together."""
+    names = [name for rule in RULES if rule.cause in causes for name in rule.needs if name not in figures]
+    reasons: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        reasons.setdefault(missing.get(name, "not measured"), []).append(name)
+    return tuple(f"{', '.join(names)}: {reason}." for reason, names in reasons.items())
+
+
+def _evidence(rule: Rule, figures: Figures) -> str:
+    told = [_told(figures[name], unit, words) for name, unit, words in rule.evidence if name in figures]
+    return f"{rule.cause}: {'; '.join(told)}."
+
+
+def _told(value: float, unit: str, words: str) -> str:
+    if unit == "share":
+        return f"{_share(value)} {words}"
+    if unit == "bytes/s":
+        return f"{quantity(value, 'bytes')}/s {words}"
+    return f"{quantity(value, unit)} {words}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"

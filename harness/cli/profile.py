@@ -1,0 +1,201 @@
+"""The command about one workload alone: where its time goes, and how far its batch can be raised."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from harness.cli import output
+from harness.cli.numbers import positive
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the tree."""
+    app.command(rich_help_panel="Run")(profile)
+
+
+def profile(
+    workload: Annotated[str, typer.Argument(help="A built-in workload, or your own as module:factory.")],
+    *,
+    batch: Annotated[str, typer.Option("--batch", help="Batch sizes, e.g. 1,8,64.")] = "1,8,32",
+    precision: Annotated[str, typer.Option("--precision", help="fp32, fp16, bf16; several with commas.")] = "fp32",
+    execution: Annotated[
+        str, typer.Option("--execution", help="eager, compiled, cuda-graph; several with commas.")
+    ] = "eager",
+    size: Annotated[str, typer.Option("--size", help="Model sizes (option model_size), e.g. small,large.")] = "",
+    epochs: Annotated[str, typer.Option("--epochs", help="Of training, with --samples; several with commas.")] = "",
+    samples: Annotated[str, typer.Option("--samples", help="In an epoch; several with commas.")] = "",
+    option: Annotated[
+        list[str] | None, typer.Option("--option", help="NAME=VALUE for the workload itself; may be repeated.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, max=30, help="Processes for each setting.")] = 3,
+    seconds: Annotated[
+        float, typer.Option("--seconds", callback=positive, help="To measure each for, after the warm-up.")
+    ] = 5.0,
+    capacity: Annotated[
+        Literal["knee", "memory"] | None,
+        typer.Option(
+            "--capacity",
+            help="Raise the batch: to the knee of the throughput, or until 85 % of the GPU's memory is in use.",
+        ),
+    ] = None,
+    most_batch: Annotated[int, typer.Option("--most-batch", min=1, help="Where raising the batch ends.")] = 65536,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Keep a kernel trace and a table of the top kernels of each setting.")
+    ] = False,
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where it runs.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.")
+    ] = None,
+    warmup_requests: Annotated[int, typer.Option("--warmup-requests", min=0, help="That are not measured.")] = 5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights, inputs and the order of the points.")] = 0,
+    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one point.")] = 900.0,
+    results: Annotated[Path, typer.Option("--results", help="Folder that holds the profiles' folders.")] = Path(
+        "results"
+    ),
+    name: Annotated[str, typer.Option("--name", help="Of the folder; default: from the workload and the time.")] = "",
+    json: Json = False,
+) -> None:
+    """Profile a workload on this machine: speed at each setting, what holds it back, and how far the batch goes.
+
+    Every point is a process of its own, in random order, with telemetry ten times a second beside it. A point that runs out
+    of memory, or that this machine cannot run, is recorded as such. harness resume goes on with one that was interrupted.
+    """
+    import time
+
+    from pydantic import ValidationError
+
+    from harness.campaign.profile import begin, new_plan
+    from harness.config.workload import BUILTIN_WORKLOADS
+    from harness.errors import UsageError
+    from harness.results.layout import stamp
+
+    if json:
+        output.use_json()
+    own = workload not in BUILTIN_WORKLOADS and ":" in workload
+    batches = _numbers("--batch", batch)
+    name = name or f"profile-{workload.rpartition(':')[0].rpartition('.')[2] or workload}-{stamp(time.time())}"
+    try:
+        plan = new_plan(
+            name,
+            ["harness", *sys.argv[1:]],
+            workload={
+                "name": "profile",
+                "factory" if own else "model": workload,
+                "batch_size": min(max(batches, default=1), 4096),
+                "device": device,
+                "threads": threads,
+                "warmup_requests": warmup_requests,
+                "seed": seed,
+                "options": dict(_option(text) for text in option or []),
+            },
+            batches=batches,
+            precisions=_words(precision),
+            executions=_words(execution),
+            sizes=_words(size),
+            epochs=_numbers("--epochs", epochs),
+            samples=_numbers("--samples", samples),
+            repeats=repeats,
+            seconds=seconds,
+            capacity=capacity,
+            most_batch=most_batch,
+            trace=trace,
+            timeout_s=timeout_s,
+        )
+    except ValidationError as error:
+        raise UsageError(_fault(error), advice="See harness profile --help.") from error
+    begin(results / name, plan)
+    go_on(results / name, json=json)
+
+
+def go_on(folder: Path, *, json: bool) -> None:
+    """Measure what is missing of a profile, write its report and print the answers."""
+    from harness.analysis.profile import analyse_profile
+    from harness.analysis.profile_report import write_profile_report
+    from harness.campaign.profile import Profile
+    from harness.errors import CampaignInterruptedError
+
+    try:
+        Profile(folder, output.note).run()
+    except KeyboardInterrupt:
+        raise CampaignInterruptedError(
+            f"The profile was interrupted; what was measured is in {folder}.", advice=f"harness resume {folder}"
+        ) from None
+    analysis = analyse_profile(folder)
+    show(analysis, write_profile_report(analysis), json=json)
+
+
+def show(analysis: Any, written: Path, *, json: bool) -> None:
+    """Print the answers and one line for each setting."""
+    from harness.analysis.profile_report import summary
+
+    if json:
+        output.document({**summary(analysis), "report": str(written)})
+        return
+    output.table(
+        ["setting", "inputs/s", "ms/request", "GPU memory %", "SM %", "DRAM %", "what holds it back"],
+        [
+            [
+                each.cell.name,
+                *(
+                    "-" if (mean := each.mean(figure)) is None else f"{scale * mean:,.4g}"
+                    for figure, scale in (
+                        ("throughput_inputs_per_s", 1.0),
+                        ("latency_mean_s", 1e3),
+                        ("gpu_memory_peak_percent", 1.0),
+                        ("gpu_sm_active_percent", 1.0),
+                        ("gpu_dram_active_percent", 1.0),
+                    )
+                ),
+                each.failure or (each.finding.sentence if each.finding else ""),
+            ]
+            for each in analysis.cells
+        ],
+    )
+    output.result()
+    for sentence in analysis.answers():
+        output.result(sentence)
+    for reason in dict.fromkeys(reason for each in analysis.measured for reason in each.finding.missing):
+        output.result(f"missing: {reason}")
+    output.result(f"\nreport: {written}")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    from harness.errors import UsageError
+
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise UsageError(f"{option} {text!r} is no list of whole numbers.", advice=f"E.g. {option} 1,8,64") from None
+
+
+def _option(text: str) -> tuple[str, str | int | float | bool]:
+    import json
+
+    from harness.errors import UsageError
+
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--option {text!r} is not of the form NAME=VALUE.", advice="E.g. --option model_size=tiny")
+    try:
+        known = json.loads(value)
+    except ValueError:
+        known = value
+    return name, known if isinstance(known, bool | int | float) else value
+
+
+def _fault(error: Any) -> str:
+    """The first thing that pydantic found, as a sentence."""
+    first = error.errors()[0]
+    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
+    where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
+    return f"{where}: {message}." if where else f"{message}."

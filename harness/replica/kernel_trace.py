@@ -1,0 +1,179 @@
+"""What the GPU and the host did during a few requests, from torch's profiler: the time of a request, divided by causes."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import gzip
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+TRACE_FILE, KERNELS_FILE = "trace.json.gz", "kernels.csv"
+SHORT_GAP_US = 50.0
+"""Between two kernels: as much as launching the next one takes. The host spends what a gap is longer on other things."""
+_TRACED_S = 0.5
+_FEWEST, _MOST = 3, 30
+_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
+_HOST = {"cuda_runtime", "cuda_driver"}
+
+Span = tuple[float, float]
+
+
+def on_gpu() -> bool:
+    """Whether this process computes on a GPU by way of torch."""
+    torch = sys.modules.get("torch")
+    return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+def trace(request: Callable[[], object], folder: Path, *, keep: bool) -> dict[str, Any]:
+    """Trace a few requests, which are slower for it.
+
+    Args:
+        request: serves one.
+        folder: for the trace and the table of the kernels.
+        keep: write both; without a GPU nothing else is there to be traced.
+
+    Returns:
+        What ``account`` makes of them, and seconds per request while they were traced; or ``absent``, the reason why not.
+    """
+    if "torch" not in sys.modules:
+        return {"absent": "the workload does not use torch, whose profiler sees kernels"}
+    gpu = on_gpu()
+    if not gpu and not keep:
+        return {"absent": "the workload ran without a GPU"}
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    wait: Callable[[], object] = torch.cuda.synchronize if gpu else lambda: None
+    activities = ([ProfilerActivity.CUDA] if gpu else []) + ([ProfilerActivity.CPU] if keep else [])
+    wait()
+    with profile(activities=activities) as profiler:
+        wait()  # its end in the trace is where the first request begins
+        begin_s = time.perf_counter()
+        requests = 0
+        while requests < _FEWEST or (requests < _MOST and time.perf_counter() - begin_s < _TRACED_S):
+            request()
+            requests += 1
+        wait()
+        wall_s = time.perf_counter() - begin_s
+    path = folder / TRACE_FILE
+    profiler.export_chrome_trace(str(path))
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
+    if keep:
+        _write_kernels(folder / KERNELS_FILE, top_kernels(events) or _top_operators(profiler), requests)
+    else:
+        path.unlink()
+    if not any(event.get("cat") == "kernel" for event in events):
+        return {"absent": "the trace holds no kernel" if gpu else "the workload ran without a GPU"}
+    return {"requests": requests, "request_s": wall_s / requests, **account(events, requests)}
+
+
+def account(events: Iterable[Mapping[str, Any]], requests: int) -> dict[str, float]:
+    """Divide the traced time by what the GPU did, and where it did nothing, by what the host did meanwhile.
+
+    Args:
+        events: of a Chrome trace, times in microseconds.
+        requests: how many they are of.
+
+    Returns:
+        Seconds per request: ``kernel_s`` some kernel ran; ``copy_in_s`` and ``copy_out_s`` only a copy from or to the host
+        did; ``sync_s`` the GPU had run dry because the host waited for it; ``launch_s`` the next kernel was on its way;
+        ``host_s`` the host did something else. And ``kernels`` and ``launches`` per request.
+    """
+    spans: dict[str, list[Span]] = defaultdict(list)
+    launches = 0
+    for event in events:
+        category, name = str(event.get("cat", "")), str(event.get("name", ""))
+        span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        if category in _DEVICE:
+            copies = category == "gpu_memcpy" and "DtoD" not in name
+            spans[("out" if "DtoH" in name else "in") if copies else "kernel"].append(span)
+        elif category in _HOST:
+            launches += "Launch" in name
+            if "Synchronize" in name or (name.startswith("cudaMemcpy") and "Async" not in name):
+                spans["sync"].append(span)
+                if name == "cudaDeviceSynchronize":
+                    spans["barrier"].append(span)
+    kernels, incoming, outgoing = (merged(spans[name]) for name in ("kernel", "in", "out"))
+    busy = merged([*kernels, *incoming, *outgoing])
+    window = _window(busy, spans["barrier"])
+    parts = {
+        "kernel_s": length(kernels),
+        "copy_in_s": length(merged([*kernels, *incoming])) - length(kernels),
+        "copy_out_s": length(busy) - length(merged([*kernels, *incoming])),
+        **_idle(busy, merged(spans["sync"]), window),
+    }
+    return {name: value / 1e6 / requests for name, value in parts.items()} | {
+        "kernels": len(spans["kernel"]) / requests,
+        "launches": launches / requests,
+    }
+
+
+def _window(busy: Sequence[Span], barriers: Sequence[Span]) -> Span:
+    """From the end of the wait before the first request to the end of the one after the last."""
+    first, last = busy[0][0], busy[-1][1]
+    begin = min((end for _, end in barriers if end <= first), default=first)
+    return begin, min((end for _, end in barriers if end >= last), default=last)
+
+
+def _idle(busy: Sequence[Span], waits: Sequence[Span], window: Span) -> dict[str, float]:
+    edges = [window[0], *(edge for span in busy for edge in span), window[1]]
+    starts = [start for start, _ in waits]
+    idle = {"sync_s": 0.0, "launch_s": 0.0, "host_s": 0.0}
+    for begin, end in zip(edges[::2], edges[1::2], strict=True):
+        place = bisect.bisect_right(starts, begin) - 1
+        waited = place >= 0 and waits[place][1] > begin
+        returned = min(waits[place][1], end) if waited else begin
+        short = min(max(end - returned, 0.0), SHORT_GAP_US)
+        idle["sync_s" if waited else "launch_s"] += returned - begin + short
+        idle["host_s"] += max(end - returned, 0.0) - short
+    return idle
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same times without overlaps, in order."""
+    found: list[Span] = []
+    for begin, end in sorted(spans):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Of all of them together."""
+    return sum(end - begin for begin, end in spans)
+
+
+def top_kernels(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, float]]:
+    """Name, calls and microseconds of everything that ran on the GPU, the longest first."""
+    calls: dict[str, int] = defaultdict(int)
+    times: dict[str, float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") in _DEVICE:
+            calls[event["name"]] += 1
+            times[event["name"]] += float(event["dur"])
+    return sorted(((name, calls[name], times[name]) for name in times), key=lambda row: -row[2])
+
+
+def _top_operators(profiler: Any) -> list[tuple[str, int, float]]:
+    """The same of torch's operators on the CPU, without what they call."""
+    rows = [(each.key, each.count, float(each.self_cpu_time_total)) for each in profiler.key_averages()]
+    return sorted(rows, key=lambda row: -row[2])
+
+
+def _write_kernels(path: Path, rows: Sequence[tuple[str, int, float]], requests: int) -> None:
+    total = sum(row[2] for row in rows) or 1.0
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["name", "calls_per_request", "time_per_request_us", "mean_us", "share_percent"])
+        for name, calls, time_us in rows:
+            figures = (calls / requests, time_us / requests, time_us / calls, 100 * time_us / total)
+            writer.writerow([name, *(f"{figure:.3f}" for figure in figures)])
