@@ -103,6 +103,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
                 "metrics": experiments[0].metrics,
                 "csv_files": len(experiments) * len(experiments[0].metrics),
                 "duration_s": cost.duration_s,
+                "starts_s": cost.starts_s,
                 "disk_bytes": cost.disk_bytes,
                 "preflight": [_finding(finding) for finding in findings],
             }
@@ -124,7 +125,8 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     output.result()
     output.result(
         f"{_at_most(source.spec)}{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
-        f"{duration(cost.duration_s)} of phases (starting the replicas comes on top), at most {cost.disk_bytes / 1e9:.1f} GB."
+        f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
+        f"to start and end replicas (more where models are downloaded or compiled), at most {cost.disk_bytes / 1e9:.1f} GB."
     )
     _print_findings(findings)
 

@@ -73,7 +73,6 @@ class LoadGenFrontend:
         self._samples_per_s = batch_size / pass_s
         self._batcher = Batcher(batch_size, scenario.max_wait_ms / 1e3, None, on_depth)
         self._offline: list[int] = []
-        self._handed_over = threading.Event()
         self._over = threading.Event()
         self._schedule: ScheduledTimes | None = None
         self._round = ""
@@ -116,7 +115,6 @@ class LoadGenFrontend:
     def _run_one(self, number: int, name: str, duration_s: float, stopping: threading.Event) -> dict[str, Any]:
         """One test of LoadGen's; empty when it was stopped before its end."""
         self._over.clear()
-        self._handed_over.clear()
         self._offline = []
         settings = self._settings(number, duration_s)
         if name == "settle":
@@ -160,30 +158,32 @@ class LoadGenFrontend:
         tokens = [sample.id for sample in samples]
         if self._scenario.kind == "offline":
             self._offline = tokens
-            self._handed_over.set()
             return
         intended_ns = self._schedule.next_ns(now_ns) if self._schedule else now_ns
         self._batcher.offer(Pending(len(tokens), intended_ns, now_ns, tokens))
 
     def _serve_offline(self, stopping: threading.Event) -> None:
-        """Serve all samples in full batches; the latency of one is its service time, as nobody waits for it."""
-        while not self._handed_over.wait(0.1):
-            if stopping.is_set() or self._over.is_set():
-                return
-        begun_ns = time.perf_counter_ns()
-        for first in range(0, len(self._offline), self._batch_size):
-            if stopping.is_set():
-                return
+        """Serve all samples in full batches; the latency of one is its service time, as nobody waits for it.
+
+        While LoadGen prepares its test or writes its log, full batches go on: they count for the recording, which would
+        else measure LoadGen's pauses, and not for LoadGen's test.
+        """
+        first = begun_ns = 0
+        while not (stopping.is_set() or self._over.is_set()):
             tokens = self._offline[first : first + self._batch_size]
+            inputs = len(tokens) or self._batch_size
             self._on_depth(1)
             start_ns = time.perf_counter_ns()
-            self._serve(len(tokens))
+            self._serve(inputs)
             end_ns = time.perf_counter_ns()
             self._on_depth(0)
-            batch = Pending(len(tokens), start_ns, start_ns, tokens)
-            self._answer([batch], start_ns, end_ns)
+            batch = Pending(inputs, start_ns, start_ns, tokens)
+            if tokens:
+                begun_ns = begun_ns or start_ns
+                first += len(tokens)
+                self._samples_per_s = first * NS_PER_S / (end_ns - begun_ns)
+                self._answer([batch], start_ns, end_ns)
             self._ledger.add(batch, start_ns, end_ns)
-        self._samples_per_s = len(self._offline) * NS_PER_S / (time.perf_counter_ns() - begun_ns)
 
     def _answer(self, batch: Sequence[Pending], _start_ns: int, _end_ns: int) -> None:
         tokens = [token for request in batch for token in request.token]  # type: ignore[attr-defined]

@@ -1,12 +1,16 @@
 """A replica under the real LoadGen: its scenarios, its own percentiles against our log, its end."""
 
 import json
+import threading
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from harness.replica.frontends.loadgen import LoadGenFrontend
 from harness.replica.frontends.loadgen_schedule import offsets_ns
+from harness.replica.scenario import Scenario
 
 pytestmark = pytest.mark.integration
 
@@ -57,6 +61,29 @@ def test_every_scenario_runs_under_the_real_loadgen(under, scenario, batch_size,
     assert (replica.folder / "loadgen/test/mlperf_log_summary.txt").read_text().startswith("=====")
     assert code == 0
     assert seconds < 60
+
+
+def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_path):
+    recorded = []
+    frontend = LoadGenFrontend(
+        Scenario(kind="offline", test_s=0.1),
+        lambda _inputs: None,
+        batch_size=4,
+        ledger=SimpleNamespace(add=lambda batch, *_times: recorded.append(batch)),
+        on_depth=lambda _depth: None,
+        seed=1,
+        folder=tmp_path,
+        pass_s=0.001,
+    )
+
+    test = frontend._run_one(0, "test", 0.1, threading.Event())
+
+    of_the_test = [batch for batch in recorded if batch.token]
+    assert test["min_queries_met"] is True
+    assert sum(batch.inputs for batch in of_the_test) == frontend.facts()["completed"] == frontend.facts()["issued"]
+    between = [batch for batch in recorded if not batch.token]
+    assert between
+    assert {batch.inputs for batch in between} == {4}
 
 
 def test_our_log_counts_from_loadgens_own_schedule(under):

@@ -30,6 +30,8 @@ def test_the_published_matrix_is_nine_experiments_of_ten_hours_and_135_files():
     assert len(experiments) == 9
     assert sum(len(experiment.metrics) for experiment in experiments) == 135
     assert estimate(experiments).duration_s == 9 * (300 + 3600 + 120)
+    replicas = 3 * (1 + 3 + 8)
+    assert estimate(experiments).starts_s == pytest.approx(9 * 4 + 0.8 * replicas)
 
 
 def test_listed_runs_the_repeats_of_a_cell_in_a_row():
