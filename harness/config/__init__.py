@@ -16,9 +16,9 @@ from harness.config.kubernetes import (
     KubernetesSpec,
     PrometheusLabels,
     PullPolicy,
-    Toleration,
     WorkloadKind,
 )
+from harness.config.pods import Toleration
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
 import harness
 from harness.config.model import StrictModel
+from harness.config.pods import NAME, PodSettings
 
 IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
-_NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 
 
 class WorkloadKind(StrEnum):
@@ -36,17 +35,6 @@ class GrafanaCost(StrEnum):
     LEAVE = "leave"
 
 
-class Toleration(StrictModel):
-    """A taint that replicas may be placed in spite of."""
-
-    key: str | None = Field(default=None, description="Key of the taint; null means every taint.")
-    operator: Literal["Exists", "Equal"] = Field(default="Exists", description="Exists or Equal.")
-    value: str | None = Field(default=None, description="Value of the taint; for operator Equal.")
-    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Effect of the taint; null means all."
-    )
-
-
 class PrometheusLabels(StrictModel):
     """What a Prometheus that is not ours calls things."""
 
@@ -57,7 +45,7 @@ class PrometheusLabels(StrictModel):
     )
 
 
-class KubernetesSpec(StrictModel):
+class KubernetesSpec(PodSettings):
     """The cluster, and how replicas stand in it."""
 
     kubeconfig: str | None = Field(
@@ -65,7 +53,7 @@ class KubernetesSpec(StrictModel):
         description="File with the credentials; null means KUBECONFIG, then ~/.kube/config, then those of the pod the harness runs in.",
     )
     context: str | None = Field(default=None, description="Context of the kubeconfig; null means its current one.")
-    namespace: str = Field(default="inference", pattern=_NAME, description="Where replicas are made; it must exist.")
+    namespace: str = Field(default="inference", pattern=NAME, description="Where replicas are made; it must exist.")
     image: str = Field(
         default=IMAGE, min_length=1, max_length=500, description="Image of the replicas, fully qualified."
     )
@@ -108,17 +96,11 @@ class KubernetesSpec(StrictModel):
     )
     runtime_class: str | None = Field(
         default="nvidia",
-        pattern=_NAME,
+        pattern=NAME,
         description="RuntimeClass of replicas that ask for a GPU; null where the default runtime (or CDI) hands it out.",
     )
-    node_selector: dict[str, str] = Field(
-        default_factory=dict, description="Labels that a node must have, e.g. {pool: gpu}."
-    )
-    tolerations: list[Toleration] = Field(
-        default_factory=list, description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
-    )
     service_account: str = Field(
-        default="replica", pattern=_NAME, description="Account of the pods; it has no rights and no token."
+        default="replica", pattern=NAME, description="Account of the pods; it has no rights and no token."
     )
     prometheus_url: str | None = Field(
         default=None,
@@ -158,6 +140,14 @@ class KubernetesSpec(StrictModel):
         le=86_400,
         description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
     )
+
+    @model_validator(mode="after")
+    def _admitted_as_a_whole(self) -> KubernetesSpec:
+        if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
+            raise ValueError(
+                "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
+            )
+        return self
 
     @model_validator(mode="after")
     def _something_to_switch(self) -> KubernetesSpec:

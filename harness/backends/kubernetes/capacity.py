@@ -44,8 +44,10 @@ def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Findi
     wanted = [node for node in nodes if selected(node, spec)]
     if not wanted:
         selector = ", ".join(f"{key}={value}" for key, value in spec.node_selector.items())
-        message = f"no node has the labels {selector}." if selector else "the cluster has no node."
-        yield Finding(Severity.ERROR, "nodes", message, "Check the context, and `kubernetes.node_selector`.")
+        selector += "".join(f", {' '.join((one.key, one.operator, *one.values))}" for one in spec.node_affinity)
+        message = f"no node has the labels {selector.lstrip(', ')}." if selector else "the cluster has no node."
+        advice = "Check the context, `kubernetes.node_selector` and `node_affinity`."
+        yield Finding(Severity.ERROR, "nodes", message, advice)
         return
     usable = [node for node in wanted if not unusable(node, spec)]
     for node in wanted:
@@ -210,9 +212,8 @@ def too_many(found: int, expected: int, where: str) -> str:
 
 
 def selected(node: Object, spec: KubernetesSpec) -> bool:
-    """Whether the campaign's selector takes a node."""
-    labels = node["metadata"].get("labels") or {}
-    return all(labels.get(key) == value for key, value in spec.node_selector.items())
+    """Whether the campaign's selector and affinity take a node."""
+    return spec.takes(node["metadata"].get("labels") or {})
 
 
 def _is_control_plane_by_choice(node: Object, usable: Sequence[Object]) -> bool:

@@ -17,8 +17,7 @@ from harness.data import data_path
 
 PORT = 8000
 REPLICA_DIR = "/var/run/replica"
-NOBODY = 65534
-"""The user of the image; named by its number, so that the kubelet can tell that it is not root."""
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 KEEP_S = 3600
@@ -78,6 +77,7 @@ def workload(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, cam
     """
     name = _name(experiment, folder, campaign_id)
     labels = {
+        **spec.labels,
         "app.kubernetes.io/name": experiment.workload.name,
         "app.kubernetes.io/part-of": "gpu-sharing-harness",
         "app.kubernetes.io/managed-by": "gpu-sharing-harness",
@@ -115,9 +115,14 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "port": PORT,
         "service_account": spec.service_account,
         "runtime_class": spec.runtime_class if spec.gpus_per_replica else None,
+        "owner_labels": labels | ({QUEUE_LABEL: spec.queue_name} if spec.queue_name else {}),
+        "annotations": spec.annotations,
+        "image_pull_secrets": [{"name": name} for name in spec.image_pull_secrets],
+        "priority_class": spec.priority_class,
         "node_selector": spec.node_selector,
+        "node_affinity": [one.model_dump(exclude_defaults=True) for one in spec.node_affinity],
         "tolerations": [one.model_dump(exclude_none=True) for one in spec.tolerations],
-        "user": NOBODY,
+        "user": spec.run_as_user,
         "image": spec.image,
         "image_pull_policy": spec.image_pull_policy.value,
         "gpu_resource": spec.gpu_resource,
@@ -129,6 +134,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
             "PORT": str(PORT),
             "REPLICA_DIR": REPLICA_DIR,
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
+            "USER": "replica",  # where the cluster chooses the user's number, no file gives it a name
             **bounded,
         },
     }

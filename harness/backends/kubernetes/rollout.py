@@ -77,6 +77,8 @@ def _refusal(workload: Object) -> Obstacle | None:
 
 def _waiting(workload: Object, found: Sequence[Object], ready: Sequence[Object], replicas: int) -> str:
     """The first thing that is missing."""
+    if (workload.get("spec") or {}).get("suspend"):
+        return f"the {workload['kind']} is suspended: its queue has not admitted it"
     if len(found) < replicas:
         return f"{len(found)} of {replicas} pods have been made"
     unready = [pod for pod in found if pod not in ready]

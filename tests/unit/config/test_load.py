@@ -290,6 +290,17 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (CLUSTER + "kubernetes: {image: 'a b'}\n", "'a b' is no image reference"),
         (CLUSTER + "kubernetes: {kind: statefulset}\n", "`kubernetes.kind`: Input should be 'deployment' or 'job'"),
         (CLUSTER + "kubernetes: {tolerations: [{efect: NoSchedule}]}\n", "did you mean `effect`?"),
+        (CLUSTER + "kubernetes: {tolerations: [{key: a, value: b}]}\n", "operator Exists takes no `value`"),
+        (CLUSTER + "kubernetes: {tolerations: [{operator: Equal, value: b}]}\n", "operator Equal needs a `key`"),
+        (CLUSTER + "kubernetes: {labels: {a b: c}}\n", "String should match pattern"),
+        (CLUSTER + "kubernetes: {labels: {a: -c}}\n", "String should match pattern"),
+        (CLUSTER + "kubernetes: {labels: {gpu-sharing-harness/campaign: c}}\n", "is set by the harness: leave it out"),
+        (CLUSTER + "kubernetes: {annotations: {prometheus.io/port: '1'}}\n", "is set by the harness: leave it out"),
+        (CLUSTER + "kubernetes: {image_pull_secrets: [My_Secret]}\n", "String should match pattern"),
+        (CLUSTER + "kubernetes: {queue_name: a}\n", "`queue_name` needs `kind: job`"),
+        (CLUSTER + "kubernetes: {run_as_user: 0}\n", "greater than or equal to 1"),
+        (CLUSTER + "kubernetes: {node_affinity: [{key: a, operator: In}]}\n", "operator In needs `values`"),
+        (CLUSTER + "kubernetes: {node_affinity: [{key: a, operator: Exists, values: [b]}]}\n", "takes no `values`"),
     ],
 )
 def test_a_cluster_is_described_strictly(text, expected):

@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.base import Severity
 from harness.backends.kubernetes import grafana, preflight
-from harness.backends.kubernetes.capacity import check_gpus, check_nodes
+from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
@@ -247,6 +247,24 @@ def test_a_taint_that_is_tolerated_and_a_control_plane_that_stands_apart_are_not
 def test_a_selector_that_matches_no_node():
     [found] = check_nodes([node()], KubernetesSpec(node_selector={"pool": "gpu"}))
     assert "no node has the labels pool=gpu" in found.message
+
+
+@pytest.mark.parametrize(
+    ("requirement", "taken"),
+    [
+        ({"operator": "In", "values": ["a"]}, ["one"]),
+        ({"operator": "NotIn", "values": ["a"]}, ["two", "none"]),
+        ({"operator": "Exists"}, ["one", "two"]),
+        ({"operator": "DoesNotExist"}, ["none"]),
+    ],
+)
+def test_nodes_that_the_affinity_leaves_out_lend_nothing(requirement, taken):
+    nodes = [node("one", labels={"pool": "a"}), node("two", labels={"pool": "b"}), node("none")]
+    spec = KubernetesSpec(node_affinity=[{"key": "pool", **requirement}])
+    assert [one.name for one in room(nodes, [], spec, "mine")] == taken
+    assert gpu_findings(nodes, [], 10 * len(taken), spec) == []
+    [found] = gpu_findings(nodes, [], 10 * len(taken) + 1, spec)
+    assert f"there is room for {10 * len(taken)}" in found.message
 
 
 def test_more_replicas_than_slices():

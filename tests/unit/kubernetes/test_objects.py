@@ -12,7 +12,9 @@ from harness.backends.kubernetes.objects import workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.config import KubernetesSpec, Toleration
+from harness.config.pods import NodeRequirement
 from tests.support.experiments import experiment
+from tests.support.pod_security import violations
 
 ROOT = Path(__file__).parents[3]
 MINORS = ("1.34", "1.35", "1.36")
@@ -28,6 +30,15 @@ FULL = {
     "node_selector": {"pool": "gpu"},
     "tolerations": [Toleration(key="nvidia.com/gpu", effect="NoSchedule"), Toleration()],
     "image": "registry.example:5000/team/workload@sha256:" + 64 * "a",
+    "labels": {"team": "ml", "example.com/cost-centre": "42"},
+    "annotations": {"sidecar.istio.io/inject": "false", "note": 'a "quoted" word: #1'},
+    "image_pull_secrets": ["registry", "mirror.example"],
+    "priority_class": "batch-high",
+    "node_affinity": [
+        NodeRequirement(key="pool", operator="In", values=["a", "b"]),
+        NodeRequirement(key="spot", operator="DoesNotExist"),
+    ],
+    "run_as_user": None,
 }
 
 
@@ -104,6 +115,61 @@ def test_a_replica_has_no_rights_no_limits_and_a_gpu(kind):
     assert only["resources"] == {"limits": {"nvidia.com/gpu": 1}}
     assert spec["runtimeClassName"] == "nvidia"
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+@pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
+def test_a_replica_passes_the_pod_security_level_restricted(kind, changes):
+    assert violations(made(kind=kind, **changes).body["spec"]["template"]["spec"]) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"),
+    [
+        (lambda pod, _: pod.update(hostNetwork=True), "hostNetwork"),
+        (lambda pod, _: pod["volumes"].append({"name": "h", "hostPath": {"path": "/"}}), "volumes"),
+        (lambda pod, _: pod["securityContext"].pop("seccompProfile"), "seccompProfile"),
+        (lambda pod, _: pod["securityContext"].update(runAsNonRoot=False), "runAsNonRoot"),
+        (lambda pod, _: pod["securityContext"].update(runAsUser=0), "runAsUser"),
+        (lambda pod, _: pod["securityContext"].update(sysctls=[{"name": "kernel.msgmax", "value": "1"}]), "sysctls"),
+        (lambda _, own: own["securityContext"].pop("allowPrivilegeEscalation"), "allowPrivilegeEscalation"),
+        (lambda _, own: own["securityContext"].pop("capabilities"), "capabilities"),
+        (lambda _, own: own["securityContext"].update(privileged=True), "privileged"),
+        (lambda _, own: own["ports"][0].update(hostPort=8000), "hostPort"),
+    ],
+)
+def test_what_the_level_restricted_forbids_would_be_seen(spoil, rule):
+    body = made().body
+    spoil(body["spec"]["template"]["spec"], container(body))
+
+    assert violations(body["spec"]["template"]["spec"]) == [rule]
+
+
+def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
+    body = made(kind="job", queue_name="team-a", **FULL).body
+    template = body["spec"]["template"]
+
+    assert body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    for labels in (body["metadata"]["labels"], template["metadata"]["labels"]):
+        assert FULL["labels"].items() <= labels.items()
+        assert labels["gpu-sharing-harness/campaign"] == "c0ffee"
+    assert FULL["annotations"].items() <= template["metadata"]["annotations"].items()
+    assert template["spec"]["imagePullSecrets"] == [{"name": "registry"}, {"name": "mirror.example"}]
+    assert template["spec"]["priorityClassName"] == "batch-high"
+    [term] = template["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "pool", "operator": "In", "values": ["a", "b"]},
+        {"key": "spot", "operator": "DoesNotExist"},
+    ]
+
+
+def test_where_the_cluster_chooses_the_user_none_is_asked_for():
+    security = made(run_as_user=None).body["spec"]["template"]["spec"]["securityContext"]
+
+    assert set(security) == {"runAsNonRoot", "seccompProfile"}
+    assert made().body["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 65534
 
 
 def test_on_the_cpu_it_asks_for_nothing():

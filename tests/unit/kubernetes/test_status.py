@@ -48,6 +48,13 @@ def test_done_when_every_count_agrees_and_no_pod_is_too_many():
     assert rollout.look({"kind": "Job", "status": {"active": 2, "ready": 2}}, [pod("a"), pod("b")], 2).done
 
 
+def test_a_job_that_its_queue_holds_back_is_said_to_be_held_back():
+    held = rollout.look({"kind": "Job", "spec": {"suspend": True}}, [], 2)
+
+    assert not held.done
+    assert held.waiting == "the Job is suspended: its queue has not admitted it"
+
+
 @pytest.mark.parametrize(
     ("owner", "found"),
     [
