@@ -12,6 +12,8 @@ What the command prints goes to the supervisor's stdout, up to 64 MiB: then a li
 ``parent PID GRACE_S FOLDER COMMAND...``: for ansible-playbook, which puts each of its workers in a session of its own. When
 it is asked to stop (SIGTERM, SIGINT) or its parent dies, it ends the tree: SIGTERM first, SIGKILL after the grace time. Where
 the parent died it also removes ``FOLDER``, so that nothing of the run is left behind.
+
+``log``: for a server in a replica. Passes its input on to its output, up to the same limit, until all who write have ended.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _KILL_WAIT_S = 5.0
 _POLL_S = 0.02
 MOST_LOG_BYTES = 64 << 20
 _TAIL_BYTES = 64 << 10
-LIFELINE, PARENT = "lifeline", "parent"
+LIFELINE, PARENT, LOG = "lifeline", "parent", "log"
 
 
 def _prctl(option: int, value: int) -> None:
@@ -237,6 +239,12 @@ def _under_parent(parent_pid: int, grace_s: float, folder: str, command: list[st
 
 def main(mode: str, *arguments: str) -> int:
     """Run a command as the module's first lines say; returns its exit code."""
+    if mode == LOG:
+        log = CappedLog(sys.stdin.fileno(), sys.stdout.fileno())
+        while log.copy():
+            pass
+        log.finish()
+        return 0
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if mode == LIFELINE:
         return _under_lifeline(int(arguments[0]), list(arguments[1:]))

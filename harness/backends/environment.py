@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 
+from harness import supervisor
 from harness.config import Timing, WorkloadSpec
 
 SERVER_FACTORY = "harness.replica.engine.workload:make"
@@ -42,7 +44,8 @@ def server_environment(workload: WorkloadSpec, replica: Mapping[str, str]) -> di
     if workload.server is None:
         return {}
     restore = {name: os.environ.get(name) for name in (*replica, "SERVER")}
-    return {"SERVER": json.dumps({**workload.server.model_dump(mode="json"), "restore": restore})}
+    logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
+    return {"SERVER": json.dumps({**workload.server.model_dump(mode="json"), "restore": restore, "logger": logger})}
 
 
 def scenario_environment(workload: WorkloadSpec, timing: Timing) -> dict[str, str]:

@@ -28,7 +28,7 @@ class ReadySpec(StrictModel):
 
     path: str | None = Field(default=None, pattern=r"^/", description="GET of this path answers 200, e.g. /health.")
     log: str | None = Field(
-        default=None, min_length=1, description="Its output holds a match of this regular expression."
+        default=None, min_length=1, description="A line of its output has a match of this regular expression."
     )
     tcp: bool = Field(default=False, description="Its port takes connections.")
 

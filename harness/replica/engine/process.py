@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from harness.replica.engine.settings import Engine
 from harness.replica.errors import CannotBeMetError, WorkloadError
@@ -27,6 +28,7 @@ _PORTS = range(16_384, 30_720)
 """Below what Linux hands to outgoing connections, and below Kubernetes' node ports."""
 _SHARES = 256
 LAST_BYTES = 4096
+LAST_WORDS_S = 10.0
 
 
 class ServerProcess:
@@ -49,23 +51,27 @@ class ServerProcess:
             raise CannotBeMetError(f"port {self.port} is in use by another program; choose another `port`, or none.")
         words = {"port": self.port, "replica": replica}
         command = [_filled(word, words) for word in engine.command]
-        output = self.log.open("wb") if self.log else None
-        try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output else None,
-                env=_environment(engine, words),
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CannotBeMetError(
-                f"the server's command {command[0]!r} cannot be started: {error.strerror}."
-            ) from error
-        finally:
-            if output:
-                output.close()
+        self._logger: subprocess.Popen[bytes] | None = None
+        self._line = ""
+        self._heard_bytes = 0
+        with contextlib.ExitStack() as ours:
+            output: IO[bytes] | None = ours.enter_context(self.log.open("wb")) if self.log else None
+            if output and engine.logger:
+                self._logger = subprocess.Popen(engine.logger, stdin=subprocess.PIPE, stdout=output)
+                output = self._logger.stdin and ours.enter_context(self._logger.stdin)
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output else None,
+                    env=_environment(engine, words),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise CannotBeMetError(
+                    f"the server's command {command[0]!r} cannot be started: {error.strerror}."
+                ) from error
 
     @property
     def pid(self) -> int:
@@ -88,6 +94,7 @@ class ServerProcess:
         code = self._process.poll()
         if code is None:
             return
+        self._finish_log()
         how = f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
         hint = " A command that puts itself into the background cannot be measured: keep it in the foreground." * (
             code == 0
@@ -96,8 +103,7 @@ class ServerProcess:
 
     def stop(self) -> str:
         """Ask it to end, and kill what does not; how it ended: ``stopped``, ``killed`` or ``ended by itself``."""
-        if self._process.poll() is not None:
-            return "ended by itself"
+        how = "ended by itself" if self._process.poll() is not None else "stopped"
         self._process.terminate()
         try:
             self._process.wait(self._engine.stop_timeout_s)
@@ -105,8 +111,9 @@ class ServerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session and group of its own
             self._process.wait()
-            return "killed"
-        return "stopped"
+            how = "killed"
+        self._finish_log()
+        return how
 
     def last_lines(self) -> str:
         """The end of its output in one line."""
@@ -120,11 +127,28 @@ class ServerProcess:
     def _is_up(self) -> bool:
         ready = self._engine.ready
         if ready.get("log"):
-            text = self.log.read_text(errors="replace") if self.log else ""
-            return re.search(ready["log"], text) is not None
+            return any(re.search(ready["log"], line) for line in self._new_lines())
         if ready.get("path"):
             return _answers_200(f"http://{HOST}:{self.port}{ready['path']}")
         return _takes_connections(self.port)
+
+    def _new_lines(self) -> list[str]:
+        """What it printed since the last call, in lines; the last one may go on in the next call."""
+        if self.log is None:
+            return []
+        with self.log.open("rb") as file:
+            file.seek(self._heard_bytes)
+            data = file.read()
+        self._heard_bytes += len(data)
+        lines = (self._line + data.decode(errors="replace")).split("\n")
+        self._line = lines[-1][-LAST_BYTES:]
+        return lines
+
+    def _finish_log(self) -> None:
+        """Once it has ended: let its last words reach the file, unless something that it left behind goes on printing."""
+        if self._logger:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._logger.wait(LAST_WORDS_S)
 
 
 def _filled(text: str, words: Mapping[str, int]) -> str:

@@ -31,6 +31,7 @@ class Engine:
 
     Attributes:
         restore: variables that were set for the replica alone, with what the server shall have instead; None: nothing.
+        logger: command that passes its input on to its output up to a limit; empty: the output is not limited.
     """
 
     command: tuple[str, ...]
@@ -55,6 +56,7 @@ class Engine:
     max_in_flight: int = 1024
     request_timeout_s: float = 60.0
     restore: Mapping[str, str | None] = field(default_factory=dict)
+    logger: tuple[str, ...] = ()
 
     @property
     def streams(self) -> bool:

@@ -5,10 +5,14 @@ import sys
 
 import pytest
 
+from harness.backends.environment import server_environment
+from harness.config import WorkloadSpec
 from harness.replica.engine import process as process_module
 from harness.replica.engine.process import HOST, ServerProcess
-from harness.replica.engine.settings import Engine
+from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, WorkloadError
+from harness.supervisor import MOST_LOG_BYTES
+from tests.support.processes import eventually
 
 SLEEPS = "import time; time.sleep(3600)"
 LISTENS = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print('up', flush=True); time.sleep(3600)"
@@ -55,6 +59,32 @@ def test_one_that_ignores_sigterm_is_killed(start):
     server = start(source, ready={"log": "up"}, stop_timeout_s=0.01)
     server.wait_until_up()
     assert server.stop() == "killed"
+
+
+def test_its_log_is_limited_and_keeps_the_last_words(start, tmp_path):
+    source = "import os, sys; [os.write(1, bytes(1 << 20)) for _ in range(66)]; sys.exit('the last words')"
+    environment = server_environment(WorkloadSpec.model_validate({"name": "x", "server": {"command": ["{port}"]}}), {})
+    server = start(source, logger=tuple(from_environment(environment).logger))
+    with pytest.raises(WorkloadError, match=r"the server ended with 1; its last lines: .*the last words"):
+        server.wait_until_up()
+    log = tmp_path / "server.log"
+    assert MOST_LOG_BYTES < log.stat().st_size < MOST_LOG_BYTES + (1 << 20)
+
+
+def test_a_log_is_read_once_however_often_it_is_looked_at(start):
+    server = start("import time; print('a long start', flush=True); print('up', flush=True); time.sleep(3600)")
+    assert eventually(lambda: server.log.stat().st_size == 16)
+    assert server._new_lines() == ["a long start", "up", ""]
+    assert server._new_lines() == [""]
+
+
+def test_a_line_that_comes_in_two_pieces_is_one(start, tmp_path):
+    server = start(SLEEPS)
+    with (tmp_path / "server.log").open("a") as log:
+        for piece, lines in (("star", ["star"]), ("ted\nnex", ["started", "nex"]), ("t\n", ["next", ""])):
+            log.write(piece)
+            log.flush()
+            assert server._new_lines() == lines
 
 
 def test_a_program_that_is_not_there_is_said(tmp_path):
