@@ -44,6 +44,8 @@ class ReasonCode(StrEnum):
     """Something had to be killed at the end, or ended with an error."""
     BACKEND = "backend"
     """Replicas could not be started, watched or stopped."""
+    NOT_ON_GPU = "not-on-gpu"
+    """A server that should be on a GPU answers requests, and no process of it is there."""
     METRICS = "metrics"
     STORAGE = "storage"
     VERIFICATION = "verification"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE, visible
 
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""Linux's own number of it (PROC_PID_INIT_INO)."""
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -57,6 +60,11 @@ def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
     finally:
         nvml.nvmlShutdown()
     return found, "" if found else f"the driver shows no device that {VISIBLE} lets through"
+
+
+def nvml_names_our_processes() -> bool:
+    """Whether the process ids that NVML gives are ours: not in a container that numbers its processes by itself."""
+    return Path("/proc/self/ns/pid").stat().st_ino == _INITIAL_PID_NAMESPACE
 
 
 def _facts(nvml: Any, handle: Any) -> GpuFacts:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
-from harness.backends.devices import device_environment, gpu_facts, in_use, used_gpus
+from harness.backends.devices import device_environment, gpu_facts, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
@@ -18,7 +18,7 @@ from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
 from harness.config import Device, ExperimentSpec, Sharing
-from harness.errors import BackendError, ReplicaDiedError
+from harness.errors import BackendError, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
@@ -28,6 +28,8 @@ from harness.results.manifest import Provenance
 from harness.results.provenance import collect
 
 POLL_S = 0.1
+ON_GPU_WITHIN_S = 10.0
+"""A server that has answered a request has computed by then."""
 
 
 class LocalBackend:
@@ -210,10 +212,29 @@ class LocalDeployment:
                 raise BackendError("deploying was stopped before every replica had served.")
 
     def refuse_what_was_not_asked_for(self) -> None:
-        """Raise BackendError when a replica runs without its layer, or on the CPU of a machine that has a GPU."""
+        """Raise BackendError when a replica runs without its layer, or on the CPU where it should be on a GPU."""
         for replica in self._replicas:
             replica.require_layer()
             _refuse_silent_cpu(replica)
+            # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
+            if self._mps is None and replica.seat.workload.server and replica.seat.workload.device is Device.CUDA:
+                self._require_on_gpu(replica)
+
+    def _require_on_gpu(self, replica: LocalReplica) -> None:
+        """Raise BackendError for a server of which NVML shows no process; nothing where it cannot show any."""
+        deadline_s = self._clock.now_s() + ON_GPU_WITHIN_S
+        while nvml_names_our_processes():
+            gpus, _ = gpu_facts()
+            if not replica.gpu_pids().isdisjoint(pid for gpu in gpus for pid in gpu.processes):
+                return
+            if self._clock.now_s() >= deadline_s:
+                raise BackendError(
+                    f"the server of {replica.seat.name} answers requests, and none of its processes is on a GPU, although "
+                    f"the workload {replica.seat.workload.name} asks for device cuda.",
+                    advice=f"See why in {replica.log.parent}, or set device: cpu if this is wanted.",
+                    code=ReasonCode.NOT_ON_GPU,
+                )
+            self._clock.wait_until(self._clock.now_s() + POLL_S)
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on notice each death within a fraction of a second and report it."""

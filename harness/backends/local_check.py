@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness.backends.base import Finding, Severity
-from harness.backends.devices import GpuFacts, gpu_facts, places
+from harness.backends.devices import GpuFacts, gpu_facts, nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
@@ -97,6 +97,14 @@ def _check_extras(workload: WorkloadSpec) -> list[Finding]:
 
 
 def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: str) -> list[Finding]:
+    if gpus and workload.server and workload.device is Device.CUDA and not nvml_names_our_processes():
+        message = (
+            f"whether the server of the workload {workload.name} is on the GPU will not be checked: this is a container "
+            "that numbers its processes by itself."
+        )
+        return [
+            Finding(Severity.WARNING, "gpu", message, "Share the host's process ids with it (docker run --pid=host).")
+        ]
     if gpus or (workload.device is not Device.CUDA and workload.execution is not Execution.CUDA_GRAPH):
         return []
     wish = "device cuda" if workload.device is Device.CUDA else "execution cuda-graph"

@@ -7,6 +7,8 @@ Answers OpenAI's completions and chat (streamed or whole), and anything else wit
 import argparse
 import asyncio
 import json
+import os
+import subprocess
 import sys
 import time
 
@@ -126,4 +128,6 @@ if __name__ == "__main__":
     parser.add_argument("--gap-s", type=float, default=0.0)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--live-s", type=float)
+    if os.environ.get("CHILDREN"):  # as engines have that compute in a process of their own
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     asyncio.run(main(parser.parse_args()))

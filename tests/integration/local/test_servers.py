@@ -11,10 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
+from harness.backends import local, local_check
+from harness.backends.devices import GpuFacts
 from harness.backends.local import LocalBackend
 from harness.campaign.verify import verify_campaign
-from harness.config import SloSpec, WorkloadSpec
-from harness.errors import BackendError
+from harness.config import Device, SloSpec, WorkloadSpec
+from harness.errors import BackendError, ReasonCode
 from harness.replica.engine.ledger import FIELDS
 from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.integration
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 6
 COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", "{port}"]
+WITH_CHILD = {"env": {"CHILDREN": "1"}}
 STREAM = {"protocol": "openai-chat", "requests": {"output_tokens": {"mean": TOKENS}}}
 
 
@@ -103,6 +106,50 @@ def test_one_that_cannot_serve_is_named_with_its_reason(deploy, asked, message):
 def test_one_that_never_answers_is_given_up(deploy):
     with pytest.raises(BackendError, match="replica 0 did not serve within 3 s"):
         deploy(workload("--fault", "500"), ready_timeout_s=3)
+
+
+@pytest.mark.parametrize("below", [0, 1])
+def test_one_that_should_be_on_the_gpu_is_seen_there(deploy, tmp_path, monkeypatch, below):
+    """Itself, or a process that it has started."""
+
+    def machine():
+        told = [json.loads(file.read_text()) for file in tmp_path.glob("replicas/*/replica.json")]
+        servers = [psutil.Process(status["server_pid"]) for status in told]
+        pids = [[server, *server.children()][below].pid for server in servers]
+        return [GpuFacts("a GPU", total_bytes=10**10, free_bytes=10**10, processes=tuple(pids))], ""
+
+    on_gpu(monkeypatch, machine)
+    deployment = deploy(workload(**STREAM, **WITH_CHILD).model_copy(update={"device": Device.CUDA}), replicas=2)
+    assert [status["phase"] for status in deployment.statuses()] == ["serving"] * 2
+
+
+def test_one_that_should_be_on_the_gpu_and_is_not_is_refused(deploy, monkeypatch):
+    """Other programs on the GPU are not it."""
+    rival = GpuFacts("a GPU", total_bytes=10**10, free_bytes=10**10, processes=(os.getpid(),))
+    on_gpu(monkeypatch, lambda: ([rival], ""))
+    monkeypatch.setattr(local, "ON_GPU_WITHIN_S", 0.0)
+    with pytest.raises(
+        BackendError, match="the server of replica 0 answers requests, and none of its processes"
+    ) as caught:
+        deploy(workload(**STREAM).model_copy(update={"device": Device.CUDA}))
+    assert caught.value.code is ReasonCode.NOT_ON_GPU
+
+
+def test_where_nvml_cannot_name_processes_it_is_said_before(monkeypatch):
+    gpu = GpuFacts("a GPU", total_bytes=10**10, free_bytes=10**10)
+    monkeypatch.setattr(local_check, "gpu_facts", lambda: ([gpu], ""))
+    asked = workload(**STREAM).model_copy(update={"device": Device.CUDA})
+    spec = experiment().model_copy(update={"workload": asked})
+    for ours, told in ((False, 1), (True, 0)):
+        monkeypatch.setattr(local_check, "nvml_names_our_processes", lambda answer=ours: answer)
+        found = [each for each in local_check.check_machine([spec]) if "will not be checked" in each.message]
+        assert [each.severity.value for each in found] == ["warning"] * told
+
+
+def on_gpu(monkeypatch, machine):
+    """This machine has a GPU, on which is what ``machine`` says."""
+    monkeypatch.setattr(local, "gpu_facts", machine)
+    monkeypatch.setattr(local, "nvml_names_our_processes", lambda: True)
 
 
 def test_the_death_of_a_server_is_its_replicas(deploy):
