@@ -1,11 +1,15 @@
 """The harness's commands, each forked from a process that has imported it: for tests that start it over and over."""
 
+import atexit
+import functools
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
+from collections.abc import Mapping
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,10 +32,29 @@ class Commands:
         self._connection.close()
         self._process.wait(60)
 
-    def start(self, *words: str, log: Path) -> "Command":
-        """``harness WORDS``, whose words go to the log; the one before has ended."""
-        self._connection.send((words, str(log)))
+    def start(
+        self,
+        *words: object,
+        log: Path,
+        errors: Path | None = None,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "Command":
+        """``harness WORDS``, whose words go to the log (its errors too, or elsewhere); the one before has ended."""
+        streams = (str(log), str(errors or log))
+        variables = dict(os.environ if environment is None else environment)
+        self._connection.send(([*map(str, words)], streams, str(cwd or Path.cwd()), variables))
         return Command(self._connection, self._connection.recv(), log)
+
+    def run(
+        self, *words: object, timeout_s: float, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """``harness WORDS`` to its end."""
+        with tempfile.TemporaryDirectory() as name:
+            log, errors = Path(name, "stdout"), Path(name, "stderr")
+            command = self.start(*words, log=log, errors=errors, cwd=cwd, environment=environment)
+            said = command.end(timeout_s)
+            return subprocess.CompletedProcess([*words], command.returncode, said, errors.read_text())
 
 
 class Command:
@@ -54,6 +77,24 @@ class Command:
         return self._log.read_text()
 
 
+@functools.cache
+def _commands() -> Commands:
+    """Those of this process of the tests; they end with it."""
+    commands = Commands().__enter__()
+    atexit.register(commands.__exit__)
+    return commands
+
+
+def harness(
+    *words: object, timeout_s: float = 280, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """``harness WORDS`` to its end, in the folder and with the variables of this process where none are given.
+
+    What a start costs, and which libraries it waits for, only ``python -m harness`` can tell.
+    """
+    return _commands().run(*words, timeout_s=timeout_s, cwd=cwd, environment=environment)
+
+
 def main(descriptor: int) -> None:
     import harness.backends.local
     import harness.campaign.runner
@@ -63,22 +104,28 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     while True:
         try:
-            words, log = connection.recv()
+            words, streams, cwd, environment = connection.recv()
         except EOFError:
             return
         pid = os.fork()
         if not pid:
-            run(words, log)
+            connection.close()
+            os.chdir(cwd)
+            os.environ.clear()
+            os.environ.update(environment)
+            run(words, *streams)
         connection.send(pid)
         connection.recv()
         connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def run(words: tuple[str, ...], log: str) -> NoReturn:
+def run(words: list[str], stdout: str, stderr: str) -> NoReturn:
     code = 1
     try:
-        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
-        os.dup2(1, 2)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        for number, path in ((1, stdout), (2, stderr)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
+        sys.path[0] = str(Path.cwd())
         sys.argv = ["harness", *words]
         runpy.run_module("harness", run_name="__main__")
         code = 0

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
@@ -52,16 +53,18 @@ class Run:
             )
         )
 
+    @property
+    def words(self) -> tuple[object, ...]:
+        return ("run", self.file, "--results", self.results, "--no-report")
+
     def start(self, *words) -> subprocess.Popen:
-        words = words or ("run", self.file, "--results", self.results, "--no-report")
-        command = [sys.executable, "-m", "harness", *map(str, words)]
+        command = [sys.executable, "-m", "harness", *map(str, words or self.words)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def __call__(self, *words) -> tuple[int, str]:
-        process = self.start(*words)
-        said, _ = process.communicate(timeout=280)
-        assert "Traceback" not in said, said
-        return process.returncode, said
+        done = forked.harness(*(words or self.words))
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, done.stdout + done.stderr
 
     @property
     def path(self) -> Path:

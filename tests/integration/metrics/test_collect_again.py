@@ -4,7 +4,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 
 import pytest
 
@@ -14,6 +13,7 @@ from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder
 from harness.results.origin import save_origin
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, backfill, prometheus
+from tests.support import forked
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
@@ -82,8 +82,7 @@ def experiment(campaign):
 
 
 def harness(*words):
-    command = [sys.executable, "-m", "harness", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return forked.harness(*words)
 
 
 def tables(folder):

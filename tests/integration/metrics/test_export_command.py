@@ -2,14 +2,13 @@
 
 import csv
 import json
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 
 import pytest
 
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.support import forked
 from tests.support.ports import free_port
 
 pytestmark = [
@@ -35,13 +34,7 @@ def url(tmp_path_factory):
 
 
 def export(*words):
-    return subprocess.run(
-        [sys.executable, "-m", "harness", "export", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return forked.harness("export", *words)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.node.checks import registered
+from tests.support import forked
 
 pytestmark = pytest.mark.integration
 
@@ -25,10 +26,7 @@ def environment(project: Path) -> dict[str, str]:
 
 
 def harness(*words: object, project: Path = ROOT, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", *map(str, words)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=280, cwd=cwd, env=environment(project), check=False
-    )
+    return forked.harness(*words, cwd=cwd, environment=environment(project))
 
 
 @pytest.fixture

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
 
 pytestmark = pytest.mark.integration
 
@@ -35,15 +36,8 @@ def project(tmp_path):
 
 
 def sharing(project, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "harness", "sharing", *words],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=ROOT,
-        env={**os.environ, "HARNESS_PROJECT": str(project), "COLUMNS": "120"},
-        check=False,
-    )
+    environment = {**os.environ, "HARNESS_PROJECT": str(project), "COLUMNS": "120"}
+    return forked.harness("sharing", *words, cwd=ROOT, environment=environment)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,18 @@ def setup(pool: Pool, label: str) -> Setup:
 
 
 def answered(pool: Pool, wanted: Asked | None = None) -> dict[str, Answer]:
-    return {answer.name: answer for answer in answers(pool, compare(pool), wanted or Asked())}
+    return {answer.name: answer for answer in answers_to(pool, wanted or Asked())}
+
+
+# Answers are drawn as well, which takes seconds: once for each pool (kept, so that its id is nobody else's).
+GIVEN: dict[tuple[int, Asked], tuple[Pool, list[Answer]]] = {}
+
+
+def answers_to(pool: Pool, wanted: Asked) -> list[Answer]:
+    key = (id(pool), wanted)
+    if key not in GIVEN:
+        GIVEN[key] = (pool, answers(pool, compare(pool), wanted))
+    return GIVEN[key][1]
 
 
 def test_rates_that_were_set_are_compared_as_no_speeds(published: Callable[[str], list[Path]]) -> None:
@@ -164,7 +175,7 @@ def test_what_the_best_costs_elsewhere_is_named(pool: Pool) -> None:
 
 def test_the_page_begins_with_the_decision(pool: Pool, tmp_path: Path) -> None:
     comparison = compare(pool)
-    page = write_page(tmp_path / "p.html", pool, comparison, answers(pool, comparison, Asked()), "").read_text()
+    page = write_page(tmp_path / "p.html", pool, comparison, answers_to(pool, Asked()), "").read_text()
     places = [
         page.index(text) for text in ("1. Which mode for which workload?", "How sure</th>", "<nav", "2. What does")
     ]
@@ -278,5 +289,5 @@ def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
 
 def test_the_page_names_the_limits_of_mps(pool: Pool, tmp_path: Path) -> None:
     comparison = compare(pool)
-    page = write_page(tmp_path / "c.html", pool, comparison, answers(pool, comparison, Asked()), "harness compare")
+    page = write_page(tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare")
     assert "Limits of a replica under MPS: no limit." in page.read_text()

@@ -12,19 +12,12 @@ import typer
 from harness.campaign.folder import create
 from harness.campaign.init_template import TEMPLATES
 from harness.cli.numbers import not_negative
+from tests.support import forked
 from tests.support.experiments import campaign
 
 
 def harness(*words, cwd=None, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "harness", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", **environment},
-        check=False,
-    )
+    return forked.harness(*words, cwd=cwd, environment={**os.environ, "COLUMNS": "120", **environment})
 
 
 COMMANDS = [
@@ -74,12 +67,12 @@ def test_every_command_explains_itself(command):
 def test_help_is_instant():
     def cpu_s():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        harness("--help")
+        subprocess.run([sys.executable, "-m", "harness", "--help"], stdout=subprocess.DEVNULL, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     # CPU time: the same on a busy machine, where the time on the wall says how busy it is.
-    assert min(cpu_s() for _ in range(5)) < 1.0
+    assert any(cpu_s() < 1.0 for _ in range(5))
 
 
 def test_help_loads_nothing_heavy():
