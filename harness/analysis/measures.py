@@ -15,9 +15,12 @@ from harness.analysis.load_bands import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run
-from harness.metrics.catalogue import CATALOGUE, STANDARD
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
+from harness.metrics.metric import OverDevices
 from harness.metrics.steady import SteadyState, steady_state
-from harness.metrics.throttling import power_capped
+from harness.metrics.throttling import power_capped, reasons
+from harness.results.files import storage_errors
+from harness.results.layout import TELEMETRY
 
 _POOLED = "all"
 _PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
@@ -67,10 +70,6 @@ def _mean_of(metric: str, series: str) -> Callable[[ExperimentData], float]:
     return lambda data: float(data.series(metric, series).mean())
 
 
-def _device_means(metric: str) -> Callable[[ExperimentData], float]:
-    return lambda data: float(_devices(data, metric).mean().mean())
-
-
 def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
     table = data.table(metric)
     columns = [name for name in table.columns if name.startswith("gpu-")]
@@ -79,22 +78,35 @@ def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
     return table[columns]
 
 
+_FIGURE: Mapping[OverDevices, Callable[[pd.DataFrame], float]] = {
+    OverDevices.MEAN: lambda table: table.mean().mean(),
+    OverDevices.SUM: lambda table: table.mean().sum(),
+    OverDevices.LARGEST_SUM: lambda table: table.sum(axis="columns").max(),
+    OverDevices.HIGHEST: lambda table: table.max().max(),
+}
+
+
+def _over_devices(metric: str, how: OverDevices, data: ExperimentData) -> float:
+    return float(_FIGURE[how](_devices(data, metric)))
+
+
+_SHORT = {
+    "seconds": "s",
+    "percent": "%",
+    "percent of time": "%",
+    "watts": "W",
+    "degrees Celsius": "°C",
+    "tokens per second": "tokens/s",
+}
+
 _SIMPLE: tuple[tuple[Measure, Callable[[ExperimentData], float]], ...] = (
-    (
-        Measure("gpu_utilization", "GPU utilisation", "%", "Mean over rows and GPUs."),
-        _device_means("gpu_utilization"),
-    ),
-    (
-        Measure("gpu_memory", "GPU memory", "bytes", "Largest sum over the GPUs at one time."),
-        lambda data: float(_devices(data, "gpu_memory").sum(axis="columns").max()),
-    ),
-    (
-        Measure("gpu_power", "GPU power", "W", "Mean over rows, sum over GPUs."),
-        lambda data: float(_devices(data, "gpu_power").mean().sum()),
-    ),
-    (
-        Measure("gpu_temperature", "GPU temperature", "°C", "Highest row of any GPU."),
-        lambda data: float(_devices(data, "gpu_temperature").max().max()),
+    *(
+        (
+            Measure(name, metric.title, _SHORT.get(metric.unit, metric.unit), metric.over_devices),
+            partial(_over_devices, name, metric.over_devices),
+        )
+        for name, metric in CATALOGUE.items()
+        if metric.level is Level.DEVICE
     ),
     (
         Measure("cpu_usage", "CPU", "cores", "Mean of the sum over replicas."),
@@ -197,7 +209,6 @@ MEASURES: Mapping[str, Measure] = {
 }
 """Every figure of every experiment by name, in the order of tables."""
 
-_SHORT = {"seconds": "s", "percent of time": "%", "tokens per second": "tokens/s"}
 OWN: Mapping[str, Measure] = {
     name: Measure(
         name,
@@ -206,7 +217,9 @@ OWN: Mapping[str, Measure] = {
         "Mean over the rows of all replicas together; the workload says it itself.",
     )
     for name, metric in CATALOGUE.items()
-    if name not in STANDARD and name != "inputs_per_second"  # ``inputs`` says the same, from counts
+    if name not in STANDARD
+    and metric.level is not Level.DEVICE
+    and name != "inputs_per_second"  # ``inputs`` says the same, from counts
 }
 """Figures that only some workloads have, by name: those of the metrics that they publish themselves."""
 ALL: Mapping[str, Measure] = {**MEASURES, **OWN}
@@ -257,20 +270,26 @@ def _measure_latencies(found: Measured, data: ExperimentData) -> None:
 
 
 def _measure_telemetry(found: Measured, data: ExperimentData) -> None:
-    def readings(column: str) -> pd.DataFrame:
-        if no_gpu := found.absent.get("gpu_utilization"):
-            raise NotMeasuredError(no_gpu)
-        columns = data.telemetry().filter(regex=rf"^gpu\d+_{column}$").dropna(axis="columns", how="all")
-        if not len(columns.columns) or columns.empty:
-            raise NotMeasuredError(f"the telemetry has no reading of {column}")
-        return columns
+    if no_gpu := found.absent.get("gpu_utilization"):
+        found.absent |= dict.fromkeys((_SM_ACTIVE.name, _POWER_CAPPED.name), no_gpu)
+        return
 
-    _put(found, _SM_ACTIVE.name, lambda: float(readings("sm_active_percent").mean().mean()))
-    _put(
-        found,
-        _POWER_CAPPED.name,
-        lambda: 100 * float(readings("throttle_reasons").apply(lambda gpu: power_capped(gpu.dropna())).mean()),
-    )
+    def sm_active() -> float:
+        columns = data.telemetry().filter(regex=r"^gpu\d+_sm_active_percent$").dropna(axis="columns", how="all")
+        if columns.empty:
+            raise NotMeasuredError("the telemetry has no reading of sm_active_percent")
+        return float(columns.mean().mean())
+
+    def capped() -> float:
+        path = data.folder / TELEMETRY
+        with storage_errors(path, "read"):
+            shares = [power_capped(masks.elements()) for masks in reasons(path).values()]
+        if not shares:
+            raise NotMeasuredError("the telemetry has no reading of throttle_reasons")
+        return 100 * sum(shares) / len(shares)
+
+    _put(found, _SM_ACTIVE.name, sm_active)
+    _put(found, _POWER_CAPPED.name, capped)
 
 
 def _measure_rates(found: Measured, data: ExperimentData) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
-from harness.backends.devices import device_environment, gpu_facts, in_use, nvml_names_our_processes, used_gpus
+from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
@@ -19,7 +19,7 @@ from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
 from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import BackendError, ReasonCode, ReplicaDiedError
-from harness.metrics.nvml import NvmlGpus
+from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
 from harness.metrics.telemetry import Telemetry
@@ -177,7 +177,9 @@ class LocalDeployment:
 
     def telemetry(self, path: Path, *, interval_s: float) -> Telemetry:
         """NVML, of the GPUs in use, and this machine's CPU."""
-        return Telemetry(path, interval_s=interval_s, clock=self._clock, source=NvmlGpus(used=self._gpus_in_use()))
+        return Telemetry(
+            path, interval_s=interval_s, clock=self._clock, source=NvmlGpus(used=self._gpus_in_use(), activity=True)
+        )
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""

@@ -12,13 +12,14 @@ from pathlib import Path
 import psutil
 
 from harness.backends.base import Finding, Severity
-from harness.backends.devices import GpuFacts, gpu_facts, nvml_names_our_processes, places
+from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.extras import absent, advice_on
+from harness.metrics.nvml import GpuFacts, gpu_facts
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.

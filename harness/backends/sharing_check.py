@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
-from harness.backends.devices import GpuFacts
 from harness.backends.mps import CONTROL, foreign_daemons
 from harness.config import Device, ExperimentSpec, Sharing
 from harness.errors import ReasonCode
+from harness.metrics.nvml import GpuFacts
 
 _CHECK = "sharing"
 

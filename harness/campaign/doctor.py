@@ -14,12 +14,12 @@ import psutil
 from pydantic import ValidationError
 
 from harness.backends.base import Finding, Severity
-from harness.backends.devices import gpu_facts
 from harness.campaign.plan import certain
 from harness.campaign.source import read_source
 from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
+from harness.metrics.nvml import gpu_facts
 
 
 @dataclass(frozen=True, slots=True)

@@ -438,5 +438,5 @@ class Attempt:
 
 def _hottest(gpus: GpuSource) -> float:
     """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
-    readings = [usage.temperature_celsius for usage in gpus.read()]
+    readings = [usage.gauges["temperature_celsius"] for usage in gpus.read()]
     return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from harness.backends.base import Severity
-from harness.backends.devices import gpu_facts
 from harness.backends.sharing_check import check_sharing
 from harness.campaign.plan import expand
 from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Sharing, Timing, WorkloadSpec
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
+from harness.metrics.nvml import gpu_facts
 
 TEMPLATES = Path(__file__).with_name("init_templates")
 

@@ -1,6 +1,7 @@
 """The catalogue: every metric as one record, read by recorder, exporter, quality check, docs and plots.
 
-Adding a metric that comes from a source listed in ``Source`` (harness/metrics/metric.py) touches this file alone. PromQL is
+Adding a metric that comes from a source listed in ``Source`` (harness/metrics/metric.py) touches this file alone, and for a
+gauge of the GPU that NVML is not asked for yet ``harness/metrics/nvml.py``. PromQL is
 kept as templates (see ``harness/metrics/promql.py``): a dialect fills in selectors, the label that
 tells replicas apart, and the window.
 """
@@ -20,6 +21,7 @@ from harness.metrics.metric import (
     Kind,
     Level,
     Metric,
+    OverDevices,
     Source,
 )
 
@@ -86,8 +88,19 @@ def _pressure(name: str, title: str, source: Source, counter: str, description: 
 
 
 def _device(
-    name: str, title: str, unit: str, source: Source, gauge: str, maximum: float, description: str, scale: str = ""
+    name: str,
+    title: str,
+    unit: str,
+    gauge: str,
+    dcgm: str,
+    maximum: float,
+    description: str,
+    over_devices: OverDevices = OverDevices.MEAN,
+    *,
+    source: Source = Source.GPU,
+    scale: str = "",
 ) -> Metric:
+    """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus."""
     return Metric(
         name=name,
         title=title,
@@ -96,13 +109,15 @@ def _device(
         level=Level.DEVICE,
         pooled=False,
         source=source,
-        promql=f"{scale}max by ($device) ({gauge}{{$gpus}})",
+        promql=f"{scale}max by ($device) ({dcgm}{{$gpus}})",
         promql_pooled="",
-        promql_raw=f"{gauge}{{$gpus}}",
+        promql_raw=f"{dcgm}{{$gpus}}",
         minimum=0.0,
         maximum=maximum,
         nonzero_expected=True,
         description=description,
+        gauge=gauge,
+        over_devices=over_devices,
     )
 
 
@@ -221,7 +236,7 @@ _STANDARD = (
         "gpu_utilization",
         "GPU utilisation",
         "percent",
-        Source.GPU_UTILIZATION,
+        "utilization_percent",
         "DCGM_FI_DEV_GPU_UTIL",
         100.0,
         "Share of the driver's own sampling period (1/6 to 1 s) in which at least one kernel ran.",
@@ -230,29 +245,33 @@ _STANDARD = (
         "gpu_memory",
         "GPU memory",
         "bytes",
-        Source.GPU_MEMORY,
+        "memory_bytes",
         "DCGM_FI_DEV_FB_USED",
         2.0**43,
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
+        OverDevices.LARGEST_SUM,
+        source=Source.GPU_MEMORY,
         scale="1048576 * ",
     ),
     _device(
         "gpu_power",
         "GPU power",
         "watts",
-        Source.GPU_POWER,
+        "power_w",
         "DCGM_FI_DEV_POWER_USAGE",
         3000.0,
         "Power draw of the board.",
+        OverDevices.SUM,
     ),
     _device(
         "gpu_temperature",
         "GPU temperature",
         "degrees Celsius",
-        Source.GPU_TEMPERATURE,
+        "temperature_celsius",
         "DCGM_FI_DEV_GPU_TEMP",
         120.0,
         "Temperature of the GPU's core.",
+        OverDevices.HIGHEST,
     ),
     _pressure(
         "cpu_psi",

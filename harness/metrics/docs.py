@@ -135,7 +135,10 @@ def document() -> str:
         if name not in STANDARD
     ]
     parts.append(_GRID)
-    parts += [f"| `{metric.name}` | {metric.source.value} |\n" for metric in STANDARD.values()]
+    parts += [
+        f"| `{metric.name}` | {metric.source.value}{metric.gauge and f': `{metric.gauge}`'} |\n"
+        for metric in STANDARD.values()
+    ]
     parts.append(_PROMQL.format(columns=", ".join(f"`{column}`" for column in GPU_COLUMNS), window=_WINDOW_S))
     parts += ["```promql\n", "\n".join(_queries()), "\n```\n"]
     parts.append(

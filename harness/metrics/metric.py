@@ -36,15 +36,22 @@ class Level(StrEnum):
         return {Level.REPLICA: "all", Level.DEVICE: "gpu", Level.NODE: "node"}[self]
 
 
+class OverDevices(StrEnum):
+    """How all rows of all devices come to the one figure of a report."""
+
+    MEAN = "Mean over rows and GPUs."
+    SUM = "Mean over rows, sum over GPUs."
+    LARGEST_SUM = "Largest sum over the GPUs at one time."
+    HIGHEST = "Highest row of any GPU."
+
+
 class Source(StrEnum):
     """What the embedded recorder reads."""
 
     PROCESS_CPU = "CPU seconds of the replica's process and its children"
     PROCESS_MEMORY = "resident memory of the replica's process and its children"
-    GPU_UTILIZATION = "NVML utilisation of the device"
-    GPU_MEMORY = "NVML memory in use on the device, and by each replica's processes"
-    GPU_POWER = "NVML power draw of the device"
-    GPU_TEMPERATURE = "NVML temperature of the device"
+    GPU = "NVML, of the device"
+    GPU_MEMORY = "NVML, of the device and of each replica's processes"
     CPU_PRESSURE = "/proc/pressure/cpu, `some total`"
     MEMORY_PRESSURE = "/proc/pressure/memory, `some total`"
     IO_PRESSURE = "/proc/pressure/io, `some total`"
@@ -53,7 +60,7 @@ class Source(StrEnum):
     PUBLISHED = "what some workloads publish of their own on the replica's /metrics"
 
 
-GPU_SOURCES = frozenset({Source.GPU_UTILIZATION, Source.GPU_MEMORY, Source.GPU_POWER, Source.GPU_TEMPERATURE})
+GPU_SOURCES = frozenset({Source.GPU, Source.GPU_MEMORY})
 PRESSURE_SOURCES = frozenset({Source.CPU_PRESSURE, Source.MEMORY_PRESSURE, Source.IO_PRESSURE})
 PROCESS_SOURCES = frozenset({Source.PROCESS_CPU, Source.PROCESS_MEMORY})
 ESSENTIAL_SOURCES = frozenset({Source.LATENCY, Source.REQUESTS})
@@ -82,6 +89,8 @@ class Metric:
         description: one sentence for the docs.
         quantile: between 0 and 1 for quantiles; None otherwise.
         families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
+        gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
+        over_devices: how its rows come to the figure of a report; of devices only.
         workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
     """
 
@@ -101,6 +110,8 @@ class Metric:
     description: str
     quantile: float | None = None
     families: tuple[str, ...] = ()
+    gauge: str = ""
+    over_devices: OverDevices = OverDevices.MEAN
     workloads: tuple[str, ...] = ()
 
     @property

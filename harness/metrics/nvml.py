@@ -4,32 +4,70 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from harness.metrics.gpu_activity import ActivityReader, GpuActivity
+from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuUsage
 
+T = TypeVar("T")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MW_PER_W = 1000.0
-_MJ_PER_J = 1000.0
+
+GAUGES: dict[str, Callable[[Any, Any], float]] = {
+    "utilization_percent": lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "memory_bytes": lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used,
+    "power_w": lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000,
+    "temperature_celsius": lambda nvml, gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+    "sm_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda nvml, gpu: nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM),
+    "throttle_reasons": lambda nvml, gpu: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu),
+    "energy_j": lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000,
+}
+"""How each gauge is read of the ``pynvml`` module and a device; reasons are a bit mask, energy counts since the driver loaded.
+
+All are columns of ``telemetry.csv``; those that the catalogue names are metrics, too.
+"""
+
+_BYTES_PER_MIB = 1048576.0
+ACTIVITY = {
+    "sm_active_percent": ("NVML_GPM_METRIC_SM_UTIL", 1.0),
+    "sm_occupancy_percent": ("NVML_GPM_METRIC_SM_OCCUPANCY", 1.0),
+    "tensor_active_percent": ("NVML_GPM_METRIC_ANY_TENSOR_UTIL", 1.0),
+    "dram_active_percent": ("NVML_GPM_METRIC_DRAM_BW_UTIL", 1.0),
+    "pcie_sent_bytes_per_s": ("NVML_GPM_METRIC_PCIE_TX_PER_SEC", _BYTES_PER_MIB),
+    "pcie_received_bytes_per_s": ("NVML_GPM_METRIC_PCIE_RX_PER_SEC", _BYTES_PER_MIB),
+}
+"""What the GPU's processors really did since the reading before, from NVML's GPU performance monitoring (GPM), on Hopper and
+newer, without root: NVML's name and what its value is multiplied by. "GPU utilisation" says only that some kernel ran.
+
+SM active is the share of time x streaming multiprocessors (SMs) with work on them, occupancy the resident warps of those that
+the SMs can hold, DRAM active the share of the memory's bandwidth in use; PCIe is sent from the GPU to the host.
+"""
+_COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
 @dataclass(frozen=True, slots=True)
-class GpuTelemetry:
-    """One fast reading of one device; throttle reasons as NVML's bit mask, energy since the driver loaded."""
+class GpuFacts:
+    """One GPU, as preflight needs it.
 
-    utilization_percent: float | Missing
-    memory_bytes: float | Missing
-    power_w: float | Missing
-    temperature_celsius: float | Missing
-    sm_clock_mhz: float | Missing
-    memory_clock_mhz: float | Missing
-    throttle_reasons: float | Missing
-    energy_j: float | Missing
-    activity: GpuActivity
+    Attributes:
+        uuid: what CUDA_VISIBLE_DEVICES may call it; means the same to every process, unlike its number.
+        compute_mode: default, exclusive-process, prohibited; empty when the device does not tell.
+        mig: it is divided into instances.
+        mig_uuids: the instances there are.
+        processes: ids of the processes that compute on it.
+    """
+
+    name: str
+    total_bytes: int
+    free_bytes: int
+    uuid: str = ""
+    compute_mode: str = ""
+    mig: bool = False
+    mig_uuids: tuple[str, ...] = ()
+    processes: tuple[int, ...] = ()
 
 
 class NvmlGpus:
@@ -38,14 +76,15 @@ class NvmlGpus:
     Args:
         library: stands in for the ``pynvml`` module in tests.
         used: UUIDs of those that replicas use, the others being nobody's business; None: all of them.
+        activity: ``read_telemetry`` will be called, which keeps samples of each device's activity.
     """
 
-    def __init__(self, library: Any = None, *, used: Collection[str] | None = None) -> None:
+    def __init__(self, library: Any = None, *, used: Collection[str] | None = None, activity: bool = False) -> None:
         self._nvml: Any = library
         self._used = used
         self._handles: list[Any] = []
         self.absent = self._open()
-        self._activity = [ActivityReader(self._nvml, handle) for handle in self._handles]
+        self._activity = [_Activity(self._nvml, handle) for handle in self._handles if activity]
 
     @property
     def count(self) -> int:
@@ -54,34 +93,13 @@ class NvmlGpus:
 
     def read(self) -> list[GpuUsage]:
         """What the recorder wants of every device."""
-        return [
-            GpuUsage(
-                utilization_percent=self._get(self._utilization, handle),
-                memory_bytes=self._get(self._memory, handle),
-                power_w=self._get(self._power, handle),
-                temperature_celsius=self._get(self._temperature, handle),
-                process_memory_bytes=self._process_memory(handle),
-            )
-            for handle in self._handles
-        ]
+        names = [metric.gauge for metric in CATALOGUE.values() if metric.gauge]
+        return [GpuUsage(self._gauges(names, handle), self._process_memory(handle)) for handle in self._handles]
 
-    def read_telemetry(self) -> list[GpuTelemetry]:
-        """What the telemetry series wants of every device."""
-        nvml = self._nvml
-        return [
-            GpuTelemetry(
-                utilization_percent=self._get(self._utilization, handle),
-                memory_bytes=self._get(self._memory, handle),
-                power_w=self._get(self._power, handle),
-                temperature_celsius=self._get(self._temperature, handle),
-                sm_clock_mhz=self._get(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-                memory_clock_mhz=self._get(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-                throttle_reasons=self._get(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle),
-                energy_j=self._get(self._energy, handle),
-                activity=activity.read(),
-            )
-            for handle, activity in zip(self._handles, self._activity, strict=True)
-        ]
+    def read_telemetry(self) -> list[dict[str, float | Missing]]:
+        """What the telemetry series wants of every device: ``GAUGES`` and ``ACTIVITY``."""
+        pairs = zip(self._handles, self._activity, strict=True)
+        return [self._gauges(GAUGES, handle) | activity.read() for handle, activity in pairs]
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -120,21 +138,6 @@ class NvmlGpus:
     def _is_used(self, handle: Any) -> bool:
         return self._used is None or str(self._nvml.nvmlDeviceGetUUID(handle)) in self._used
 
-    def _utilization(self, handle: Any) -> float:
-        return float(self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-
-    def _memory(self, handle: Any) -> float:
-        return float(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-
-    def _power(self, handle: Any) -> float:
-        return float(self._nvml.nvmlDeviceGetPowerUsage(handle)) / _MW_PER_W
-
-    def _temperature(self, handle: Any) -> float:
-        return float(self._nvml.nvmlDeviceGetTemperature(handle, self._nvml.NVML_TEMPERATURE_GPU))
-
-    def _energy(self, handle: Any) -> float:
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / _MJ_PER_J
-
     def _process_memory(self, handle: Any) -> dict[int, int] | Missing:
         nvml = self._nvml
         memory: dict[int, int] = {}
@@ -151,11 +154,165 @@ class NvmlGpus:
             memory[process.pid] = int(process.usedGpuMemory)
         return memory
 
-    def _get(self, call: Callable[..., float], *arguments: Any) -> float | Missing:
+    def _gauges(self, names: Iterable[str], handle: Any) -> dict[str, float | Missing]:
+        values: dict[str, float | Missing] = {}
+        for name in names:
+            try:
+                values[name] = float(GAUGES[name](self._nvml, handle))
+            except self._nvml.NVMLError as error:
+                values[name] = Missing(f"NVML: {_clip(str(error))}")
+        return values
+
+
+class _Activity:
+    """Reads the activity of one device; each reader has intervals of its own, the first since it was made."""
+
+    def __init__(self, nvml: Any, device: Any) -> None:
+        self._nvml = nvml
+        self._device = device
+        self._samples: list[Any] = []
+        """The interval's begin, then the one to be filled with its end."""
+        self._absent = self._open()
+
+    def read(self) -> dict[str, float | Missing]:
+        """Averages since the last call."""
+        if self._absent is not None:
+            return dict.fromkeys(ACTIVITY, self._absent)
+        begin, end = self._samples
         try:
-            return float(call(*arguments))
+            self._nvml.nvmlGpmSampleGet(self._device, end)
+            activity = self._between(begin, end)
         except self._nvml.NVMLError as error:
-            return Missing(f"NVML: {_clip(str(error))}")
+            return dict.fromkeys(ACTIVITY, Missing(f"NVML: {error}"))
+        self._samples = [end, begin]
+        return activity
+
+    def close(self) -> None:
+        """Free the samples; before NVML is shut down."""
+        for sample in self._samples:
+            self._nvml.nvmlGpmSampleFree(sample)
+        self._samples = []
+
+    def _open(self) -> Missing | None:
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlGpmQueryDeviceSupport(self._device).isSupportedDevice:
+                return Missing("NVML: this GPU has no performance monitoring (Hopper and newer have it)")
+            self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+            nvml.nvmlGpmSampleGet(self._device, self._samples[0])
+        except nvml.NVMLError as error:
+            return Missing(f"NVML: {error}")
+        return None
+
+    def _between(self, begin: Any, end: Any) -> dict[str, float | Missing]:
+        nvml = self._nvml
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(ACTIVITY)
+        asked.sample1, asked.sample2 = begin, end
+        for metric, (name, _) in zip(asked.metrics, ACTIVITY.values(), strict=False):
+            metric.metricId = getattr(nvml, name)
+        nvml.nvmlGpmMetricsGet(asked)
+        return {
+            name: metric.value * scale if metric.nvmlReturn == nvml.NVML_SUCCESS else Missing("NVML: not on this GPU")
+            for metric, (name, (_, scale)) in zip(asked.metrics, ACTIVITY.items(), strict=False)
+        }
+
+
+def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
+    """The GPUs that NVML shows and CUDA_VISIBLE_DEVICES lets through, in its order; or none and the reason.
+
+    Args:
+        library: stands in for the ``pynvml`` module in tests.
+    """
+    found, why_none = _of_each(_facts, library)
+    return found, "" if found else why_none or f"the driver shows no device that {VISIBLE} lets through"
+
+
+def gpu_descriptions() -> tuple[list[dict[str, Any]], str]:
+    """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU."""
+    return _of_each(describe)
+
+
+def _of_each(ask: Callable[[Any, Any], T], library: Any = None) -> tuple[list[T], str]:
+    import pynvml
+
+    nvml = library or pynvml
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return [], str(error)
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return [ask(nvml, handle) for handle in visible(nvml, handles)], ""
+    except nvml.NVMLError as error:
+        return [], str(error)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _facts(nvml: Any, handle: Any) -> GpuFacts:
+    def ask(name: str, default: Any) -> Any:
+        try:
+            return getattr(nvml, name)(handle)
+        except nvml.NVMLError:
+            return default  # not every device answers every question
+
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    return GpuFacts(
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        uuid=str(nvml.nvmlDeviceGetUUID(handle)),
+        compute_mode=_COMPUTE_MODES.get(ask("nvmlDeviceGetComputeMode", None), ""),
+        mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
+        mig_uuids=tuple(_mig_uuids(nvml, handle)),
+        processes=tuple(process.pid for process in ask("nvmlDeviceGetComputeRunningProcesses", [])),
+    )
+
+
+def _mig_uuids(nvml: Any, handle: Any) -> Iterator[str]:
+    try:
+        places = range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except nvml.NVMLError:
+        return  # the device has no MIG at all
+    for place in places:
+        try:
+            yield str(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+        except nvml.NVMLError:
+            continue  # no instance in this place
+
+
+def describe(nvml: Any, handle: Any) -> dict[str, Any]:
+    """One device as a manifest describes it; None for what it does not tell."""
+
+    def ask(question: Callable[[], Any]) -> Any:
+        try:
+            return question()
+        except nvml.NVMLError:
+            return None  # Not every device answers every question, e.g. clocks inside a container.
+
+    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion)
+    power_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
+    mig = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
+    mode = ask(lambda: nvml.nvmlDeviceGetComputeMode(handle))
+    return {
+        "index": nvml.nvmlDeviceGetIndex(handle),
+        "name": _as_text(nvml.nvmlDeviceGetName(handle)),
+        "uuid": _as_text(nvml.nvmlDeviceGetUUID(handle)),
+        "memory_bytes": ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        "driver": ask(lambda: _as_text(nvml.nvmlSystemGetDriverVersion())),
+        "cuda": None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        "clock_sm_max_mhz": ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        "clock_memory_max_mhz": ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+        "clock_sm_applied_mhz": ask(lambda: nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM)),
+        "power_limit_w": None if power_mw is None else power_mw / 1000,
+        "compute_mode": None if mode is None else _COMPUTE_MODES.get(mode, str(mode)),
+        "mig": None if mig is None else bool(mig),
+    }
+
+
+def _as_text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def visible(nvml: Any, handles: list[Any]) -> list[Any]:

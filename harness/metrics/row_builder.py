@@ -23,13 +23,6 @@ LATE_TICK = "the recorder itself was late by a whole step or more: the machine w
 
 Value = float | Missing
 
-_DEVICE_VALUE: Mapping[Source, Callable[[GpuUsage], Value]] = {
-    Source.GPU_UTILIZATION: lambda gpu: gpu.utilization_percent,
-    Source.GPU_MEMORY: lambda gpu: gpu.memory_bytes,
-    Source.GPU_POWER: lambda gpu: gpu.power_w,
-    Source.GPU_TEMPERATURE: lambda gpu: gpu.temperature_celsius,
-}
-
 
 class _Replica:
     """What is remembered of one replica between ticks: its windows and its count."""
@@ -186,7 +179,7 @@ class TickComputer:
 
     def _device_series(self, metric: Metric) -> Iterator[tuple[str, Value]]:
         for index, gpu in enumerate(self._gpus):
-            yield f"gpu-{index}", _DEVICE_VALUE[metric.source](gpu)
+            yield f"gpu-{index}", gpu.gauges[metric.gauge]
         if metric.source is Source.GPU_MEMORY:
             for index, target in enumerate(self._targets):
                 yield target.series, self._replica_gpu_memory(index)

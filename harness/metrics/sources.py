@@ -54,12 +54,9 @@ class ProcessUsage:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """One reading of one device; memory by process id where the driver tells."""
+    """One reading of one device: its gauges by name, and memory by process id where the driver tells."""
 
-    utilization_percent: float | Missing
-    memory_bytes: float | Missing
-    power_w: float | Missing
-    temperature_celsius: float | Missing
+    gauges: Mapping[str, float | Missing]
     process_memory_bytes: Mapping[int, int] | Missing
 
 

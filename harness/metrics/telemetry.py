@@ -9,7 +9,7 @@ import csv
 import dataclasses
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -18,16 +18,13 @@ import psutil
 
 from harness.clock import Clock
 from harness.errors import MetricsError, StorageError
-from harness.metrics.gpu_activity import GpuActivity, unknown
-from harness.metrics.nvml import GpuTelemetry, NvmlGpus
+from harness.metrics.nvml import ACTIVITY, GAUGES, NvmlGpus
 from harness.metrics.scrape import Missing
 from harness.metrics.summary import Lateness, LatenessHistogram
 
 _FLUSH_INTERVAL_S = 1.0
 _JOIN_TIMEOUT_S = 10.0
-_READINGS = tuple(field.name for field in fields(GpuTelemetry) if field.name != "activity")
-_ACTIVITY = tuple(field.name for field in fields(GpuActivity))
-GPU_COLUMNS = _READINGS + _ACTIVITY
+GPU_COLUMNS = (*GAUGES, *ACTIVITY)
 
 
 class TelemetrySource(Protocol):
@@ -43,8 +40,8 @@ class TelemetrySource(Protocol):
         """How many devices are read."""
         ...
 
-    def read_telemetry(self) -> list[GpuTelemetry]:
-        """One reading of every device, in order."""
+    def read_telemetry(self) -> list[dict[str, float | Missing]]:
+        """One reading of every device, in order, by the names in ``GPU_COLUMNS``."""
         ...
 
     def close(self) -> None:
@@ -121,7 +118,7 @@ class Telemetry(threading.Thread):
         self._path = path
         self._interval_s = interval_s
         self._clock = clock
-        self._source: TelemetrySource = source or NvmlGpus()
+        self._source: TelemetrySource = source or NvmlGpus(activity=True)
         self._wake = threading.Event()
         self._missing: dict[str, str] = {}
         self._rows = 0
@@ -194,17 +191,15 @@ class Telemetry(threading.Thread):
     def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
         row = [_iso(now_s), f"{elapsed_s:.3f}"]
         for gpu, usage in enumerate(self._read() if self._gpus else ()):
-            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage, column)) for column in _READINGS]
-            row += [self._cell(f"gpu{gpu}_{column}", getattr(usage.activity, column)) for column in _ACTIVITY]
+            row += [self._cell(f"gpu{gpu}_{column}", usage[column]) for column in GPU_COLUMNS]
         return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
 
-    def _read(self) -> Sequence[GpuTelemetry]:
+    def _read(self) -> Sequence[dict[str, float | Missing]]:
         try:
             return self._source.read_telemetry()
         except Exception as error:  # noqa: BLE001 - whatever the driver's library raises, the series goes on
             reason = Missing(f"the GPU could not be read: {type(error).__name__}: {error}")
-            nothing: dict[str, Any] = dict.fromkeys(_READINGS, reason)
-            return [GpuTelemetry(**nothing, activity=unknown(reason))] * self._gpus
+            return [dict.fromkeys(GPU_COLUMNS, reason)] * self._gpus
 
     def _cell(self, column: str, value: float | Missing) -> str:
         if isinstance(value, Missing):

@@ -19,15 +19,7 @@ _COLUMN = "_throttle_reasons"
 
 def held_back(telemetry: Path) -> Iterator[Finding]:
     """A finding for each GPU of ``telemetry.csv`` that was held back in more than 1 % of its readings; none without the file."""
-    if not telemetry.is_file():
-        return
-    readings: dict[str, Counter[int]] = {}
-    with telemetry.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            for column, value in row.items():
-                if column and column.endswith(_COLUMN) and value:
-                    readings.setdefault(column.removesuffix(_COLUMN), Counter())[int(float(value))] += 1
-    for gpu, masks in readings.items():
+    for gpu, masks in reasons(telemetry).items():
         slowed, capped = _share(masks, SLOWED), _share(masks, POWER_CAP)
         name = gpu.replace("gpu", "gpu-")
         if slowed > TOLD_SHARE:
@@ -50,6 +42,20 @@ def held_back(telemetry: Path) -> Iterator[Finding]:
 def power_capped(masks: Iterable[float]) -> float:
     """Share of the readings of NVML's reasons, between 0 and 1, at which the power cap set the clock."""
     return _share(Counter(int(mask) for mask in masks), POWER_CAP)
+
+
+def reasons(telemetry: Path) -> dict[str, Counter[int]]:
+    """How often each GPU, by its name in the columns, gave each mask of NVML's reasons; none without the file."""
+    found: dict[str, Counter[int]] = {}
+    if telemetry.is_file():
+        with telemetry.open(encoding="utf-8", newline="") as file:
+            rows = csv.reader(file)
+            columns = [(at, name) for at, name in enumerate(next(rows, ())) if name.endswith(_COLUMN)]
+            for row in rows:
+                for at, name in columns:
+                    if row[at:] and row[at]:
+                        found.setdefault(name.removesuffix(_COLUMN), Counter())[int(float(row[at]))] += 1
+    return found
 
 
 def _share(masks: Counter[int], bits: int) -> float:

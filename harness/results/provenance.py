@@ -7,12 +7,10 @@ import os
 import platform
 import socket
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import harness
-from harness.metrics.nvml import visible
+from harness.metrics.nvml import gpu_descriptions
 from harness.results.manifest import Gpu, Host, Provenance, Software
 
 _PACKAGES = (
@@ -32,8 +30,13 @@ _GIT_TIMEOUT_S = 5
 
 def collect() -> Provenance:
     """Host, GPUs and software of this process. What cannot be read is None, with no exception."""
-    gpus, absent = _gpus()
-    return Provenance(host=_host(), gpus=gpus, gpus_absent=absent, software=_software())
+    gpus, why_none = gpu_descriptions()
+    return Provenance(
+        host=_host(),
+        gpus=[Gpu(**gpu) for gpu in gpus],
+        gpus_absent=why_none and f"no NVIDIA driver answers: {why_none}",
+        software=_software(),
+    )
 
 
 def _host() -> Host:
@@ -115,51 +118,3 @@ def _git(root: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _gpus() -> tuple[list[Gpu], str]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return [], f"no NVIDIA driver answers: {error}"
-    try:
-        every = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_gpu(pynvml, handle) for handle in visible(pynvml, every)], ""
-    except pynvml.NVMLError as error:
-        return [], f"the NVIDIA driver failed: {error}"
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu(nvml: Any, handle: Any) -> Gpu:
-    def ask(question: Callable[[], Any]) -> Any:
-        try:
-            return question()
-        except nvml.NVMLError:
-            return None  # Not every device answers every question, e.g. clocks inside a container.
-
-    cuda = ask(nvml.nvmlSystemGetCudaDriverVersion)
-    power_mw = ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
-    mig = ask(lambda: nvml.nvmlDeviceGetMigMode(handle)[0])
-    mode = ask(lambda: nvml.nvmlDeviceGetComputeMode(handle))
-    modes = {0: "default", 2: "prohibited", 3: "exclusive-process"}
-    return Gpu(
-        index=nvml.nvmlDeviceGetIndex(handle),
-        name=_as_text(nvml.nvmlDeviceGetName(handle)),
-        uuid=_as_text(nvml.nvmlDeviceGetUUID(handle)),
-        memory_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        driver=ask(lambda: _as_text(nvml.nvmlSystemGetDriverVersion())),
-        cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        clock_sm_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
-        clock_memory_max_mhz=ask(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-        clock_sm_applied_mhz=ask(lambda: nvml.nvmlDeviceGetApplicationsClock(handle, nvml.NVML_CLOCK_SM)),
-        power_limit_w=None if power_mw is None else power_mw / 1000,
-        compute_mode=None if mode is None else modes.get(mode, str(mode)),
-        mig=None if mig is None else bool(mig),
-    )
-
-
-def _as_text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from harness.metrics.catalogue import CATALOGUE, Level
 from scripts.dashboards.model import Dashboard, Panel, Query, Variable
 from scripts.dashboards.queries import DEVICE, per_device, rate
 
 _GPU = "{{node}} GPU {{gpu}}"
+_SHOWN = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")
+_UNITS = {"percent": "percent", "bytes": "bytes", "watts": "watt", "degrees Celsius": "celsius"}
 
 
 def _largest(gauge: str, scale: str = "") -> str:
@@ -80,6 +83,11 @@ GPU_PERFORMANCE = Dashboard(
                 "Last error (XID)",
                 [Query(_largest("DCGM_FI_DEV_XID_ERRORS"), _GPU)],
                 about="0: none since the driver was loaded.",
+            ),
+            *(
+                Panel(metric.title, [per_device(name)], unit=_UNITS.get(metric.unit, "short"), about=metric.description)
+                for name, metric in CATALOGUE.items()
+                if metric.level is Level.DEVICE and name not in _SHOWN
             ),
         ],
         "GPU by GPU": [

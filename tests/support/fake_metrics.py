@@ -11,8 +11,7 @@ import numpy as np
 
 from harness.metrics.catalogue import Source
 from harness.metrics.exposition import ReplicaSample
-from harness.metrics.gpu_activity import GpuActivity
-from harness.metrics.nvml import GpuTelemetry
+from harness.metrics.nvml import ACTIVITY
 from harness.metrics.rows import Row
 from harness.metrics.scrape import Missing
 from harness.metrics.sources import GpuUsage, ProcessUsage, Sources
@@ -72,6 +71,14 @@ class FakeProcesses:
         return frozenset({1000 + index})
 
 
+GAUGES: dict[str, float | Missing] = {
+    "utilization_percent": 50.0,
+    "memory_bytes": 2.0**30,
+    "power_w": 100.0,
+    "temperature_celsius": 40.0,
+}
+
+
 class FakeGpus:
     """Devices whose n-th reading is ``script(device, n)``, or no device with a reason."""
 
@@ -88,21 +95,18 @@ class FakeGpus:
         self.readings += 1
         return readings
 
-    def read_telemetry(self) -> list[GpuTelemetry]:
+    def read_telemetry(self) -> list[dict[str, float | Missing]]:
         """Steady telemetry, the energy counter rising with each reading."""
         self.readings += 1
         return [
-            GpuTelemetry(
-                utilization_percent=50.0,
-                memory_bytes=2.0**30,
-                power_w=100.0,
-                temperature_celsius=40.0,
-                sm_clock_mhz=1500.0,
-                memory_clock_mhz=2600.0,
-                throttle_reasons=0.0,
-                energy_j=25.0 * self.readings,
-                activity=GpuActivity(30.0, 20.0, 10.0, 5.0, 1e6, 2e6),
-            )
+            {
+                **GAUGES,
+                "sm_clock_mhz": 1500.0,
+                "memory_clock_mhz": 2600.0,
+                "throttle_reasons": 0.0,
+                "energy_j": 25.0 * self.readings,
+                **dict(zip(ACTIVITY, (30.0, 20.0, 10.0, 5.0, 1e6, 2e6), strict=True)),
+            }
             for _ in range(self.count)
         ]
 
@@ -150,10 +154,7 @@ class RowList:
 def gpu_usage(process_memory_bytes: dict[int, int] | Missing | None = None) -> GpuUsage:
     """A steady device; without an argument the driver does not tell processes apart."""
     return GpuUsage(
-        utilization_percent=50.0,
-        memory_bytes=2.0**30,
-        power_w=100.0,
-        temperature_celsius=40.0,
+        gauges=GAUGES,
         process_memory_bytes=Missing("NVML does not give memory per process here")
         if process_memory_bytes is None
         else process_memory_bytes,

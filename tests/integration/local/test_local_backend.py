@@ -14,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.backends import local_check
 from harness.backends.local import LocalBackend
 from harness.backends.orphans import end_strays
 from harness.config import WorkloadSpec
 from harness.errors import BackendError, ReplicaDiedError
+from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
@@ -120,7 +120,7 @@ def test_a_replica_that_never_serves_is_an_error_that_names_its_phase(deploy, ca
 
 
 def test_a_replica_that_silently_runs_on_the_cpu_of_a_gpu_machine_is_an_error(tmp_path, campaign_id, monkeypatch):
-    gpu = local_check.GpuFacts("a GPU that torch does not see", total_bytes=16_000_000_000, free_bytes=16_000_000_000)
+    gpu = GpuFacts("a GPU that torch does not see", total_bytes=16_000_000_000, free_bytes=16_000_000_000)
     monkeypatch.setattr("harness.backends.local.gpu_facts", lambda: ([gpu], ""))
     workload = WorkloadSpec(name="resnet50", threads=1, options={"model_size": "tiny"})
     spec = experiment().model_copy(update={"workload": workload, "replicas": 1})

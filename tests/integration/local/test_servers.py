@@ -12,11 +12,11 @@ import psutil
 import pytest
 
 from harness.backends import local, local_check
-from harness.backends.devices import GpuFacts
 from harness.backends.local import LocalBackend
 from harness.campaign.verify import verify_campaign
 from harness.config import Device, SloSpec, WorkloadSpec
 from harness.errors import BackendError, ReasonCode
+from harness.metrics.nvml import GpuFacts
 from harness.replica.engine.ledger import FIELDS
 from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest

@@ -8,11 +8,12 @@ import pytest
 
 from harness.backends import sharing_check
 from harness.backends.base import Severity
-from harness.backends.devices import GpuFacts, device_environment, gpu_facts, in_use
+from harness.backends.devices import device_environment, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, MpsSpec, Sharing
 from harness.errors import BackendError
+from harness.metrics.nvml import GpuFacts, gpu_facts
 from tests.support.experiments import experiment
 
 GPU = GpuFacts("NVIDIA H200", 150_000_000_000, 149_000_000_000, compute_mode="default")

@@ -430,7 +430,7 @@ def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, cels
     on = stage(replicas=[1], timing=timing)
 
     def cooling(_device, reading):
-        return dataclasses.replace(gpu_usage(), temperature_celsius=55.0 - reading)
+        return dataclasses.replace(gpu_usage(), gauges={"temperature_celsius": 55.0 - reading})
 
     on.runner(gpus=lambda: FakeGpus(1, cooling)).run()
 

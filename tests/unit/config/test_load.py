@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from harness.backends import sharing_check
-from harness.backends.devices import GpuFacts
 from harness.campaign import init_template
 from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
@@ -16,6 +15,7 @@ from harness.config import CampaignSpec, KubernetesSpec
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
 from harness.errors import CampaignFileError
+from harness.metrics.nvml import GpuFacts
 
 GOOD = """
 name: mine

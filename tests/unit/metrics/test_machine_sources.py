@@ -210,43 +210,49 @@ def no_visible_devices(monkeypatch):
 
 
 def test_every_device_is_read_in_units_of_the_catalogue():
-    gpus = NvmlGpus(FakeNvml(processes=[process(7, 300)], mps=[process(8, 400)]))
+    gpus = NvmlGpus(FakeNvml(processes=[process(7, 300)], mps=[process(8, 400)]), activity=True)
     assert (gpus.absent, gpus.count) == ("", 2)
     usage = gpus.read()[1]
-    assert (usage.utilization_percent, usage.memory_bytes, usage.power_w, usage.temperature_celsius) == (
-        91,
-        1001,
-        123.456,
-        55,
-    )
+    assert usage.gauges == {
+        "utilization_percent": 91,
+        "memory_bytes": 1001,
+        "power_w": 123.456,
+        "temperature_celsius": 55,
+    }
     assert usage.process_memory_bytes == {7: 300, 8: 400}
     telemetry = gpus.read_telemetry()[0]
-    assert (telemetry.sm_clock_mhz, telemetry.memory_clock_mhz) == (1980, 2619)
-    assert (telemetry.throttle_reasons, telemetry.energy_j) == (4, 5.0)
+    assert (telemetry["sm_clock_mhz"], telemetry["memory_clock_mhz"]) == (1980, 2619)
+    assert (telemetry["throttle_reasons"], telemetry["energy_j"]) == (4, 5.0)
 
 
 def test_what_the_processors_did_is_told_from_reading_to_reading():
     library = FakeNvml(devices=1)
-    gpus = NvmlGpus(library)
+    gpus = NvmlGpus(library, activity=True)
     for _ in range(3):
-        activity = gpus.read_telemetry()[0].activity
-        assert (activity.sm_active_percent, activity.tensor_active_percent) == (2.01, 5.01)
-        assert activity.sm_occupancy_percent == Missing("NVML: not on this GPU")
-        assert activity.pcie_received_bytes_per_s == pytest.approx(21.01 * 2**20)
+        activity = gpus.read_telemetry()[0]
+        assert (activity["sm_active_percent"], activity["tensor_active_percent"]) == (2.01, 5.01)
+        assert activity["sm_occupancy_percent"] == Missing("NVML: not on this GPU")
+        assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20)
     gpus.close()
     assert library.samples == 0
 
 
+def test_who_reads_no_activity_keeps_no_samples_of_it():
+    library = FakeNvml()
+    NvmlGpus(library).read()
+    assert library.samples == 0
+
+
 def test_a_gpu_without_performance_monitoring_says_so():
-    activity = NvmlGpus(FakeNvml(monitored=False)).read_telemetry()[0].activity
-    assert "Hopper and newer" in activity.sm_active_percent.reason
+    activity = NvmlGpus(FakeNvml(monitored=False), activity=True).read_telemetry()[0]
+    assert "Hopper and newer" in activity["sm_active_percent"].reason
 
 
 def test_what_one_device_cannot_do_is_missing_and_the_rest_is_not():
     usage = NvmlGpus(FakeNvml(power_error="Not Supported", processes=[process(7, None)])).read()[0]
-    assert usage.power_w == Missing("NVML: Not Supported")
+    assert usage.gauges["power_w"] == Missing("NVML: Not Supported")
     assert usage.process_memory_bytes == Missing("NVML does not give memory per process here")
-    assert usage.utilization_percent == 90
+    assert usage.gauges["utilization_percent"] == 90
 
 
 @pytest.mark.parametrize(
@@ -269,15 +275,15 @@ def test_no_device_has_a_reason(library, reason):
 )
 def test_only_devices_that_the_replicas_see_are_read(monkeypatch, visible, utilizations):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert [usage.utilization_percent for usage in NvmlGpus(FakeNvml()).read()] == utilizations
+    assert [usage.gauges["utilization_percent"] for usage in NvmlGpus(FakeNvml()).read()] == utilizations
 
 
 @pytest.mark.parametrize(
     ("used", "utilizations"), [(["GPU-11-aaaa"], [91]), (["GPU-00-aaaa", "GPU-11-aaaa"], [90, 91])]
 )
 def test_a_device_that_nobody_uses_is_not_read(used, utilizations):
-    gpus = NvmlGpus(FakeNvml(), used=used)
-    assert [usage.utilization_percent for usage in gpus.read()] == utilizations
+    gpus = NvmlGpus(FakeNvml(), used=used, activity=True)
+    assert [usage.gauges["utilization_percent"] for usage in gpus.read()] == utilizations
     assert len(gpus.read_telemetry()) == gpus.count == len(utilizations)
 
 

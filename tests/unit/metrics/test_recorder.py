@@ -6,13 +6,13 @@ import pytest
 
 from harness.clock import SimulatedClock
 from harness.errors import StorageError, UsageError
-from harness.metrics import row_builder
-from harness.metrics.catalogue import GPU_SOURCES, STANDARD, Source, select
+from harness.metrics.catalogue import CATALOGUE, GPU_SOURCES, STANDARD, Source, select
 from harness.metrics.exposition import ReplicaParser, ReplicaSample
+from harness.metrics.nvml import GAUGES
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.row_builder import LATE_TICK, MIXED_BUCKETS, NO_REPLICA, NO_REQUESTS, NO_TIME, TOO_FEW
 from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuUsage, ProcessUsage
+from harness.metrics.sources import ProcessUsage
 from tests.support.fake_metrics import (
     BOUNDS,
     FakeGpus,
@@ -217,10 +217,10 @@ def test_gpu_memory_is_split_among_replicas_where_the_driver_tells():
     assert "another PID namespace" in reasons(sink, "gpu_memory", "replica-0")[0]
 
 
-def test_every_source_of_a_device_has_a_reading_of_its_own():
-    readings = {source: read(GpuUsage(1.0, 2.0, 3.0, 4.0, {})) for source, read in row_builder._DEVICE_VALUE.items()}
-    assert readings.keys() == GPU_SOURCES
-    assert sorted(readings.values()) == [1.0, 2.0, 3.0, 4.0]
+def test_every_gauge_of_a_device_has_a_reading_of_its_own():
+    gauges = [metric.gauge for metric in CATALOGUE.values() if metric.source in GPU_SOURCES]
+    assert len(set(gauges)) == len(gauges)
+    assert set(gauges) <= GAUGES.keys()
 
 
 def test_a_missed_tick_has_rows_with_the_reason_and_the_grid_does_not_move():

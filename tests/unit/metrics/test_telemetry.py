@@ -9,10 +9,8 @@ import pytest
 
 from harness.clock import SystemClock
 from harness.errors import StorageError
-from harness.metrics.gpu_activity import unknown
-from harness.metrics.nvml import GpuTelemetry
 from harness.metrics.scrape import Missing
-from harness.metrics.telemetry import HostCpu, Telemetry, columns
+from harness.metrics.telemetry import GPU_COLUMNS, HostCpu, Telemetry, columns
 from tests.support.fake_metrics import FakeGpus
 
 
@@ -56,7 +54,7 @@ def test_what_the_driver_does_not_give_is_empty_with_its_reason(tmp_path):
     class NoEnergy(FakeGpus):
         def read_telemetry(self):
             reason = Missing("NVML: Not Supported")
-            return [GpuTelemetry(50.0, 1.0, 100.0, 40.0, reason, reason, 0.0, reason, unknown(reason))]
+            return [dict.fromkeys(GPU_COLUMNS, reason) | {"power_w": 100.0}]
 
     summary = run(tmp_path / "t.csv", NoEnergy(1), seconds=0.12)
     assert read(tmp_path / "t.csv")[0]["gpu0_energy_j"] == ""

@@ -7,7 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness.metrics.nvml import describe
 from harness.results import provenance
+from harness.results.manifest import Gpu
 
 
 def test_the_facts_of_this_machine_are_those_of_this_machine() -> None:
@@ -53,7 +55,7 @@ def test_a_gpu_that_answers_only_some_questions_is_still_described() -> None:
         nvmlDeviceGetMigMode=refuse,
         nvmlDeviceGetComputeMode=lambda _: 3,
     )
-    gpu = provenance._gpu(nvml, "handle")
+    gpu = Gpu(**describe(nvml, "handle"))
     assert (gpu.index, gpu.name, gpu.cuda, gpu.power_limit_w, gpu.compute_mode) == (
         5,
         "Tesla",
