@@ -97,13 +97,14 @@ def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> 
     """The server given; else the one that recorded, reached as the campaign reached it."""
     if url is None and (folder.parent / layout.CAMPAIGN_JSON).is_file():
         spec = open_folder(folder.parent).spec.kubernetes
-        if spec is not None and spec.prometheus_url is None:
+        if spec is not None:
             from harness.backends.kubernetes.client import KubernetesApi
-            from harness.backends.kubernetes.prometheus import server
+            from harness.backends.kubernetes.prometheus import direct, server
 
-            with server(KubernetesApi(spec), spec).impatient(timeout_s) as behind_api:
-                yield behind_api
+            at = spec.prometheus_url
+            recorded = direct(at, spec.prometheus_access) if at else server(KubernetesApi(spec), spec)
+            with recorded.impatient(timeout_s) as its:
+                yield its
                 return
-        url = spec.prometheus_url if spec else None  # with its password, which the experiment's own record lacks
-    with PrometheusServer(url or origin.url, timeout_s=timeout_s) as direct:
-        yield direct
+    with PrometheusServer(url or origin.url, timeout_s=timeout_s) as given:
+        yield given

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from harness.backends import capabilities
 from harness.config import CampaignSpec
@@ -73,4 +74,15 @@ def given(text: str) -> CampaignSource:
 def _source(text: str, name: str, origin: str) -> CampaignSource:
     spec = parse_campaign(text, origin=name, metrics=CATALOGUE)
     capabilities.require(spec, origin=name)
+    _refuse_password(spec, name)
     return CampaignSource(spec, text, origin)
+
+
+def _refuse_password(spec: CampaignSpec, name: str) -> None:
+    """The file is kept with the results, which are published. Raises CampaignFileError."""
+    url = (spec.kubernetes and spec.kubernetes.prometheus_url) or ""
+    if urlsplit(url).username is not None:
+        raise CampaignFileError(
+            f"{name} has a name and a password in `kubernetes.prometheus_url`, and it is kept with the results.",
+            advice="Leave them out, and name a file with `Basic ` and their base64 in `kubernetes.prometheus_access.token_file`.",
+        )

@@ -14,11 +14,11 @@ from harness.config.condition import ConditionSpec, LayerSpec, NeighbourSpec
 from harness.config.kubernetes import (
     GrafanaCost,
     KubernetesSpec,
-    PrometheusLabels,
     PullPolicy,
     WorkloadKind,
 )
 from harness.config.pods import Toleration
+from harness.config.prometheus import PrometheusLabels
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing

@@ -7,8 +7,8 @@ from enum import StrEnum
 from pydantic import Field, field_validator, model_validator
 
 import harness
-from harness.config.model import StrictModel
 from harness.config.pods import NAME, PodSettings
+from harness.config.prometheus import PrometheusAccess, PrometheusLabels
 
 IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
 
@@ -33,16 +33,6 @@ class GrafanaCost(StrEnum):
 
     SCALE_DOWN = "scale-down"
     LEAVE = "leave"
-
-
-class PrometheusLabels(StrictModel):
-    """What a Prometheus that is not ours calls things."""
-
-    pod: str = Field(default="pod", description="Label with the pod's name.")
-    node: str = Field(default="node", description="Label with the node's name.")
-    gpu_node: str = Field(
-        default="node", description="The same of the GPUs' metrics, e.g. Hostname for the GPU operator's exporter."
-    )
 
 
 class KubernetesSpec(PodSettings):
@@ -105,12 +95,16 @@ class KubernetesSpec(PodSettings):
     prometheus_url: str | None = Field(
         default=None,
         pattern=r"^https?://",
-        description="The Prometheus that watches the cluster, as the harness reaches it; null means through the API server, at prometheus_service.",
+        description="The Prometheus that watches the cluster, as the harness reaches it, with its path if it has one; null means through the API server, at prometheus_service.",
     )
     prometheus_service: str = Field(
         default="monitoring/prometheus:9090",
         pattern=r"^[a-z0-9-]+/[a-z0-9-]+:[a-z0-9-]+$",
         description="Its Service, as namespace/name:port.",
+    )
+    prometheus_access: PrometheusAccess = Field(
+        default_factory=PrometheusAccess,
+        description="How it is asked: {token_file: null, token_env: null, ca_file: null, tenant: null}.",
     )
     prometheus_labels: PrometheusLabels = Field(
         default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."
@@ -140,6 +134,16 @@ class KubernetesSpec(PodSettings):
         le=86_400,
         description="Seconds that a replica may be unschedulable before deploying fails; raise it where nodes are added on demand.",
     )
+
+    @model_validator(mode="after")
+    def _asked_directly(self) -> KubernetesSpec:
+        access = self.prometheus_access
+        if self.prometheus_url is None and (access.token_file or access.token_env or access.ca_file):
+            raise ValueError(
+                "`prometheus_access` has no token and no authority where the API server stands before Prometheus: "
+                "give its address in `prometheus_url`."
+            )
+        return self
 
     @model_validator(mode="after")
     def _admitted_as_a_whole(self) -> KubernetesSpec:

@@ -1,5 +1,6 @@
 """The part of a kubelet that an API server asks for logs."""
 
+import ipaddress
 import ssl
 import threading
 import urllib.parse
@@ -30,7 +31,7 @@ class Kubelet(ThreadingHTTPServer):
         self.pods = pods
         self.port = self.server_address[1]
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(_certificate(folder))
+        context.load_cert_chain(certificate(folder))
         self.socket = context.wrap_socket(self.socket, server_side=True)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -66,12 +67,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _certificate(folder: Path) -> Path:
+def certificate(folder: Path, address: str = "127.0.0.1") -> Path:
+    """Write a key and a certificate of its own for an address into one file."""
     folder.mkdir(parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubelet")])
     begin = datetime.now(UTC) - timedelta(hours=1)
-    certificate = (
+    made = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -79,11 +81,12 @@ def _certificate(folder: Path) -> Path:
         .serial_number(x509.random_serial_number())
         .not_valid_before(begin)
         .not_valid_after(begin + timedelta(days=2))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(address))]), critical=False)
         .sign(key, hashes.SHA256())
     )
     path = folder / "kubelet.pem"
     path.write_bytes(
-        certificate.public_bytes(serialization.Encoding.PEM)
+        made.public_bytes(serialization.Encoding.PEM)
         + key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return path

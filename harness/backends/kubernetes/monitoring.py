@@ -40,7 +40,7 @@ def check_prometheus(
         now_s: the harness's clock, seconds since the epoch.
     """
     try:
-        targets = active(server)
+        targets = _scraped(server)
     except PrometheusError as error:
         away = isinstance(error, PrometheusUnavailableError)
         return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
@@ -61,6 +61,20 @@ def check_prometheus(
         except PrometheusError as error:
             findings.append(Finding(Severity.WARNING, "prometheus", f"not checked: {error.message}", error.advice))
     return findings
+
+
+def _scraped(server: PrometheusServer) -> list[Target]:
+    """Its targets; none where it answers queries and scrapes nothing itself, as Mimir. Raises PrometheusError."""
+    try:
+        return active(server)
+    except PrometheusUnavailableError:
+        raise
+    except PrometheusError as error:
+        try:
+            server.query("vector(1)")
+        except (PrometheusError, NoDataError):
+            raise error from None
+        return []
 
 
 _UNREACHED = (

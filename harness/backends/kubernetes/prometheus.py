@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,24 +10,64 @@ from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import PodReplica
 from harness.config import KubernetesSpec
+from harness.config.prometheus import PrometheusAccess
+from harness.errors import PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Labels
 from harness.metrics.recording import Recording
 
 QUERY_TIMEOUT_S = 30.0
+_ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."
 GPUS_TIMEOUT_S = 5.0
+
+
+def direct(url: str, access: PrometheusAccess) -> PrometheusServer:
+    """The server at an address, asked as the campaign says."""
+    authority = str(Path(access.ca_file).expanduser()) if access.ca_file else True
+    return PrometheusServer(url, timeout_s=QUERY_TIMEOUT_S, headers=lambda: _headers(access), verify=authority)
+
+
+def _headers(access: PrometheusAccess) -> dict[str, str]:
+    """Of the moment: a token in a file may be renewed within the hour. Raises PrometheusError."""
+    if access.ca_file is not None and not Path(access.ca_file).expanduser().is_file():
+        raise PrometheusError(f"there is no file {access.ca_file}, which `ca_file` names.", advice=_ACCESS)
+    token = _token(access)
+    if token is None:
+        return _tenant(access)
+    if not token or not token.isascii() or not token.isprintable():
+        raise PrometheusError(f"{access.token_file or access.token_env} holds no token for Prometheus.", advice=_ACCESS)
+    return {**_tenant(access), "Authorization": token if token.startswith("Basic ") else f"Bearer {token}"}
+
+
+def _tenant(access: PrometheusAccess) -> dict[str, str]:
+    return {"X-Scope-OrgID": access.tenant} if access.tenant else {}
+
+
+def _token(access: PrometheusAccess) -> str | None:
+    """What the file or the environment variable holds; None: neither is named."""
+    if access.token_env is not None:
+        return os.environ.get(access.token_env, "").strip()
+    if access.token_file is None:
+        return None
+    try:
+        return Path(access.token_file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrometheusError(f"the token for Prometheus cannot be read: {error}.", advice=_ACCESS) from error
 
 
 def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
     """The server at ``prometheus_url``, or behind the API server at ``prometheus_service``."""
     if spec.prometheus_url is not None:
-        return PrometheusServer(spec.prometheus_url, timeout_s=QUERY_TIMEOUT_S)
+        return direct(spec.prometheus_url, spec.prometheus_access)
     namespace, _, service = spec.prometheus_service.partition("/")
     connection = api.connection
 
     def authorization() -> dict[str, str]:
-        return api.connection.authorization()  # of the moment: credentials may be renewed within the hour
+        return {
+            **_tenant(spec.prometheus_access),
+            **api.connection.authorization(),
+        }  # of the moment: credentials may be renewed within the hour
 
     return PrometheusServer(
         f"{connection.url}/api/v1/namespaces/{namespace}/services/{service}/proxy",

@@ -49,6 +49,7 @@ _NO_RETRY = Retry(total=0, read=False)
 _UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
 """503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
 
+_UNAUTHORISED = re.compile(r"^HTTP Status Code 40[13]\b")
 _REFUSAL = re.compile(r"^(HTTP Status Code \d+) \((b['\"].*['\"])\)$", re.DOTALL)
 """How the client words an answer that is no success: its status, and its content as Python writes bytes."""
 
@@ -246,7 +247,7 @@ class PrometheusServer:
         except requests.exceptions.SSLError as error:
             raise PrometheusError(
                 f"{self} shows a certificate that cannot be verified.",
-                advice="Check the address, and the authority that the kubeconfig names.",
+                advice="Check the address, and the authority that the kubeconfig or `kubernetes.prometheus_access.ca_file` names.",
             ) from error
         except (requests.ConnectionError, HTTPError) as error:
             raise PrometheusUnavailableError(
@@ -254,7 +255,8 @@ class PrometheusServer:
             ) from error
         except PrometheusApiClientException as error:
             kind = PrometheusUnavailableError if _UNAVAILABLE.search(str(error)) else PrometheusError
-            raise kind(f"{self} refused {_clip(what)}: {_clip(_said(str(error)))}") from error
+            unknown = "Check the token: `kubernetes.prometheus_access`." if _UNAUTHORISED.search(str(error)) else ""
+            raise kind(f"{self} refused {_clip(what)}: {_clip(_said(str(error)))}", advice=unknown) from error
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise PrometheusError(
                 f"{self} answered something that is no Prometheus answer ({type(error).__name__}).",

@@ -297,6 +297,12 @@ CLUSTER = GOOD + "backend: kubernetes\n"
         (CLUSTER + "kubernetes: {labels: {gpu-sharing-harness/campaign: c}}\n", "is set by the harness: leave it out"),
         (CLUSTER + "kubernetes: {annotations: {prometheus.io/port: '1'}}\n", "is set by the harness: leave it out"),
         (CLUSTER + "kubernetes: {image_pull_secrets: [My_Secret]}\n", "String should match pattern"),
+        (CLUSTER + "kubernetes: {prometheus_access: {token_file: a}}\n", "give its address in `prometheus_url`"),
+        (
+            CLUSTER + "kubernetes: {prometheus_url: 'http://a', prometheus_access: {token_file: a, token_env: B}}\n",
+            "both give the token",
+        ),
+        (CLUSTER + "kubernetes: {prometheus_access: {tenant: 'a b'}}\n", "String should match pattern"),
         (CLUSTER + "kubernetes: {queue_name: a}\n", "`queue_name` needs `kind: job`"),
         (CLUSTER + "kubernetes: {run_as_user: 0}\n", "greater than or equal to 1"),
         (CLUSTER + "kubernetes: {node_affinity: [{key: a, operator: In}]}\n", "operator In needs `values`"),
