@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -12,6 +13,8 @@ from harness.config.model import StrictModel
 from harness.config.scenario import Arrivals
 
 PORT_PLACEHOLDER = "{port}"
+MOST_ELEMENTS = 10_000_000
+OIP_READY = "/v2/health/ready"
 
 
 class Protocol(StrEnum):
@@ -21,6 +24,53 @@ class Protocol(StrEnum):
     """One request with a body, one answer."""
     OPENAI_COMPLETIONS = "openai-completions"
     OPENAI_CHAT = "openai-chat"
+    OIP = "oip"
+    """Open Inference Protocol v2: tensors in, tensors out."""
+
+
+OPENAI = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_CHAT})
+
+
+class Datatype(StrEnum):
+    """Of a tensor's elements; the Open Inference Protocol's own names."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+
+class TensorSpec(StrictModel):
+    """One input of a model behind the Open Inference Protocol."""
+
+    name: str = Field(min_length=1, description="As the model calls it.")
+    shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
+    datatype: Datatype = Field(description="FP32, INT64, BYTES, ...; BYTES are texts.")
+    data: list[bool | int | float | str] | None = Field(
+        default=None,
+        description="Its elements, row by row; null means random ones from the seed (0 to 1, whole numbers 0 to 99), and for "
+        "BYTES the text of the request. {prompt} is filled in.",
+    )
+
+    @model_validator(mode="after")
+    def _as_many_as_the_shape_says(self) -> TensorSpec:
+        size = math.prod(self.shape)
+        if size > MOST_ELEMENTS:
+            raise ValueError(
+                f"tensor {self.name} has {size} elements, and {MOST_ELEMENTS} are the most of one request."
+            )
+        if self.data is not None and len(self.data) != size:
+            raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
+        return self
 
 
 class ReadySpec(StrictModel):
@@ -97,16 +147,24 @@ class ServerSpec(StrictModel):
     )
     ready: ReadySpec = Field(
         default=ReadySpec(tcp=True),
-        description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}.",
+        description="What shows that it is up: {path: /health}, {log: regex} or {tcp: true}; with oip it is {path: "
+        "/v2/health/ready} unless given.",
     )
     stop_timeout_s: float = Field(
         default=10.0, gt=0, le=600, description="Seconds it may take to end after SIGTERM; then it is killed."
     )
-    protocol: Protocol = Field(default=Protocol.HTTP, description="http, openai-completions or openai-chat.")
+    protocol: Protocol = Field(default=Protocol.HTTP, description="http, openai-completions, openai-chat or oip.")
     path: str | None = Field(
         default=None, pattern=r"^/", description="Path of the requests; null means / or the protocol's own."
     )
-    model: str | None = Field(default=None, description="OpenAI: name of the model; null means none is sent.")
+    model: str | None = Field(
+        default=None, description="OpenAI: name of the model, null means none is sent. oip: name of the model."
+    )
+    tensors: list[TensorSpec] | None = Field(
+        default=None,
+        min_length=1,
+        description="oip: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
+    )
     stream: bool = Field(default=True, description="OpenAI: tokens are sent as they are made (server-sent events).")
     extra_body: dict[str, Any] = Field(
         default_factory=dict, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
@@ -152,7 +210,7 @@ class ServerSpec(StrictModel):
     @property
     def streams(self) -> bool:
         """Answers come token by token."""
-        return self.protocol is not Protocol.HTTP and self.stream
+        return self.protocol in OPENAI and self.stream
 
     def load_in_words(self) -> str:
         """How it is asked, e.g. ``8 requests in flight`` or ``poisson arrivals, 4 requests per second``."""
@@ -178,11 +236,31 @@ class ServerSpec(StrictModel):
             raise ValueError("`arrivals` has no effect without `rate`.")
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _ready_as_the_protocol_says(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP:
+            return {"ready": {"path": OIP_READY}, **given}
+        return given
+
     @model_validator(mode="after")
     def _fields_of_the_protocol(self) -> ServerSpec:
-        openai = self.protocol is not Protocol.HTTP
-        if openai and (self.body is not None or self.method != "POST" or self.success != SuccessSpec()):
-            raise ValueError("`body`, `method` and `success` belong to protocol http; OpenAI's take `extra_body`.")
-        if not openai and (self.model is not None or self.extra_body or not self.stream):
-            raise ValueError("`model`, `stream` and `extra_body` belong to OpenAI's protocols; http takes `body`.")
+        if self.protocol is not Protocol.HTTP and (
+            self.body is not None or self.method != "POST" or self.success != SuccessSpec()
+        ):
+            raise ValueError(
+                "`body`, `method` and `success` belong to protocol http; OpenAI's take `extra_body`, oip takes `tensors`."
+            )
+        if self.protocol not in OPENAI and (self.extra_body or not self.stream):
+            raise ValueError(
+                "`stream` and `extra_body` belong to OpenAI's protocols; http takes `body`, oip `tensors`."
+            )
+        if self.protocol is Protocol.HTTP and self.model is not None:
+            raise ValueError("`model` belongs to OpenAI's protocols and to oip; http takes `body`.")
+        if (self.protocol is Protocol.OIP) is (self.tensors is None):
+            raise ValueError("`tensors` are what protocol oip sends: one goes with the other.")
+        if self.protocol is Protocol.OIP and self.model is None:
+            raise ValueError("protocol oip needs `model`, the name in /v2/models/NAME/infer.")
+        if self.protocol is Protocol.OIP and self.requests.file is not None:
+            raise ValueError("`requests.file` holds texts and bodies; protocol oip sends its `tensors`.")
         return self

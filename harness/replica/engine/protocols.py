@@ -1,4 +1,4 @@
-"""What a request's body is, and what its answer says: plain HTTP, and OpenAI's completions and chat.
+"""What a request's body is, and what its answer says: plain HTTP, OpenAI's completions and chat, the Open Inference Protocol.
 
 A piece of a stream that carries text counts as one token: servers send one a piece. Where the server says how many there
 were (``usage``), its numbers are taken for the counts; times are always the client's.
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.replica.engine.settings import CHAT, HTTP, Engine
+from harness.replica.engine.settings import CHAT, HTTP, OIP, Engine
 
 UNKNOWN = -1
 
@@ -28,13 +28,13 @@ class Question:
         output_tokens: the most that are asked for.
         prompt: text.
         messages: of a chat; None: the prompt as one message of the user.
-        body: the whole body; None: made of the others.
+        body: the whole body, as an object or as it is sent; None: made of the others.
     """
 
     output_tokens: int
     prompt: str = ""
     messages: list[Any] | None = None
-    body: Mapping[str, Any] | None = None
+    body: Mapping[str, Any] | bytes | None = None
 
 
 @dataclass(slots=True)
@@ -60,6 +60,8 @@ class Answer:
 
 def body_of(engine: Engine, question: Question) -> bytes:
     """The request's body."""
+    if isinstance(question.body, bytes):
+        return question.body
     if question.body is not None:
         return json.dumps(question.body).encode()
     if engine.protocol == HTTP:
@@ -87,6 +89,10 @@ def read_whole(engine: Engine, body: bytes) -> Answer:
             raise BadAnswerError(f"the answer does not contain {engine.success['contains']!r}")
         return Answer(finished=True)
     content = _object(body)
+    if engine.protocol == OIP:
+        if not isinstance(content.get("outputs"), list) or not content["outputs"]:
+            raise BadAnswerError(f"the answer has no outputs: {body[:80]!r}")
+        return Answer(finished=True)
     choices = content.get("choices")
     if not isinstance(choices, list) or not choices:
         raise BadAnswerError(f"the answer has no choices: {body[:80]!r}")

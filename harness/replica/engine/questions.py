@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.replica.engine.protocols import Question
-from harness.replica.engine.settings import Engine, Length
+from harness.replica.engine.settings import OIP, Engine, Length
 from harness.replica.errors import CannotBeMetError
 
 _WORDS = ("the", "sun", "on", "a", "red", "hill", "is", "low", "and", "we", "go", "home", "by", "sea", "with", "two")
 """Each is one token to most tokenizers."""
 _KEYS = ("prompt", "messages", "body")
+_PROMPT = "{prompt}"
 
 
 def questions(engine: Engine, seed: int) -> Iterator[Question]:
@@ -23,6 +25,8 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
     asked = engine.requests
     inputs, outputs = Length(**asked["input_tokens"]), Length(**asked["output_tokens"])
+    if engine.protocol == OIP:
+        yield from _tensor_questions(engine, inputs, chance)
     if asked.get("file"):
         lines = read_file(Path(asked["file"]))
         start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
@@ -34,7 +38,7 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
                 body=line.get("body"),
             )
     while True:
-        words = " ".join(chance.choices(_WORDS, k=_drawn(inputs, chance)))
+        words = _words(inputs, chance)
         yield Question(output_tokens=_drawn(outputs, chance), prompt=words)
 
 
@@ -58,6 +62,29 @@ def read_file(path: Path) -> list[dict[str, Any]]:
     if not found:
         raise CannotBeMetError(f"the requests' file {path} holds no request.")
     return found
+
+
+def _tensor_questions(engine: Engine, inputs: Length, chance: random.Random) -> Iterator[Question]:
+    """Requests with tensors. Random elements are drawn once: what asks must not be slower than what answers."""
+    tensors = [{**tensor, "data": tensor["data"] or _elements(tensor, chance)} for tensor in engine.tensors or ()]
+    whole = json.dumps({"inputs": tensors})
+    before, *after = whole.split(_PROMPT)
+    while True:
+        prompt = json.dumps(_words(inputs, chance))[1:-1] if after else ""
+        yield Question(output_tokens=1, body=prompt.join([before, *after]).encode())
+
+
+def _elements(tensor: Mapping[str, Any], chance: random.Random) -> list[Any]:
+    size, datatype = math.prod(tensor["shape"]), tensor["datatype"]
+    if datatype == "BYTES":
+        return [_PROMPT] * size
+    if datatype.startswith("FP"):
+        return [round(chance.random(), 4) for _ in range(size)]
+    return [bool(chance.getrandbits(1)) if datatype == "BOOL" else chance.randrange(100) for _ in range(size)]
+
+
+def _words(length: Length, chance: random.Random) -> str:
+    return " ".join(chance.choices(_WORDS, k=_drawn(length, chance)))
 
 
 def _drawn(length: Length, chance: random.Random) -> int:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from harness.replica.errors import CannotBeMetError, SettingError
 
 VARIABLE = "SERVER"
-HTTP, COMPLETIONS, CHAT = "http", "openai-completions", "openai-chat"
-_PATHS = {HTTP: "/", COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
+HTTP, COMPLETIONS, CHAT, OIP = "http", "openai-completions", "openai-chat", "oip"
+_PATHS = {HTTP: "/", COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions", OIP: "/v2/models/{model}/infer"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Engine:
     protocol: str = HTTP
     path: str | None = None
     model: str | None = None
+    tensors: Sequence[Mapping[str, Any]] | None = None
     stream: bool = True
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     method: str = "POST"
@@ -61,12 +63,12 @@ class Engine:
     @property
     def streams(self) -> bool:
         """Answers come token by token."""
-        return self.protocol != HTTP and self.stream
+        return self.protocol in {COMPLETIONS, CHAT} and self.stream
 
     @property
     def target(self) -> str:
         """Path of the requests."""
-        return self.path or _PATHS[self.protocol]
+        return self.path or _PATHS[self.protocol].format(model=quote(self.model or "", safe=""))
 
     def all_headers(self) -> dict[str, str]:
         """The requests' headers, with the key. Raises CannotBeMetError where its variable is not set."""

@@ -152,6 +152,44 @@ def on_gpu(monkeypatch, machine):
     monkeypatch.setattr(local, "nvml_names_our_processes", lambda: True)
 
 
+TENSORS = [
+    {"name": "x", "shape": [2, 4], "datatype": "FP32"},
+    {"name": "note", "shape": [1], "datatype": "BYTES"},
+]
+
+
+def inference(**changes):
+    command = [sys.executable, "-m", "tests.support.fake_oip_server", "--port", "{port}"]
+    server = {"command": command, "stop_timeout_s": 60, "protocol": "oip", "model": "sum", "tensors": TENSORS}
+    return WorkloadSpec.model_validate({"name": "sums", "warmup_requests": 1, "server": server | changes})
+
+
+def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path):
+    deployment = deploy(inference(concurrency=2))
+    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
+    assert eventually(lambda: log.stat().st_size > 40 * 8 * len(FIELDS))
+    assert deployment.stop(timeout_s=60) == []
+    asked = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    assert set(asked["status"]) == {200}
+    assert set(asked["ttft_ns"]) == set(asked["output_tokens"]) == {-1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "other"}, "HTTP 404: .*unknown path /v2/models/other/infer"),
+        ({"tensors": TENSORS[:1]}, "HTTP 400: .*expected the inputs x and note"),
+        (
+            {"tensors": [TENSORS[0] | {"datatype": "INT32"}, TENSORS[1]]},
+            "HTTP 400: .*unexpected datatype or shape for input 'x'",
+        ),
+    ],
+)
+def test_tensors_that_the_model_does_not_take_are_said_in_its_own_words(deploy, changes, message):
+    with pytest.raises(BackendError, match=message):
+        deploy(inference(**changes))
+
+
 def test_the_death_of_a_server_is_its_replicas(deploy):
     deployment = deploy(workload(**STREAM), replicas=2)
     psutil.Process(deployment.targets[1].pid).kill()

@@ -18,6 +18,10 @@ from harness.replica.engine.load import FOLLOW_S
 SERVER = {"command": ["serve", "--port", "{port}"]}
 
 
+TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
+OIP = SERVER | {"protocol": "oip", "model": "sum", "tensors": [TENSOR]}
+
+
 def parsed(server, **more):
     text = yaml.safe_dump({"name": "mine", "workloads": [{"name": "llm", "server": server} | more], "replicas": [1, 2]})
     return parse_campaign(text, origin="c.yaml")
@@ -39,6 +43,14 @@ def test_a_stream_has_the_metrics_of_tokens():
     assert not {"ttft_p50", "tokens_per_second"} & set(metrics), "those are what a replica says of itself"
     whole = expand(parsed(SERVER | {"protocol": "openai-chat", "stream": False}))[0].metrics
     assert "client_ttft_p99" not in whole
+
+
+def test_tensors_are_asked_once_the_server_says_that_it_is_ready():
+    (workload,) = parsed(OIP).workloads
+    assert workload.server.ready.path == "/v2/health/ready"
+    assert not workload.server.streams
+    assert parsed(OIP | {"ready": {"tcp": True}}).workloads[0].server.ready.path is None
+    assert WorkloadSpec.model_validate(workload.model_dump(mode="json")) == workload
 
 
 def test_a_rate_is_an_open_loop_that_stress_can_raise():
@@ -79,7 +91,17 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (SERVER | {"arrivals": "poisson"}, {}, "no effect without `rate`"),
         (SERVER | {"ready": {"path": "/health", "tcp": True}}, {}, "give one of `path`, `log`"),
         (SERVER | {"ready": {"log": "("}}, {}, "is no regular expression"),
-        (SERVER | {"model": "m"}, {}, "belong to OpenAI's protocols"),
+        (SERVER | {"model": "m"}, {}, "`model` belongs to OpenAI's protocols and to oip"),
+        (SERVER | {"extra_body": {"a": 1}}, {}, "belong to OpenAI's protocols"),
+        (SERVER | {"tensors": [TENSOR]}, {}, "one goes with the other"),
+        (SERVER | {"protocol": "oip", "model": "m"}, {}, "one goes with the other"),
+        (SERVER | {"protocol": "oip", "tensors": [TENSOR]}, {}, "oip needs `model`"),
+        (OIP | {"tensors": [TENSOR | {"data": [1]}]}, {}, "has 1 elements in `data`, and its shape takes 4"),
+        (OIP | {"tensors": [TENSOR | {"shape": [9_999, 9_999]}]}, {}, "are the most of one request"),
+        (OIP | {"tensors": [TENSOR | {"datatype": "float32"}]}, {}, "datatype"),
+        (OIP | {"requests": {"file": "x.jsonl"}}, {}, "sends its `tensors`"),
+        (OIP | {"stream": False}, {}, "belong to OpenAI's protocols"),
+        (OIP | {"success": {"contains": "x"}}, {}, "belong to protocol http"),
         (SERVER | {"protocol": "openai-chat", "body": "x"}, {}, "belong to protocol http"),
         (SERVER | {"requests": {"input_tokens": {"mean": 5, "max": 4}}}, {}, "must lie between"),
         (SERVER | {"redy": {}}, {}, "did you mean `ready`"),

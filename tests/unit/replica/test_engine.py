@@ -14,7 +14,7 @@ from harness.replica.engine import questions as asked
 from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load, arrivals
-from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
+from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, read_whole
 from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, SettingError, WorkloadError
 from harness.replica.latency_log import LatencyLog
@@ -164,6 +164,41 @@ def test_questions_repeat_with_the_seed_and_keep_their_bounds():
     assert min(lengths_found) == 2
     assert max(lengths_found) == 12
     assert {question.output_tokens for question in first(1)} == {7}
+
+
+def test_tensors_are_filled_from_the_seed_and_with_the_prompt():
+    tensors = [
+        {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": None},
+        {"name": "n", "shape": [9], "datatype": "INT8", "data": None},
+        {"name": "b", "shape": [1], "datatype": "BOOL", "data": [True]},
+        {"name": "t", "shape": [1], "datatype": "BYTES", "data": None},
+        {"name": "u", "shape": [1], "datatype": "BYTES", "data": ['say "{prompt}"']},
+    ]
+    settings = engine(protocol="oip", model="a model", tensors=tensors)
+
+    def first(seed):
+        taken = itertools.islice(asked.questions(settings, seed), 2)
+        return [json.loads(body_of(settings, question))["inputs"] for question in taken]
+
+    one, two = first(1)
+    x, n, b, t, u = one
+    assert (x["name"], x["shape"], x["datatype"], len(x["data"])) == ("x", [2, 3], "FP32", 6)
+    assert all(0 <= each <= 1 for each in x["data"])
+    assert len(n["data"]) == 9
+    assert all(type(each) is int and 0 <= each < 100 for each in n["data"])
+    assert b["data"] == [True]
+    assert u["data"] == [f'say "{t["data"][0]}"']
+    assert len(t["data"][0].split()) == LENGTHS["input_tokens"]["mean"]
+    assert one[:3] == two[:3], "numbers are drawn once"
+    assert one[3:] != two[3:], "texts for each request"
+    assert first(1) == first(1) != first(2)
+    assert (settings.target, settings.streams) == ("/v2/models/a%20model/infer", False)
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"outputs": []}', b'{"outputs": {}}', b"[]", b"x"])
+def test_an_answer_without_outputs_is_a_bad_answer(body):
+    with pytest.raises(BadAnswerError):
+        read_whole(engine(protocol="oip", model="m"), body)
 
 
 def test_a_file_is_asked_in_turn(tmp_path):
