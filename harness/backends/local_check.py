@@ -29,6 +29,8 @@ HOST_GB = {
     "whisper": (1.6, 0.0),
     "chat": (1.6, 0.0),
     "notebook": (1.2, 0.0),
+    "mnist": (1.0, 0.0),
+    "mnist-training": (1.1, 0.002),
     "resnet50-training": (1.3, 0.003),
     "bert-training": (1.9, 0.02),
 }
@@ -38,6 +40,8 @@ GPU_GB = {
     "whisper": (1.9, 0.0),
     "chat": (2.2, 0.0),
     "notebook": (1.6, 0.0),
+    "mnist": (1.2, 0.0),
+    "mnist-training": (1.4, 0.005),
     "resnet50-training": (2.0, 0.004),
     "bert-training": (2.8, 0.06),
 }

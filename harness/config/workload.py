@@ -12,8 +12,18 @@ from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind, ScenarioSpec
 from harness.config.server import ServerSpec
 
-BUILTIN_WORKLOADS = ("resnet50", "distilbert", "whisper", "chat", "notebook", "resnet50-training", "bert-training")
-CLOSED_LOOP_ONLY = frozenset({"notebook", "resnet50-training", "bert-training"})
+BUILTIN_WORKLOADS = (
+    "resnet50",
+    "distilbert",
+    "whisper",
+    "chat",
+    "notebook",
+    "mnist",
+    "mnist-training",
+    "resnet50-training",
+    "bert-training",
+)
+CLOSED_LOOP_ONLY = frozenset({"notebook", "mnist-training", "resnet50-training", "bert-training"})
 SERVER, STREAMING_SERVER = "server", "streaming-server"
 _NOT_OF_A_SERVER = (
     "batch_size",

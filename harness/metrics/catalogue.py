@@ -381,7 +381,7 @@ _PUBLISHED = (
         "inputs per second",
         "inference_inputs_total",
         "Inputs (images, texts) served or trained on per second: requests times batch size; `all` is their sum.",
-        ("resnet50-training", "bert-training"),
+        ("mnist-training", "resnet50-training", "bert-training"),
     ),
     _share(
         "active_share",

@@ -18,6 +18,8 @@ BUILTIN = {
     "whisper": "harness.replica.models.whisper:make",
     "chat": "harness.replica.models.chat:make",
     "notebook": "harness.replica.models.notebook:make",
+    "mnist": "harness.replica.models.mnist:make",
+    "mnist-training": "harness.replica.models.mnist_training:make",
     "resnet50-training": "harness.replica.models.resnet50_training:make",
     "bert-training": "harness.replica.models.bert_training:make",
 }

@@ -47,7 +47,7 @@ class SyntheticImages:
 
 def make(settings: Settings) -> Training:
     """Make the workload."""
-    settings.known_options("model_size", "channels_last", "learning_rate")
+    settings.known_options("model_size", "channels_last", *training.OPTIONS)
     training.check(settings)
     if settings.batch_size < 2:
         raise SettingError("BATCH_SIZE: resnet50-training needs 2 or more: batch normalisation compares images.")

@@ -17,9 +17,17 @@ from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.models import execution
 from harness.replica.settings import Settings
 
+OPTIONS = ("learning_rate", "accumulation")
+"""Of every training."""
+
 
 def check(settings: Settings) -> None:
     """Raise SettingError for what cannot be trained with."""
+    parts = settings.option("accumulation", 1)
+    if parts < 1 or settings.batch_size % parts:
+        raise SettingError(
+            f"WORKLOAD_OPTIONS: accumulation {parts} must divide BATCH_SIZE {settings.batch_size}: it is computed in so many parts."
+        )
     if settings.execution == "cuda-graph" and settings.precision == "fp16":
         raise SettingError(
             "PRECISION: fp16 scales its loss by what the last step overflowed, which a CUDA graph cannot look at; use bf16 or fp32."
@@ -66,6 +74,7 @@ class Training:
                 parameter.register_post_accumulate_grad_hook(_let_signals_in)  # type: ignore[no-untyped-call]
         self._next_batch = itertools.cycle(pool).__next__
         self._batch_size = settings.batch_size
+        self._part = settings.batch_size // settings.option("accumulation", 1)
 
     def describe(self) -> dict[str, object]:
         """Return what runs where."""
@@ -95,11 +104,14 @@ class Training:
         """One step on inputs [B, ...] and labels [B], from the host or the device -> their loss before it, a scalar."""
         inputs, labels = (tensor.to(self._device, non_blocking=True) for tensor in (inputs, labels))
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self._loss_of(inputs, labels)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        total = torch.zeros((), device=self._device)
+        for part in zip(torch.split(inputs, self._part), torch.split(labels, self._part), strict=True):
+            loss = self._loss_of(*part) * (self._part / self._batch_size)
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        return loss.detach()
+        return total
 
     def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._mixed):

@@ -1,0 +1,124 @@
+"""Training a network of ``mnist.py`` on labelled images, epoch after epoch, each in an order of its own; AdamW.
+
+A batch is gathered on the host and made ready in the request, or ahead of it by a thread (``prefetch``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from harness.replica.errors import SettingError
+from harness.replica.models import checkpoint, execution, training
+from harness.replica.models.labelled_images import OPTIONS, LabelledImages, as_input
+from harness.replica.models.mnist import network
+from harness.replica.models.training import Training
+from harness.replica.settings import Settings
+
+Batch = tuple[Tensor, Tensor]
+
+
+class ImageTraining(Training):
+    """Steps over all images, in whole batches, and an evaluation on those held out."""
+
+    def __init__(self, settings: Settings) -> None:
+        device = execution.prepare_device(settings)
+        model = checkpoint.build_for_training(lambda: network(settings), settings, device)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=settings.number("learning_rate", 3e-3),
+            capturable=settings.execution == "cuda-graph",
+        )
+        self._data = LabelledImages(settings)
+        if settings.batch_size > len(self._data.labels):
+            raise SettingError(
+                f"BATCH_SIZE: {settings.batch_size} is more than the {len(self._data.labels)} images that are trained on."
+            )
+        batches = self._batches(settings.batch_size, execution.input_generator(settings), device)
+        first = next(batches)
+        super().__init__(model, optimizer, [first], settings, device)
+        self._facts["data"] = self._data.source
+        depth = settings.option("prefetch", 0)
+        if depth < 0:
+            raise SettingError(f"WORKLOAD_OPTIONS: prefetch {depth} is not a number of batches, 0 or more.")
+        all_batches = itertools.chain([first], batches)
+        self._ahead = Prefetch(all_batches, depth) if depth else None
+        self._next_batch = (self._ahead or all_batches).__next__
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy and loss on the images that were held out."""
+        right, loss = 0, 0.0
+        self.model.eval()
+        with torch.no_grad():
+            for images, labels in zip(
+                *(torch.split(part, self._batch_size) for part in self._data.held_out), strict=True
+            ):
+                logits = self.model(as_input(images).to(self._device)).float().cpu()
+                right += int((logits.argmax(-1) == labels).sum())
+                loss += float(cross_entropy(logits, labels, reduction="sum"))
+        self.model.train()
+        count = len(self._data.held_out[1])
+        return {"accuracy": right / count, "loss": loss / count}
+
+    def close(self) -> None:
+        """End the thread that prepares batches."""
+        if self._ahead is not None:
+            self._ahead.close()
+
+    def _batches(self, size: int, generator: torch.Generator, device: torch.device) -> Iterator[Batch]:
+        while True:
+            order = torch.randperm(len(self._data.labels), generator=generator)
+            for places in torch.split(order[: len(order) // size * size], size):
+                images, labels = as_input(self._data.images[places]), self._data.labels[places]
+                yield (images.pin_memory(), labels.pin_memory()) if device.type == "cuda" else (images, labels)
+
+
+class Prefetch(Iterator[Batch]):
+    """The same batches in the same order, prepared ahead by a thread.
+
+    Args:
+        batches: without an end.
+        depth: how many are ready at most.
+    """
+
+    def __init__(self, batches: Iterator[Batch], depth: int) -> None:
+        self._ready: queue.Queue[Batch | Exception] = queue.Queue(depth)
+        self._closed = False
+        self._thread = threading.Thread(target=self._fill, args=(batches,), name="prefetch", daemon=True)
+        self._thread.start()
+
+    def __next__(self) -> Batch:
+        """Return the next batch. Raises what preparing it raised."""
+        batch = self._ready.get()
+        if isinstance(batch, Exception):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        """End the thread; no batch can be had afterwards."""
+        self._closed = True
+        while self._thread.is_alive():
+            try:
+                self._ready.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+    def _fill(self, batches: Iterator[Batch]) -> None:
+        try:
+            while not self._closed:
+                self._ready.put(next(batches))
+        except Exception as error:  # noqa: BLE001 - whoever takes the next batch raises it
+            self._ready.put(error)
+
+
+def make(settings: Settings) -> ImageTraining:
+    """Make the workload."""
+    settings.known_options(*OPTIONS, *training.OPTIONS, "prefetch")
+    training.check(settings)
+    return ImageTraining(settings)
