@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from harness.config.model import StrictModel
-from harness.config.scenario import Arrivals
 
 PORT_PLACEHOLDER = "{port}"
 MOST_ELEMENTS = 10_000_000
@@ -29,6 +28,15 @@ class Protocol(StrEnum):
 
 
 OPENAI = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_CHAT})
+
+
+class ServerArrivals(StrEnum):
+    """When the requests of an open loop are sent."""
+
+    CONSTANT = "constant"
+    POISSON = "poisson"
+    GAMMA = "gamma"
+    """As Poisson's at a `burstiness` of 1; in bursts below, evener above."""
 
 
 class Datatype(StrEnum):
@@ -114,8 +122,8 @@ class RequestsSpec(StrictModel):
 
     file: str | None = Field(
         default=None,
-        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`; "
-        "null means synthetic texts.",
+        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`. Or "
+        "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
     )
     input_tokens: LengthSpec = Field(
         default=LengthSpec(mean=128), description="Length of synthetic inputs; one short word counts as one token."
@@ -196,7 +204,15 @@ class ServerSpec(StrictModel):
         le=100_000,
         description="Open loop: requests per second and server, however long answers take.",
     )
-    arrivals: Arrivals | None = Field(default=None, description="With `rate`: poisson (null means it) or constant.")
+    arrivals: ServerArrivals | None = Field(
+        default=None, description="With `rate`: poisson (null means it), constant or gamma."
+    )
+    burstiness: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=1000,
+        description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
+    )
     max_in_flight: int = Field(
         default=1024,
         ge=1,
@@ -217,7 +233,9 @@ class ServerSpec(StrictModel):
         if self.rate is None:
             count = self.concurrency or 1
             return f"{count} {'request' if count == 1 else 'requests'} in flight"
-        return f"{(self.arrivals or Arrivals.POISSON).value} arrivals, {self.rate:g} requests per second"
+        burstiness = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
+        kind = (self.arrivals or ServerArrivals.POISSON).value
+        return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second"
 
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
@@ -234,6 +252,8 @@ class ServerSpec(StrictModel):
             raise ValueError("`rate` is an open loop and `concurrency` a closed one: keep one of them.")
         if self.arrivals is not None and self.rate is None:
             raise ValueError("`arrivals` has no effect without `rate`.")
+        if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
+            raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
         return self
 
     @model_validator(mode="before")

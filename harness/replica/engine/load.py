@@ -22,19 +22,25 @@ FOLLOW_S = 10.0
 """How long the load goes on at its end, for the answers to what was asked before."""
 
 
-def arrivals(rate: float, kind: str | None, seed: int) -> Iterator[int]:
+def arrivals(rate: float, kind: str | None, seed: int, burstiness: float | None = None) -> Iterator[int]:
     """Nanoseconds after the start at which requests are meant to be sent; endless, the same for the same seed.
 
     Args:
         rate: requests per second.
-        kind: constant; anything else is Poisson.
-        seed: of Poisson arrivals.
+        kind: constant or gamma; anything else is Poisson.
+        seed: of what is random.
+        burstiness: of gamma: shape of the distribution of the intervals; 1 is Poisson.
     """
     chance = random.Random(seed)  # noqa: S311 - arrivals to repeat, not a secret
     number, at_s = 0, 0.0
     while True:
         number += 1
-        at_s = number / rate if kind == "constant" else at_s + chance.expovariate(rate)
+        if kind == "constant":
+            at_s = number / rate
+        elif kind == "gamma" and burstiness:
+            at_s += chance.gammavariate(burstiness, 1 / (rate * burstiness))
+        else:
+            at_s += chance.expovariate(rate)
         yield round(at_s * NS_PER_S)
 
 
@@ -149,7 +155,8 @@ class Load:
         assert self._engine.rate is not None  # noqa: S101 - the caller's promise
         room = asyncio.Semaphore(self._engine.max_in_flight)
         start_ns = time.perf_counter_ns()
-        self._due = (start_ns + after_ns for after_ns in arrivals(self._engine.rate, self._engine.arrivals, self._seed))
+        due = arrivals(self._engine.rate, self._engine.arrivals, self._seed, self._engine.burstiness)
+        self._due = (start_ns + after_ns for after_ns in due)
         async with asyncio.TaskGroup() as group:
             for due_ns in self._due:
                 self._due_ns = due_ns

@@ -18,6 +18,7 @@ _WORDS = ("the", "sun", "on", "a", "red", "hill", "is", "low", "and", "we", "go"
 """Each is one token to most tokenizers."""
 _KEYS = ("prompt", "messages", "body")
 _PROMPT = "{prompt}"
+_PEOPLE = frozenset({"human", "user"})
 
 
 def questions(engine: Engine, seed: int) -> Iterator[Question]:
@@ -43,11 +44,13 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file. Raises CannotBeMetError with the line at fault."""
+    """The requests of a JSONL file, or of a JSON file in ShareGPT's form. Raises CannotBeMetError with what is at fault."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CannotBeMetError(f"the requests' file {path} cannot be read: {error}.") from error
+    if path.suffix == ".json":
+        return _conversations(path, text)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
@@ -62,6 +65,22 @@ def read_file(path: Path) -> list[dict[str, Any]]:
     if not found:
         raise CannotBeMetError(f"the requests' file {path} holds no request.")
     return found
+
+
+def _conversations(path: Path, text: str) -> list[dict[str, Any]]:
+    """What people asked first in each conversation."""
+    try:
+        entries = [entry["conversations"] for entry in json.loads(text)]
+        first = [turns[0] for turns in entries if turns]
+        prompts = [turn["value"] for turn in first if turn["from"] in _PEOPLE and turn["value"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise CannotBeMetError(
+            f"the requests' file {path} is no JSON in ShareGPT's form: a list of objects with `conversations`, "
+            f"whose turns have `from` and `value` ({type(error).__name__}: {error})."
+        ) from error
+    if not prompts:
+        raise CannotBeMetError(f"the requests' file {path} holds no conversation that a human begins.")
+    return [{"prompt": prompt} for prompt in prompts]
 
 
 def _tensor_questions(engine: Engine, inputs: Length, chance: random.Random) -> Iterator[Question]:

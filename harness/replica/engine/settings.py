@@ -55,6 +55,7 @@ class Engine:
     concurrency: int | None = None
     rate: float | None = None
     arrivals: str | None = None
+    burstiness: float | None = None
     max_in_flight: int = 1024
     request_timeout_s: float = 60.0
     restore: Mapping[str, str | None] = field(default_factory=dict)

@@ -67,6 +67,10 @@ def test_a_rate_is_an_open_loop_that_stress_can_raise():
         ({}, "1 request in flight"),
         ({"concurrency": 8}, "8 requests in flight"),
         ({"rate": 4}, "poisson arrivals, 4 requests per second"),
+        (
+            {"rate": 4, "arrivals": "gamma", "burstiness": 0.5},
+            "gamma arrivals of burstiness 0.5, 4 requests per second",
+        ),
     ],
 )
 def test_the_load_is_said_in_words(load, words):
@@ -89,6 +93,8 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         ({"command": []}, {}, "at least 1 item"),
         (SERVER | {"rate": 1, "concurrency": 2}, {}, "keep one of them"),
         (SERVER | {"arrivals": "poisson"}, {}, "no effect without `rate`"),
+        (SERVER | {"rate": 1, "arrivals": "gamma"}, {}, "arrivals gamma have a `burstiness`"),
+        (SERVER | {"rate": 1, "burstiness": 2}, {}, "no others have one"),
         (SERVER | {"ready": {"path": "/health", "tcp": True}}, {}, "give one of `path`, `log`"),
         (SERVER | {"ready": {"log": "("}}, {}, "is no regular expression"),
         (SERVER | {"model": "m"}, {}, "`model` belongs to OpenAI's protocols and to oip"),

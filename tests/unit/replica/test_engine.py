@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import statistics
 import struct
 import threading
 import time
@@ -210,6 +211,35 @@ def test_a_file_is_asked_in_turn(tmp_path):
     assert {"a", ""} == {question.prompt for question in found}
 
 
+def test_conversations_in_sharegpts_form_are_asked_by_their_first_turn(tmp_path):
+    path = tmp_path / "sharegpt.json"
+    turns = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "an answer"}]
+    others = [[], turns[1:], [{"from": "user", "value": "two"}], [{"from": "human", "value": ""}]]
+    path.write_text(
+        json.dumps([{"id": str(number), "conversations": each} for number, each in enumerate([turns, *others])])
+    )
+    found = list(itertools.islice(asked.questions(engine(requests=LENGTHS | {"file": str(path)}), 0), 4))
+    assert [question.prompt for question in found] in (["one", "two"] * 2, ["two", "one"] * 2)
+    assert {question.output_tokens for question in found} == {3}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is no JSON"),
+        ("{}", "begins"),
+        ("[1]", "ShareGPT's form"),
+        ('[{"conversations": [{"value": "x"}]}]', "KeyError: 'from'"),
+        ('[{"conversations": [{"from": "gpt", "value": "x"}]}]', "no conversation that a human begins"),
+    ],
+)
+def test_conversations_that_are_none_are_said(tmp_path, text, message):
+    path = tmp_path / "sharegpt.json"
+    path.write_text(text)
+    with pytest.raises(CannotBeMetError, match=message):
+        asked.read_file(path)
+
+
 @pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"text": "a"}\n'])
 def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
     path = tmp_path / "asked.jsonl"
@@ -228,6 +258,18 @@ def test_arrivals_have_their_rate_and_repeat_with_the_seed():
     poisson = list(itertools.islice(arrivals(100, None, 1), 4000))
     assert poisson == list(itertools.islice(arrivals(100, "poisson", 1), 4000))
     assert poisson[-1] / 4000 == pytest.approx(0.01e9, rel=0.1)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1, 16])
+def test_gamma_arrivals_have_their_rate_and_come_in_bursts(burstiness):
+    times_s = [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
+    assert times_s == [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
+    intervals_s = [later - earlier for earlier, later in itertools.pairwise([0.0, *times_s])]
+    mean_s = statistics.fmean(intervals_s)
+    assert mean_s == pytest.approx(0.01, rel=0.1)
+    assert statistics.stdev(intervals_s) / mean_s == pytest.approx(burstiness**-0.5, rel=0.1), (
+        "coefficient of variation"
+    )
 
 
 def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
@@ -269,7 +311,13 @@ def test_the_p99_of_few_is_the_largest():
 
 
 @pytest.mark.parametrize(
-    "load", [{"concurrency": 3}, {"rate": 400.0, "arrivals": "constant"}, {"rate": 400.0, "max_in_flight": 2}]
+    "load",
+    [
+        {"concurrency": 3},
+        {"rate": 400.0, "arrivals": "constant"},
+        {"rate": 400.0, "arrivals": "gamma", "burstiness": 0.3},
+        {"rate": 400.0, "max_in_flight": 2},
+    ],
 )
 def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, load):
     server, stopping, depths = Server(), threading.Event(), []
