@@ -324,7 +324,7 @@ def test_a_training_that_fails_says_at_which_step(start):
 
 
 def test_a_compiled_workload_serves(start):
-    replica = start(WORKLOAD="resnet50", WORKLOAD_OPTIONS=TINY, EXECUTION="compiled")
+    replica = start(WORKLOAD="distilbert", WORKLOAD_OPTIONS=TINY, EXECUTION="compiled")
     replica.wait_until_ready(timeout_s=240)
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 5)
     assert replica.stop()[0] == 0
