@@ -15,9 +15,6 @@ from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, mo
 from harness.analysis.statistics import Estimate
 from harness.config import Sharing
 
-MPS_CLIENTS = 48
-"""Clients of one MPS server; from Volta on, by NVIDIA's documentation."""
-
 
 @dataclass(frozen=True, slots=True)
 class Carried:
@@ -88,7 +85,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
                 sentences.append(f"{workload} under {setup.label}: {_scaling_in_words(scaling, counts)}")
                 if scaling.best is None and scaling.advice:
                     advice.setdefault(scaling.advice, []).append(f"{workload} under {setup.label}")
-            elif setup.sharing != Sharing.EXCLUSIVE:
+            elif not Sharing(setup.sharing).traits.own_gpu:
                 missing.append(
                     f"{workload} under {setup.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
                     "`replicas` would tell how it scales."
@@ -115,7 +112,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "
         "bottleneck, one with a switching cost, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
         "its p99 is. Replicas that fit count GPU memory at the use measured, or at the limit that MPS "
-        f"sets, and no more than the {MPS_CLIENTS} clients that MPS takes.",
+        f"sets, and no more than {_bounds()}.",
         sentences,
         Table(
             ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
@@ -202,6 +199,11 @@ def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -
     return f"{text}."
 
 
+def _bounds() -> str:
+    bounds = {mode: mode.traits.most_processes for mode in Sharing if mode.traits.most_processes}
+    return ", ".join(f"the {most} clients that {mode.upper()} takes" for mode, most in bounds.items())
+
+
 def memory_entry(cell: Cell) -> Entry:
     """GPU memory of a replica, and how many would fit."""
     used = cell.estimates.get("gpu_memory")
@@ -214,10 +216,9 @@ def memory_entry(cell: Cell) -> Entry:
     if not total or not each.mean:
         return Entry(entry.mean, ())
     experiment = cell.used[0].data.manifest.experiment
-    if experiment.sharing is not Sharing.MPS:
-        return Entry(entry.mean, (f"{math.floor(total / each.mean)} would fit",))
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
     fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))
-    return Entry(
-        entry.mean, (f"{fit} would fit" if fit <= MPS_CLIENTS else f"{MPS_CLIENTS}, all that MPS takes, would fit",)
-    )
+    most = experiment.sharing.traits.most_processes
+    if most is None or fit <= most:
+        return Entry(entry.mean, (f"{fit} would fit",))
+    return Entry(entry.mean, (f"{most}, all that {experiment.sharing.value.upper()} takes, would fit",))

@@ -108,10 +108,10 @@ class Pool:
         One of the exclusive mode where there is one, else one replica under the setup's own mode.
         """
         for other in self.setups:
-            if other.sharing == Sharing.EXCLUSIVE and self.alike(other, setup):
+            if Sharing(other.sharing).traits.own_gpu and self.alike(other, setup):
                 cell = other.alone(workload)
                 if cell is not None:
-                    return cell, "exclusive"
+                    return cell, other.sharing
         own = setup.alone(workload)
         return None if own is None else (own, "one replica")
 

@@ -108,7 +108,7 @@ def runs(setup: Setup, workload: str, measure: str) -> dict[int, list[float]]:
 def missing_modes(pool: Pool) -> list[str]:
     """Sharing modes that were not measured, and how to measure them."""
     measured = {setup.sharing for setup in pool.setups}
-    wanted = [mode.value for mode in (Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS) if mode not in measured]
+    wanted = [mode.value for mode in Sharing if not mode.traits.instances and mode not in measured]
     if not wanted:
         return []
     every = ", ".join([mode.value for mode in Sharing if mode in measured] + wanted)

@@ -43,9 +43,11 @@ def switching(pool: Pool) -> tuple[list[Switching], list[str]]:
     found: list[tuple[Switching, float | None]] = []
     missing: list[str] = []
     for setup in pool.setups:
-        if setup.sharing != Sharing.TIME_SLICING:
+        if not Sharing(setup.sharing).traits.turns:
             continue
-        neighbours = [other for other in pool.setups if other.sharing == Sharing.MPS and pool.alike(setup, other)]
+        neighbours = [
+            other for other in pool.setups if Sharing(other.sharing).traits.daemon and pool.alike(setup, other)
+        ]
         for workload in pool.workloads():
             alone = pool.gpu_alone(setup, workload)
             busy = alone[0].estimates.get("gpu_utilization") if alone else None
@@ -85,7 +87,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         ]
         for one in costs
     ]
-    taking_turns = [setup for setup in pool.setups if setup.sharing == Sharing.TIME_SLICING]
+    taking_turns = [setup for setup in pool.setups if Sharing(setup.sharing).traits.turns]
     if not any(place.replicas > 1 for setup in taking_turns for place in setup.cells):
         missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
     plot = bars(

@@ -36,7 +36,6 @@ from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
-from harness.config import Sharing
 from harness.data import data_path
 from harness.errors import ReasonCode
 from harness.results.files import atomic_write, sha256_of, storage_errors
@@ -288,7 +287,7 @@ def _data_uri(picture: Picture) -> str:
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
     """What MPS allowed each replica, in words, wherever it was used."""
-    each = (manifest.experiment for manifest in manifests if manifest.experiment.sharing is Sharing.MPS)
+    each = (manifest.experiment for manifest in manifests if manifest.experiment.sharing.traits.daemon)
     return list(dict.fromkeys(one.mps.in_words() if one.mps else "no limit" for one in each))
 
 

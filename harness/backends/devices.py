@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import Device, ExperimentSpec, Sharing
+from harness.config import Device, ExperimentSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 
@@ -26,7 +26,7 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
     Raises:
         BackendError: there are fewer MIG instances than replicas.
     """
-    if experiment.sharing is Sharing.MIG:
+    if experiment.sharing.traits.instances:
         gpus, _ = gpu_facts()
         instances = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
         if index >= len(instances):
@@ -41,7 +41,7 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
 
 def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFacts]:
     """The GPU of each place that ``device_environment`` deals replicas out to, in turn; none where there is no GPU."""
-    instances = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing is Sharing.MIG else []
+    instances = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing.traits.instances else []
     return instances or [*gpus[: experiment.gpus]]
 
 

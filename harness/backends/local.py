@@ -17,7 +17,7 @@ from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
-from harness.config import Device, ExperimentSpec, Sharing
+from harness.config import Device, ExperimentSpec
 from harness.errors import BackendError, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
@@ -127,7 +127,7 @@ class LocalDeployment:
             raise
 
     def _start_mps(self, experiment: ExperimentSpec, folder: Path, campaign_id: str) -> MpsDaemon | None:
-        if experiment.sharing is not Sharing.MPS:
+        if not experiment.sharing.traits.daemon:
             return None
         return MpsDaemon(
             campaign_id,

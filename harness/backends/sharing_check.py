@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.mps import CONTROL, foreign_daemons
-from harness.config import Device, ExperimentSpec, Sharing
+from harness.config import Device, ExperimentSpec
 from harness.errors import ReasonCode
 from harness.metrics.nvml import GpuFacts
 
@@ -18,13 +18,13 @@ def check_sharing(experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none
     """Findings for one experiment; nothing of the GPU is changed, here or later."""
     sharing, used = experiment.sharing, gpus[: experiment.gpus]
     if not gpus:
-        if sharing is not Sharing.TIME_SLICING:
+        if sharing.traits.needs_gpu:
             yield _error(
                 f"sharing {sharing.value} needs a GPU, and there is none here ({why_none}).", "Use time-slicing."
             )
         return
     if experiment.workload.device is Device.CPU:
-        if sharing is not Sharing.TIME_SLICING:
+        if sharing.traits.needs_gpu:
             message = f"{experiment.workload.name} runs on the CPU, where sharing {sharing.value} means nothing."
             yield _error(message, "Set device: auto or cuda.")
         return
@@ -32,9 +32,9 @@ def check_sharing(experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none
         yield _error(f"the campaign uses {experiment.gpus} GPUs, and there are {len(gpus)}.", "Lower `gpus`.")
     yield from _compute_mode(experiment, used)
     yield from _rivals(experiment, used)
-    if sharing is Sharing.MPS:
+    if sharing.traits.daemon:
         yield from _mps(experiment, used)
-    if sharing is Sharing.MIG:
+    if sharing.traits.instances:
         yield from _mig(experiment, gpus)
     elif any(gpu.mig for gpu in used):
         message = f"the GPU is divided (MIG is on), and sharing {sharing.value} would use one instance of it."
@@ -45,7 +45,7 @@ def _compute_mode(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Itera
     modes = {gpu.compute_mode for gpu in gpus}
     if "prohibited" in modes:
         yield _error("the GPU's compute mode is prohibited.", "Set it back: nvidia-smi -c DEFAULT")
-    shared = experiment.sharing is Sharing.TIME_SLICING and experiment.cell.processes > len(gpus)
+    shared = experiment.sharing.traits.turns and experiment.cell.processes > len(gpus)
     if "exclusive-process" in modes and shared:
         message = "the GPU's compute mode is exclusive-process: it takes one process, and time-slicing needs several."
         yield _error(message, "Set it back: nvidia-smi -c DEFAULT")
@@ -56,7 +56,7 @@ def _rivals(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Fi
     if not pids:
         return
     message = f"other processes compute on the GPU: {', '.join(map(str, pids))}."
-    severity = Severity.ERROR if experiment.sharing is Sharing.EXCLUSIVE else Severity.WARNING
+    severity = Severity.ERROR if experiment.sharing.traits.own_gpu else Severity.WARNING
     yield Finding(severity, _CHECK, message, "End them, for numbers that mean what they say.")
 
 

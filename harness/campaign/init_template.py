@@ -13,9 +13,10 @@ from pydantic.fields import FieldInfo
 from harness.backends.base import Severity
 from harness.backends.sharing_check import check_sharing
 from harness.campaign.plan import expand
-from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Sharing, Timing, WorkloadSpec
+from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
+from harness.config.sharing import ANYWHERE, Sharing
 from harness.metrics.nvml import gpu_facts
 
 TEMPLATES = Path(__file__).with_name("init_templates")
@@ -69,7 +70,7 @@ def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
         for finding in check_sharing(experiment, gpus, why_none):
             if finding.severity is Severity.ERROR:
                 refused.setdefault(experiment.sharing, finding.message)
-    left = [mode.value for mode in spec.sharing if mode not in refused] or [Sharing.TIME_SLICING.value]
+    left = [mode.value for mode in spec.sharing if mode not in refused] or [ANYWHERE.value]
     lines = [line for mode in spec.sharing if mode in refused for line in _comment(f"Not now: {refused[mode]}")]
     chosen = "\n".join([*lines, f"sharing: [{', '.join(left)}]"])
     return re.sub(r"^sharing: .*$", lambda _: chosen, text, flags=re.MULTILINE)

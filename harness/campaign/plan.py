@@ -86,7 +86,7 @@ def _in_blocks(order: Sequence[list[CellSpec]], before: CellSpec) -> list[list[C
 
 
 def _setup(cell: CellSpec) -> tuple[Sharing, int]:
-    return cell.sharing, cell.replicas if cell.sharing is Sharing.MPS else 0
+    return cell.sharing, cell.replicas if cell.sharing.traits.daemon else 0
 
 
 def planned_ids(spec: CampaignSpec) -> set[str]:
@@ -102,7 +102,7 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
             "workload": workload,
             "sharing": sharing,
             "gpus": spec.gpus,
-            "mps": spec.mps if sharing is Sharing.MPS else None,
+            "mps": spec.mps if sharing.traits.daemon else None,
             "replicas": replicas,
             "repeat": repeat,
             "timing": spec.timing,

@@ -13,7 +13,7 @@ from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.config.kubernetes import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.sharing import MpsSpec, Sharing
+from harness.config.sharing import ANYWHERE, MpsSpec, Sharing
 from harness.config.slo import SloSpec
 from harness.config.stopping import StopWhenKnown
 from harness.config.stress import StressLoad, StressSpec
@@ -170,7 +170,7 @@ class CampaignSpec(StrictModel):
         default=None, description="The cluster, for backend kubernetes; {} takes every default."
     )
     sharing: list[Sharing] = Field(
-        default=[Sharing.TIME_SLICING],
+        default=[ANYWHERE],
         min_length=1,
         description="Sharing modes to compare: exclusive, time-slicing, mps, mig.",
     )
@@ -304,13 +304,14 @@ class CampaignSpec(StrictModel):
 
     @model_validator(mode="after")
     def _sharing_can_be(self) -> CampaignSpec:
-        if self.mps is not None and Sharing.MPS not in self.sharing:
+        if self.mps is not None and not any(mode.traits.daemon for mode in self.sharing):
             raise ValueError(
                 "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
             )
-        if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
+        alone = [mode for mode in self.sharing if mode.traits.own_gpu]
+        if alone and not any(cell.sharing in alone for cell in self.cells()):
             raise ValueError(
-                f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
+                f"sharing {alone[0].value} needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
             )
         return self
 
@@ -326,7 +327,7 @@ class CampaignSpec(StrictModel):
             return [cell for ladder in self.ladders() for cell in ladder]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
         cells = itertools.starmap(CellSpec, itertools.product(self.workloads, self.sharing, self.replicas, conditions))
-        return [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus]
+        return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
 
     def ladders(self) -> list[list[CellSpec]]:
         """The points of a stress campaign by workload and sharing mode, each from the lowest load to the highest."""
@@ -337,7 +338,7 @@ class CampaignSpec(StrictModel):
             for workload, sharing in itertools.product(self.workloads, self.sharing)
         ]
         fitting = [
-            [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.replicas <= self.gpus]
+            [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.replicas <= self.gpus]
             for cells in points
         ]
         return [cells for cells in fitting if cells]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from pydantic import Field, model_validator
@@ -20,6 +22,58 @@ class Sharing(StrEnum):
     """NVIDIA's Multi-Process Service runs the kernels of all processes side by side."""
     MIG = "mig"
     """Each replica has a hardware partition of its own, one that exists already."""
+
+    @property
+    def traits(self) -> Traits:
+        """What sets it apart."""
+        return _TRAITS[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What sets one sharing mode apart. Everything that differs by mode asks for a trait, and nothing for a mode.
+
+    Attributes:
+        switch: the command that puts a cluster's GPUs under it.
+        needs_gpu: it means nothing without a GPU.
+        own_gpu: each replica has a GPU of its own.
+        turns: processes take turns on the GPU, and a slice says nothing of what each gets.
+        daemon: the processes are clients of MPS's daemon, which `mps` may limit.
+        instances: the GPU is divided into instances, one for each replica.
+        most_processes: on one GPU, by NVIDIA's documentation; None: no such bound.
+        plugin: the section of the device plugin's configuration that sets it; empty: that sets none.
+        label: value of the node label by which GPU feature discovery shows it; empty: it does not.
+    """
+
+    switch: str
+    needs_gpu: bool = True
+    own_gpu: bool = False
+    turns: bool = False
+    daemon: bool = False
+    instances: bool = False
+    most_processes: int | None = None
+    plugin: str = ""
+    label: str = ""
+
+
+_TRAITS: Mapping[Sharing, Traits] = {
+    Sharing.EXCLUSIVE: Traits(switch="harness sharing exclusive", own_gpu=True, label="none"),
+    Sharing.TIME_SLICING: Traits(
+        switch="harness sharing time-slicing --replicas N",
+        needs_gpu=False,
+        turns=True,
+        plugin="timeSlicing",
+        label="time-slicing",
+    ),
+    Sharing.MPS: Traits(
+        switch="harness sharing mps --replicas N", daemon=True, most_processes=48, plugin="mps", label="mps"
+    ),
+    Sharing.MIG: Traits(switch="harness sharing exclusive --mig PROFILES", instances=True),
+}
+ANYWHERE = next(mode for mode in Sharing if not mode.traits.needs_gpu)
+WHOLE = next(mode for mode in Sharing if mode.traits.own_gpu)
+DIVIDED = next(mode for mode in Sharing if mode.traits.instances)
+"""The modes of a machine that may have no GPU, and of GPUs that nobody shares: whole ones, and instances."""
 
 
 class MpsSpec(StrictModel):

@@ -17,7 +17,7 @@ from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
-from harness.config import Device, ExperimentSpec, KubernetesSpec, Sharing
+from harness.config import Device, ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError, ReplicaDiedError
 from harness.metrics.recording import Recording
 from harness.results import layout
@@ -272,7 +272,7 @@ class KubernetesDeployment:
             return
         for status in self._statuses:
             under = status.get("mps_pipe_directory")  # an image of before does not tell
-            if under is not None and bool(under) is not (mode is Sharing.MPS):
+            if under is not None and bool(under) is not mode.traits.daemon:
                 raise BackendError(
                     f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
                     f"and its node was switched to {mode.value}.",

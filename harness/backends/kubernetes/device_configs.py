@@ -10,6 +10,7 @@ import yaml
 
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+from harness.config.sharing import DIVIDED, WHOLE
 from harness.errors import BackendError
 
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
@@ -36,7 +37,7 @@ class Configuration:
 
     def lent(self, gpus: int | None) -> int | None:
         """What a node with so many GPUs lends; None where only the node knows: MIG instances."""
-        return None if self.mode is Sharing.MIG or gpus is None else gpus * self.slices
+        return None if self.mode.traits.instances or gpus is None else gpus * self.slices
 
 
 def path(spec: KubernetesSpec) -> str:
@@ -83,14 +84,14 @@ def choose(
             f"{experiment.sharing.value}; it has: {have}.",
             advice="Add one to the ConfigMap (docs/cluster.md has an example), or use fewer replicas.",
         )
-    return (max if experiment.sharing is Sharing.TIME_SLICING else min)(fit, key=lambda one: one.slices)
+    return (max if experiment.sharing.traits.turns else min)(fit, key=lambda one: one.slices)
 
 
 def labels(wanted: Configuration, spec: KubernetesSpec) -> dict[str, str]:
     """The labels of a node under a configuration."""
-    mps = {MPS_LABEL: "true" if wanted.mode is Sharing.MPS else "false"}
+    mps = {MPS_LABEL: "true" if wanted.mode.traits.daemon else "false"}
     divided = (
-        {MIG_CONFIG_LABEL: spec.mig_config if wanted.mode is Sharing.MIG else UNDIVIDED} if spec.mig_config else {}
+        {MIG_CONFIG_LABEL: spec.mig_config if wanted.mode.traits.instances else UNDIVIDED} if spec.mig_config else {}
     )
     return {CONFIG_LABEL: wanted.name, **mps, **divided}
 
@@ -114,8 +115,8 @@ def _parsed(name: str, found: Mapping[str, Any], resource: str) -> Configuration
         return None
     shared = found.get("sharing") or {}
     divided = str((found.get("flags") or {}).get("migStrategy") or "none") != "none"
-    for key, mode in (("mps", Sharing.MPS), ("timeSlicing", Sharing.TIME_SLICING)):
-        section = shared.get(key) or {}
+    for mode in reversed(Sharing):
+        section = shared.get(mode.traits.plugin) or {}
         replicas = [
             int(one.get("replicas", 1)) for one in section.get("resources") or [] if one.get("name") == resource
         ]
@@ -123,4 +124,4 @@ def _parsed(name: str, found: Mapping[str, Any], resource: str) -> Configuration
             continue  # one slice is no sharing, to the plugin either
         renamed = section.get("renameByDefault") or any("rename" in one for one in section["resources"])
         return None if divided or renamed else Configuration(name, mode, replicas[0])
-    return Configuration(name, Sharing.MIG if divided else Sharing.EXCLUSIVE, 1)
+    return Configuration(name, DIVIDED if divided else WHOLE, 1)

@@ -10,6 +10,7 @@ import yaml
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MPS_LABEL
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+from harness.config.sharing import DIVIDED, WHOLE
 
 Object = Mapping[str, Any]
 
@@ -18,8 +19,8 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 MIG_LABEL = "nvidia.com/mig.strategy"
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
-_STRATEGIES = {"none": Sharing.EXCLUSIVE, "time-slicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
-_CONFIGURED = {"timeSlicing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
+_STRATEGIES = {mode.traits.label: mode for mode in Sharing if mode.traits.label}
+_CONFIGURED = {mode.traits.plugin: mode for mode in Sharing if mode.traits.plugin}
 
 
 def check_sharing(
@@ -36,7 +37,7 @@ def check_sharing(
     modes = list(dict.fromkeys(experiment.sharing for experiment in experiments))
     if not spec.gpus_per_replica:
         for mode in modes:
-            if mode is not Sharing.TIME_SLICING:
+            if mode.traits.needs_gpu:
                 message = f"sharing {mode.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
                 yield Finding(Severity.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
         return
@@ -50,7 +51,9 @@ def check_sharing(
                 yield Finding(Severity.WARNING, "sharing", message)
             elif mode not in seen:
                 message = f"node {name} shares its GPUs by {in_words(seen)}, and the campaign says {mode.value}."
-                advice = f"Switch the cluster: {_command(mode)}; or say what there is: `sharing: [{min(seen).value}]`."
+                advice = (
+                    f"Switch the cluster: {mode.traits.switch}; or say what there is: `sharing: [{min(seen).value}]`."
+                )
                 yield Finding(Severity.ERROR, "sharing", message, advice)
 
 
@@ -63,16 +66,16 @@ def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> froz
         instances = instances or (configured.get("flags") or {}).get("migStrategy", "none") != "none"
         shared = {_CONFIGURED[key] for key in configured.get("sharing") or {} if key in _CONFIGURED}
     elif labels.get(STRATEGY_LABEL) in _STRATEGIES:
-        shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {Sharing.EXCLUSIVE}
+        shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {WHOLE}
     elif labels.get(MPS_LABEL) == "true":
-        shared = {Sharing.MPS}
+        shared = {mode for mode in Sharing if mode.traits.daemon}
     elif str(labels.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
-        shared = {Sharing.TIME_SLICING, Sharing.MPS}
+        shared = set(_CONFIGURED.values())
     else:
-        return frozenset({Sharing.MIG} if instances else ())
+        return frozenset({DIVIDED} if instances else ())
     if instances:
-        return frozenset({Sharing.MIG, *shared})
-    return frozenset(shared or {Sharing.EXCLUSIVE})
+        return frozenset({DIVIDED, *shared})
+    return frozenset(shared or {WHOLE})
 
 
 def shown(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> str:
@@ -99,9 +102,3 @@ def _configured(node: Object, pods: Sequence[Object]) -> Mapping[str, Any] | Non
             found = yaml.safe_load(text)
             return found if isinstance(found, dict) else None
     return None
-
-
-def _command(mode: Sharing) -> str:
-    if mode is Sharing.MIG:
-        return "harness sharing exclusive --mig PROFILES"
-    return f"harness sharing {mode.value}{'' if mode is Sharing.EXCLUSIVE else ' --replicas N'}"

@@ -21,7 +21,7 @@ from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_
 from harness.backends.kubernetes.pods import condition
 from harness.backends.kubernetes.rbac import Api
 from harness.clock import Clock
-from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError
 
 NODES = "/api/v1/nodes"
@@ -144,14 +144,14 @@ class ModeSwitch:
         node = api.get(f"{NODES}/{name}")
         pods = api.list("/api/v1/pods", fields=f"spec.nodeName={name}")
         shows = capacity.slices((node.get("status") or {}).get("allocatable") or {}, self.spec)
-        if wanted.mode is Sharing.MIG and self.spec.mig_config and _labels(node).get(MIG_STATE_LABEL) != "success":
+        if wanted.mode.traits.instances and self.spec.mig_config and _labels(node).get(MIG_STATE_LABEL) != "success":
             return f"the MIG manager calls node {name} {_labels(node).get(MIG_STATE_LABEL) or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             return f"node {name} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
         seen = sharing.observed(node, pods, self.spec)
         if seen and wanted.mode not in seen:
             return f"node {name} shows {sharing.in_words(seen)} and not {wanted.mode.value}"
-        if wanted.mode is Sharing.MPS and not any(_runs_daemon(pod) for pod in pods):
+        if wanted.mode.traits.daemon and not any(_runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {name}"
         return ""
 
@@ -188,7 +188,7 @@ def check(
             continue
         wanted.add(chosen)
         for name, count in counts.items():
-            if count is None and chosen.mode is not Sharing.MIG:
+            if count is None and not chosen.mode.traits.instances:
                 message = f"how many GPUs node {name} has cannot be told."
                 advice = (
                     f"Run NVIDIA's GPU feature discovery, or: kubectl label node {name} {capacity.GPU_COUNT_LABEL}=N"
@@ -297,7 +297,7 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
     if told.isdigit():
         return int(told)
     current = next((one for one in configurations if one.name == labels.get(CONFIG_LABEL)), None)
-    if current is None or current.mode is Sharing.MIG:
+    if current is None or current.mode.traits.instances:
         return None
     return capacity.slices((node.get("status") or {}).get("capacity") or {}, spec) // current.slices or None
 
