@@ -21,7 +21,7 @@ from harness.errors import NoDataError, PrometheusError
 from harness.metrics.catalogue import ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
-from harness.metrics.prometheus.targets import why_unseen
+from harness.metrics.prometheus.targets import twice, why_unseen
 from harness.metrics.promql import render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 
@@ -131,7 +131,7 @@ class _Rehearsal:
             elif self._clock.now_s() > seen_s + LEAST_S:
                 break
         took_s = self._clock.now_s() - self._begun_s
-        return [*self._unanswered(took_s), *self._too_rare()]
+        return [*self._unanswered(took_s), *self._too_rare(), *self._twice()]
 
     def _done(self) -> bool:
         answered = all(question.answered for question in self._questions)
@@ -195,6 +195,11 @@ class _Rehearsal:
                 f"{'The' if len(questions) == 1 else 'A'} query was: {next(iter(questions.values())).promql}",
                 advice,
             )
+
+    def _twice(self) -> Iterator[Finding]:
+        if said := twice(self._server, self._pod_label, self._pods):
+            advice = "Let it find pods in one way: by their annotations, or by a PodMonitor."
+            yield Finding(Severity.ERROR, "canary", f"{said}: every request would count as often.", advice)
 
     def _too_rare(self) -> Iterator[Finding]:
         step_s = self._timing.step_s

@@ -21,6 +21,25 @@ def last_error(target: Target) -> str:
     return str(target.get("lastError") or "it does not say why")
 
 
+def twice(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
+    """Which replica the server scrapes more than once, so that whatever is summed is too high; empty: none, or it does not tell.
+
+    Args:
+        server: asked once.
+        label: whose value tells replicas apart.
+        replicas: values of the label.
+    """
+    try:
+        targets = active(server)
+    except (PrometheusError, KeyError, TypeError):
+        return ""
+    for name in replicas:
+        jobs = [str(one["labels"].get("job")) for one in targets if one["labels"].get(label) == name]
+        if len(jobs) > 1:
+            return f"{server} scrapes {label}={name} {len(jobs)} times, as {' and '.join(jobs)}"
+    return ""
+
+
 def why_unseen(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
     """What keeps the server from seeing some of these replicas; empty when its targets do not tell.
 

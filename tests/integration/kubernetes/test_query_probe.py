@@ -1,7 +1,9 @@
 """Preflight and canary against a real Prometheus: what it does not see, or not as often as assumed, is said before."""
 
 import contextlib
+import json
 import threading
+import time
 
 import pytest
 
@@ -13,6 +15,7 @@ from harness.config import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timi
 from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.targets import active
 from tests.integration.metrics.pages import Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
 from tests.support.ports import free_port
@@ -55,12 +58,12 @@ class Scene:
     def close(self):
         self._stack.close()
 
-    def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all"):
+    def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all", server=None):
         canary = Canary()
         origin = Origin(self.server.url, "inference", pods, nodes)
         found = rehearse(
             canary,
-            self.server,
+            server or self.server,
             origin,
             select(metrics),
             TIMING,
@@ -122,6 +125,24 @@ def test_a_pod_that_cannot_be_scraped_is_an_error_with_the_scrapes_own(scene):
 def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discovery(scene):
     [found] = scene.rehearse(metrics=["ttft_p50"])
     assert (found.severity, "it matches nothing. The query was" in found.message) == (Severity.WARNING, True)
+
+
+def test_a_replica_that_is_scraped_twice_is_an_error_with_both_jobs(scene, tmp_path):
+    config = json.loads(scene.pages.config())
+    jobs = config["scrape_configs"]
+    jobs.append({**jobs[0], "job_name": "podmonitor"})
+    deadline_s = time.monotonic() + 60
+    with (
+        RunningPrometheus(tmp_path, json.dumps(config)) as running,
+        PrometheusServer(running.url, timeout_s=30) as server,
+    ):
+        while len(active(server)) < len(jobs) and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        found = scene.rehearse(server=server, metrics=["throughput"])
+    errors = [one.message for one in found if "every request would count as often" in one.message]
+    assert len(errors) == 1
+    assert "scrapes pod=work-a 2 times" in errors[0]
+    assert "podmonitor" in errors[0]
 
 
 def test_an_exporter_that_is_down_is_a_warning(scene):
