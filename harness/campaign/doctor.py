@@ -55,7 +55,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         spec: what a campaign says of the cluster.
         experiments: that are going to run; none: only what is true of every campaign is checked.
     """
-    from harness.backends.kubernetes import access, rbac
+    from harness.backends.kubernetes import access, prometheus_operator, rbac
     from harness.backends.kubernetes.backend import KubernetesBackend
 
     backend = KubernetesBackend(spec, campaign_id="doctor")
@@ -63,6 +63,12 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
     if any(one.check == "cluster" for one in findings):
         return [_of_cluster("API server", ["cluster"], "", findings)], ""
     findings += [*rbac.check_looks(backend.api, spec), *rbac.check_pod_security(backend.api, spec)]
+    if monitor := prometheus_operator.wanted(backend.api, spec):
+        message = (
+            f"the Prometheus Operator is there, and no PodMonitor of {spec.namespace} that it heeds names the replicas."
+        )
+        advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
+        findings.append(Finding(Severity.WARNING, "pod monitor", message, advice))
     rows = {
         "API server": (["cluster"], backend.api.url),
         "namespace": (["namespace"], spec.namespace),
@@ -75,12 +81,13 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
             f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit",
         ),
         "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),
+        "pod monitor": (["pod monitor"], "none is missing"),
         "clock": (["clock"], "the API server's agrees with this machine's"),
         "grafana": (["grafana"], "does not disturb"),
     }
     checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
-    lacking = any(one.check in {"namespace", "pod security", "rights"} for one in findings)
-    return checks, access.manifest(spec) if lacking else ""
+    lacking = any(one.check in {"namespace", "pod security", "rights", "pod monitor"} for one in findings)
+    return checks, access.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
 
 
 def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec, list[ExperimentSpec]]:

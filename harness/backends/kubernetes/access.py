@@ -14,8 +14,8 @@ ACCOUNT = "harness"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
-def manifest(spec: KubernetesSpec) -> str:
-    """YAML with every right that ``rbac`` asks for, and none beyond it but what preflight reads."""
+def manifest(spec: KubernetesSpec, *more: dict[str, Any]) -> str:
+    """YAML with every right that ``rbac`` asks for, and none beyond it but what preflight reads; and further objects."""
     prometheus, _, service = spec.prometheus_service.partition("/")
     grafana, _, deployment = spec.grafana_deployment.partition("/")
     template = data_path("templates/kubernetes/workloads/access.yaml.j2").read_text(encoding="utf-8")
@@ -41,6 +41,7 @@ def manifest(spec: KubernetesSpec) -> str:
         name = f"gpu-sharing-harness-switch-{spec.namespace}"
         objects += _granted(spec, name, "", _rule("", "nodes", ["get", "list", "patch"]))
         objects += _granted(spec, name, plugin, _rule("", "configmaps", ["get"], configs))
+    objects += more
     return f"{yaml.safe_dump_all(objects, sort_keys=False)}---\n{accounts}"
 
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from harness.backends.kubernetes import access, rbac
+from harness.backends.kubernetes import access, prometheus_operator, rbac
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.cli.app import app
 from harness.config import KubernetesSpec
@@ -24,6 +24,7 @@ workloads: [{{name: resnet50}}]
 replicas: [1, 3]
 metrics: [throughput]
 """
+OPERATOR = prometheus_operator.API
 NODE = {
     "metadata": {"name": "a", "labels": {"nvidia.com/gpu.sharing-strategy": "time-slicing"}},
     "spec": {},
@@ -111,6 +112,46 @@ def test_a_namespace_without_a_security_level_is_a_remark(doctor, cluster, tmp_p
     assert (code, answer["ok"]) == (0, True)
     assert checks["pod security"]["found"] == "the namespace inference enforces no Pod Security level."
     assert f"{access.ENFORCE}: restricted" in answer["access"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "labels"),
+    [
+        ({}, {}),
+        ({"matchLabels": {"release": "stack"}}, {"release": "stack"}),
+        (
+            {
+                "matchExpressions": [
+                    {"key": "team", "operator": "In", "values": ["ml"]},
+                    {"key": "x", "operator": "Exists"},
+                ]
+            },
+            {"team": "ml", "x": "true"},
+        ),
+    ],
+)
+def test_the_operators_prometheus_is_given_a_pod_monitor_with_the_labels_that_it_chooses_by(
+    doctor, cluster, tmp_path, selector, labels
+):
+    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
+    server = {"metadata": {"name": "stack"}, "spec": {"podMonitorSelector": selector}}
+    api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", server)
+    code, answer, checks = document(doctor("--json"))
+    made = [one for one in yaml.safe_load_all(answer["access"]) if one["kind"] == "PodMonitor"]
+
+    assert (code, checks["pod monitor"]["ok"], len(made)) == (0, False, 1)
+    assert made[0]["metadata"]["labels"] == labels
+    api.create(f"{OPERATOR}/namespaces/inference/podmonitors", made[0])
+    assert document(doctor("--json"))[1]["access"] == ""
+
+
+def test_an_operator_whose_prometheus_takes_no_pod_monitor_is_given_none(doctor, cluster, tmp_path):
+    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
+    api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", {"metadata": {"name": "other"}, "spec": {}})
+
+    assert document(doctor("--json"))[1]["access"] == ""
 
 
 def test_another_namespace_is_looked_at_in_place_of_the_campaigns(doctor, cluster, tmp_path):
