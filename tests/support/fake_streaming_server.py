@@ -8,9 +8,11 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 FAULTS = (
     "none",
@@ -40,6 +42,8 @@ class Server:
         self.heads = []
         self.connections = 0
         self.born_s = time.monotonic()
+        self.times_ns = {}
+        """Of a chat's tokens, by its text."""
 
     async def serve(self, port=0):
         return await asyncio.start_server(self.handle, "127.0.0.1", port)
@@ -88,8 +92,10 @@ class Server:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         if chat:
             self.event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        times_ns = self.times_ns.setdefault(asked["messages"][0]["content"], []) if chat else []
         for number in range(asked["max_tokens"]):
             await asyncio.sleep(self.gap_s if number else self.first_s)
+            times_ns.append(time.perf_counter_ns())
             if number == 2 and self.fault == "cut":
                 return False
             if number == 2 and self.fault == "in-stream":
@@ -118,6 +124,12 @@ async def main(options):
         if options.live_s is not None:
             await asyncio.sleep(options.live_s)
             sys.exit("the engine ran out of luck")
+        if options.times:
+            told_to_end = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told_to_end.set)
+            await told_to_end.wait()
+            options.times.write_text(json.dumps(server.times_ns))
+            return
         await listening.serve_forever()
 
 
@@ -128,6 +140,7 @@ if __name__ == "__main__":
     parser.add_argument("--gap-s", type=float, default=0.0)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--live-s", type=float)
+    parser.add_argument("--times", type=Path, help="takes the times of all tokens at the end")
     if os.environ.get("CHILDREN"):  # as engines have that compute in a process of their own
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
     asyncio.run(main(parser.parse_args()))

@@ -1,0 +1,106 @@
+"""How exact is the client of a user's server, and what does it cost? 10,000 tokens a second over 256 and over 1,000 streams.
+
+python -m tests.benchmarks.server_client
+
+A fake server writes down when it sends each token, by the clock that the client reads, too; both are processes on two CPU cores. The
+error of a gap is what the client saw less what the server did.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from harness.replica.engine.asking import OK, Asker
+from harness.replica.engine.ledger import Families, Ledger
+from harness.replica.engine.load import Load
+from harness.replica.engine.process import _free_port, _takes_connections
+from harness.replica.engine.protocols import Question
+from harness.replica.engine.settings import Engine
+from harness.replica.metrics import RequestMetrics
+
+TOKENS, TOKENS_PER_S = 50, 10_000
+BAR_MS, BAR_MB = 1.0, 400
+
+
+class Remembering(Asker):
+    """Keeps what became of each request, by its text."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.outcomes = {}
+
+    async def ask(self, question, outcome):
+        self.outcomes[question.prompt] = outcome
+        return await super().ask(question, outcome)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    seconds = parser.parse_args().seconds
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    print(f"cores {len(os.sched_getaffinity(0))}, load average {os.getloadavg()[0]:.1f} before it began")
+    met = [measure(streams, seconds) for streams in (256, 1000)]
+    raise SystemExit(0 if all(met) else 1)
+
+
+def measure(streams: int, seconds: float) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        return _measure(streams, seconds, Path(folder))
+
+
+def _measure(streams: int, seconds: float, folder: Path) -> bool:
+    port, times, gap_s = _free_port(0), folder / "times.json", streams / TOKENS_PER_S
+    command = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
+    server = subprocess.Popen([*command, "--gap-s", str(gap_s), "--first-s", str(gap_s)], stdout=subprocess.DEVNULL)
+    while not _takes_connections(port):
+        time.sleep(0.1)
+    engine = Engine(command=("x",), protocol="openai-chat", concurrency=streams)
+    asker, metrics = Remembering(engine, port), RequestMetrics()
+    ledger = Ledger(Families(streams=True), metrics, None, folder)
+    questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())
+    load = Load(engine, asker, questions, ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)
+    stopping = threading.Event()
+    threading.Timer(seconds, stopping.set).start()
+    begun_s, cpu_s = time.perf_counter(), time.process_time()
+    load.run(stopping)
+    spent_s, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
+    load.close()
+    server.terminate()
+    server.wait()
+    sent_ns = json.loads(times.read_text())
+    ended = {text: outcome for text, outcome in asker.outcomes.items() if outcome.end_ns}
+    answered = {text: outcome for text, outcome in ended.items() if outcome.status == OK}
+    tokens = sum(len(outcome.token_ns) for outcome in asker.outcomes.values())
+    lost = load.facts()["abandoned"] + len(ended) - len(answered)
+    if not answered:
+        print(f"{streams} streams: no request was answered within {seconds:g} s MISSED")
+        return False
+    error_ms = (
+        np.concatenate([np.diff(each.token_ns) - np.diff(sent_ns[text]) for text, each in answered.items()]) / 1e6
+    )
+    late_ms = np.array([each.sent_ns - each.intended_ns for each in ended.values()]) / 1e6
+    most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    gap_p99_ms, late_p99_ms = np.percentile(np.abs(error_ms), 99), np.percentile(late_ms, 99)
+    met = gap_p99_ms < BAR_MS and not lost and most_mb < BAR_MB
+    print(
+        f"{streams} streams: {tokens / spent_s:.0f} tokens/s, {len(answered)} requests, {lost} lost; gap error p50 "
+        f"{np.percentile(np.abs(error_ms), 50):.3f} ms, p99 {gap_p99_ms:.3f} ms (bar < {BAR_MS:g} ms); send-time error p99 "
+        f"{late_p99_ms:.3f} ms; {1000 * cpu_s / tokens:.4f} CPU seconds per 1,000 tokens; {most_mb:.0f} MB (bar < {BAR_MB} MB) "
+        f"{'met' if met else 'MISSED'}"
+    )
+    return bool(met)
+
+
+if __name__ == "__main__":
+    main()
