@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -150,8 +150,8 @@ class Profile:
         try:
             code = self._run_process(cell, repeat, folder)
         finally:
-            telemetry.finish()
-        point = self._point(cell, repeat, folder, code)
+            unread = telemetry.finish().missing
+        point = self._point(cell, repeat, folder, code, unread)
         atomic_write(folder / FIGURES, point.model_dump_json(indent=1) + "\n")
         with storage_errors(final):
             folder.rename(final)
@@ -175,10 +175,12 @@ class Profile:
             await_end(process)
             return None
 
-    def _point(self, cell: ProfileCell, repeat: int, folder: Path, code: int | None) -> Point:
+    def _point(
+        self, cell: ProfileCell, repeat: int, folder: Path, code: int | None, unread: Mapping[str, str]
+    ) -> Point:
         if code == 0:
             measured = read_object(folder / MEASURED)
-            figures, missing = figures_of(measured, folder / TELEMETRY, self.plan.provenance)
+            figures, missing = figures_of(measured, folder / TELEMETRY, self.plan.provenance, unread)
             device = str(measured["described"].get("device_name", ""))
             return Point(
                 cell=cell, repeat=repeat, outcome=Outcome.MEASURED, figures=figures, missing=missing, device=device

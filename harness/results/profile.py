@@ -24,7 +24,7 @@ from harness.config.profile import ProfileCell, ProfileSpec
 from harness.errors import ResultsPathError
 from harness.metrics.throttling import power_capped
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
-from harness.results.layout import TELEMETRY, from_iso
+from harness.results.layout import from_iso
 from harness.results.manifest import FileEntry, Provenance, content_digest
 
 PLAN, MANIFEST, POINTS, POINTS_CSV = "plan.json", "profile.json", "points", "points.csv"
@@ -209,7 +209,7 @@ def _table(points: Iterable[Point]) -> str:
 
 
 def figures_of(
-    measured: Mapping[str, Any], telemetry: Path, provenance: Provenance
+    measured: Mapping[str, Any], telemetry: Path, provenance: Provenance, unread: Mapping[str, str]
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The figures of a point, and the reasons for those that are missing.
 
@@ -217,6 +217,7 @@ def figures_of(
         measured: what its process wrote.
         telemetry: the series beside it.
         provenance: of this machine.
+        unread: what the driver did not give, as a column of the telemetry, with the reason.
     """
     wall_s, requests = float(measured["wall_s"]), int(measured["requests"])
     figures = {
@@ -235,7 +236,7 @@ def figures_of(
             figures[name] = latencies[min(int(share * requests), requests - 1)]
         else:
             missing[name] = f"it takes {fewest} requests, and there were {requests}"
-    _add_telemetry(figures, missing, measured, telemetry, provenance)
+    _add_telemetry(figures, missing, measured, telemetry, provenance, unread)
     _add_memory(figures, missing, measured["memory"])
     _add_trace(figures, missing, measured["trace"], wall_s / requests)
     return figures, {name: reason for name, reason in missing.items() if name not in figures}
@@ -247,6 +248,7 @@ def _add_telemetry(
     measured: Mapping[str, Any],
     telemetry: Path,
     provenance: Provenance,
+    unread: Mapping[str, str],
 ) -> None:
     rows = _rows_within(telemetry, *measured["window_s"])
     gpu, absent = _gpu_of(measured["described"], provenance)
@@ -259,12 +261,14 @@ def _add_telemetry(
         elif values:
             figures[name] = sum(values) / len(values)
         else:
-            missing[name] = f"{TELEMETRY} has no such reading in the {measured['wall_s']:.2g} s that were measured"
+            few = f"no reading lies within the {measured['wall_s']:.2g} s that were measured"
+            missing[name] = unread.get(column, few)
     masks = [float(row[f"gpu{gpu}_throttle_reasons"]) for row in rows if row.get(f"gpu{gpu}_throttle_reasons")]
     if masks and not absent:
         figures["gpu_power_cap_share"] = power_capped(masks)
     else:
-        missing["gpu_power_cap_share"] = absent or "the driver did not say why the clock was what it was"
+        reason = unread.get(f"gpu{gpu}_throttle_reasons", "the driver did not say why the clock was what it was")
+        missing["gpu_power_cap_share"] = absent or reason
 
 
 def _rows_within(telemetry: Path, begin_s: float, end_s: float) -> list[dict[str, str]]:

@@ -67,7 +67,7 @@ class Planted:
             torch.mm(self._matrices[0], self._matrices[1], out=self._matrices[2])
 
     def _make_sync(self):
-        self._vector = torch.zeros(MEGA // 16, device="cuda")
+        self._vector = torch.zeros(8 * MEGA, device="cuda")  # long enough to hide how long asking for its result takes
 
     def _sync(self):
         for _ in range(300):

@@ -53,34 +53,35 @@ def telemetry(tmp_path):
 
 
 def test_only_readings_of_the_window_count(telemetry):
-    figures, missing = figures_of(measured(), telemetry, provenance())
+    figures, missing = figures_of(measured(), telemetry, provenance(), {"gpu0_dram_active_percent": "NVML: too old"})
 
     assert figures["gpu_sm_active_percent"] == 80.0
     assert figures["host_cpu_percent"] == 50.0
     assert figures["gpu_power_cap_share"] == 1.0
     assert (figures["throughput_inputs_per_s"], figures["process_cpu_cores"]) == (800.0, 0.5)
     assert figures["gpu_memory_peak_percent"] == 25.0
-    assert "gpu_dram_active_percent" in missing
+    assert missing["gpu_dram_active_percent"] == "NVML: too old"
+    assert missing["gpu_power_w"] == "no reading lies within the 1 s that were measured"
     assert not missing.keys() & figures.keys()
 
 
 def test_the_gpu_is_the_one_that_the_workload_names(telemetry):
     figures, _ = figures_of(
-        measured(described={"device": "cuda", "device_uuid": "GPU-b"}), telemetry, provenance(("GPU-a", "GPU-b"))
+        measured(described={"device": "cuda", "device_uuid": "GPU-b"}), telemetry, provenance(("GPU-a", "GPU-b")), {}
     )
 
     assert figures["gpu_sm_active_percent"] == 7.0
 
 
 def test_of_two_gpus_none_is_guessed(telemetry):
-    figures, missing = figures_of(measured(described={}), telemetry, provenance(("GPU-a", "GPU-b")))
+    figures, missing = figures_of(measured(described={}), telemetry, provenance(("GPU-a", "GPU-b")), {})
 
     assert "gpu_sm_active_percent" not in figures
     assert "device_uuid" in missing["gpu_sm_active_percent"]
 
 
 def test_idle_time_is_that_of_requests_without_the_profiler(telemetry):
-    figures, _ = figures_of(measured(), telemetry, provenance())
+    figures, _ = figures_of(measured(), telemetry, provenance(), {})
 
     assert figures["kernel_busy_share"] == pytest.approx(0.4)
     assert figures["copy_in_share"] == pytest.approx(0.1)
@@ -91,7 +92,7 @@ def test_idle_time_is_that_of_requests_without_the_profiler(telemetry):
 def test_without_a_gpu_everything_about_it_is_missing_with_its_reason(telemetry):
     on_cpu = measured(described={"device": "cpu"}, memory={}, trace={"absent": "no kernels"})
 
-    figures, missing = figures_of(on_cpu, telemetry, provenance(()))
+    figures, missing = figures_of(on_cpu, telemetry, provenance(()), {})
 
     assert not [name for name in figures if name.startswith(("gpu_", "kernel", "idle"))]
     assert missing["gpu_sm_active_percent"] == "the workload ran on the CPU"
@@ -99,7 +100,7 @@ def test_without_a_gpu_everything_about_it_is_missing_with_its_reason(telemetry)
 
 
 def test_a_percentile_that_the_sample_cannot_support_is_missing(telemetry):
-    figures, missing = figures_of(measured(requests=99, latencies_s=[0.01] * 99), telemetry, provenance())
+    figures, missing = figures_of(measured(requests=99, latencies_s=[0.01] * 99), telemetry, provenance(), {})
 
     assert "latency_p99_s" not in figures
     assert missing["latency_p99_s"] == "it takes 100 requests, and there were 99"
