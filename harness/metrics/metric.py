@@ -115,11 +115,6 @@ class Metric:
     workloads: tuple[str, ...] = ()
 
     @property
-    def windowed(self) -> bool:
-        """A value needs two scrapes in its window."""
-        return self.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE, Kind.SHARE}
-
-    @property
     def of_histogram(self) -> bool:
         """It is made of a histogram's buckets, sum and count; otherwise of counters or gauges."""
         return self.kind in {Kind.MEAN, Kind.QUANTILE}

@@ -18,10 +18,10 @@ from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.source import read_source
-from harness.clock import SimulatedClock
 from harness.metrics.exposition import ReplicaSample
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import fake_sources, sample
+from tests.support.simulated_clock import SimulatedClock
 
 HUNDRED = sample([0.004] * 100)
 

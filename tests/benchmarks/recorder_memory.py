@@ -17,13 +17,13 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from harness.clock import SimulatedClock
 from harness.metrics.catalogue import select
 from harness.metrics.exposition import ReplicaSample
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from harness.results.writers import ExperimentWriter
 from tests.support.fake_metrics import FakeGpus, fake_sources
+from tests.support.simulated_clock import SimulatedClock
 
 BAR_BYTES = 50e6
 START_S = 1_800_000_000.0

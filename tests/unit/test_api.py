@@ -17,12 +17,12 @@ import harness
 from harness import api
 from harness.campaign import events
 from harness.campaign.publish import publish
-from harness.clock import SimulatedClock
 from harness.config import Sharing
 from harness.errors import CampaignFileError, ResultsPathError, UsageError
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus
+from tests.support.simulated_clock import SimulatedClock
 from tests.unit.results.synthetic import METRICS, START_S, Shape, write_campaign
 
 SHAPE = Shape(record_s=20)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from prometheus_api_client import PrometheusConnect
 
-from harness.clock import SimulatedClock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
 from harness.metrics.exposition import BUCKETS_AT, Family, ReplicaSample
@@ -21,6 +20,7 @@ from harness.metrics.sources import ProcessUsage
 from harness.replica.metrics import BUCKET_BOUNDS_NS
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support.fake_metrics import FakeProcesses, RowList, fake_sources
+from tests.support.simulated_clock import SimulatedClock
 
 pytestmark = [
     pytest.mark.integration,

@@ -15,7 +15,6 @@ from harness.campaign.journal import read_events
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.clock import SimulatedClock
 from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
 from harness.errors import (
     BackendError,
@@ -29,6 +28,7 @@ from harness.results.manifest import Status, read_manifest
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
+from tests.support.simulated_clock import SimulatedClock
 
 TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
 

@@ -13,7 +13,6 @@ from harness.campaign.journal import Journal, read_events
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.clock import SimulatedClock
 from harness.config import Timing
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of
@@ -23,6 +22,7 @@ from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus
+from tests.support.simulated_clock import SimulatedClock
 
 TIMING = Timing(step_s=1, stabilise_s=10, record_s=20, cooldown_s=30)
 ONE, TWO = "tiny_r1_time-slicing_rep1", "tiny_r1_time-slicing_rep2"

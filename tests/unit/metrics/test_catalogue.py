@@ -58,7 +58,7 @@ def test_every_record_is_whole(metric):
     assert (metric.quantile is not None) == (metric.kind is Kind.QUANTILE)
     assert metric.pooled == (metric.level is Level.REPLICA)
     assert bool(metric.promql) != (metric.kind is Kind.COUNTER)
-    assert metric.windowed == ("$window" in metric.promql)
+    assert (metric.kind in {Kind.RATE, Kind.MEAN, Kind.QUANTILE, Kind.SHARE}) == ("$window" in metric.promql)
 
 
 def test_a_workload_has_the_metrics_that_it_publishes_and_the_fifteen():

@@ -4,7 +4,6 @@ import threading
 import numpy as np
 import pytest
 
-from harness.clock import SimulatedClock
 from harness.errors import StorageError, UsageError
 from harness.metrics.catalogue import CATALOGUE, GPU_SOURCES, STANDARD, Source, select
 from harness.metrics.exposition import ReplicaParser, ReplicaSample
@@ -23,6 +22,7 @@ from tests.support.fake_metrics import (
     gpu_usage,
     sample,
 )
+from tests.support.simulated_clock import SimulatedClock
 
 START_S = 1_800_000_000.0
 WINDOW_SCRAPES = 4
