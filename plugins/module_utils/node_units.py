@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .journal import excerpt
+
 FIELDS = (
     "Id",
     "LoadState",
@@ -19,6 +21,8 @@ FIELDS = (
 )
 ALIVE = ("active", "activating", "reloading")
 AT_BOOT = ("enabled", "static", "generated", "indirect")
+# Lines that are read to find why a unit failed.
+JOURNAL_LINES = "2000"
 MICROSECONDS = 1_000_000
 
 
@@ -76,11 +80,11 @@ class Units:
 
     def fail(self, name: str, what: str) -> None:
         """Ends the module with the unit's own words."""
-        lines = str(self.module.params["journal_lines"])
-        command = ["journalctl", *(["--unit", name] if name else []), "--no-pager", "--lines", lines, "--output", "cat"]
+        unit = ["--unit", name] if name else []
+        command = ["journalctl", *unit, "--boot", "--no-pager", "--lines", JOURNAL_LINES, "--output", "cat"]
         _, journal, _ = self.module.run_command(command)
         self.module.fail_json(
-            msg=f"{what}\nThe journal ends with:\n{journal.strip()}\n"
+            msg=f"{what}\nThe journal's first errors and its end:\n{excerpt(journal, self.module.params['journal_lines'])}\n"
             f"Mend what it complains of (systemctl status {name}) and run again.",
             actions=self.actions,
         )

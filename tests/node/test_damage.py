@@ -27,6 +27,8 @@ DAMAGE = {
     "packages/versions": "apt-mark -q unhold kubelet",
     "nvidia/handler": "sed -i /monitor_path/d /etc/crio/crio.conf.d/30-nvidia.conf",
     "kubernetes/kubelet": "systemctl disable -q kubelet",
+    "kubernetes/certificates": "cd /etc/kubernetes/pki && openssl x509 -in apiserver.crt -CA ca.crt -CAkey ca.key "
+    "-set_serial 7 -days 20 -out ending.crt && cat ending.crt > apiserver.crt && rm ending.crt",
     "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
     "kubeconfig/users": "chown root: /home/ops/.kube/config",
     "runtime-class/nvidia": f"{KUBECTL} delete runtimeclass nvidia",

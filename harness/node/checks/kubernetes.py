@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -15,6 +16,8 @@ _DROP_INS = "/etc/kubernetes/kubelet.conf.d"
 _DEFAULTS = "/etc/default/kubelet"
 _EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
 _HOME_FIELD = 5
+_DAY_S = 86400
+_CERTIFICATE_DAYS = 60
 _JOIN_FILES = ("/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf")
 
 
@@ -146,6 +149,28 @@ def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     state = node.machine.stat(path)
     found = f"{state.mode:04o} {state.owner}" if state else "absent"
     return Observation(found == "0600 root", f"{path} 0600 root", found)
+
+
+@check(
+    "kubernetes/certificates",
+    advice="Run the control_plane role again (--tags control_plane): it renews what ends within 90 days.",
+    kinds=(CONTROL_PLANE,),
+)
+def certificates_are_valid_for_a_while(node: Node) -> Observation:
+    """No certificate of the control plane ends within two months: without them nothing there starts again."""
+    said = node.output("kubeadm", "certs", "check-expiration", "--output=json")
+    try:
+        certificates = json.loads(said[said.index("{") :])["certificates"]
+        days = {one["name"]: one["residualTime"] // _DAY_S for one in certificates if not one["missing"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise CannotLookError(f"kubeadm gave no list of certificates: {error}") from error
+    ending = [f"{name} in {left} days" for name, left in days.items() if left < _CERTIFICATE_DAYS]
+    found = (
+        f"ending: {listed(ending)}"
+        if ending
+        else f"{len(days)} certificates, the first ends in {min(days.values(), default=0)} days"
+    )
+    return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", found)
 
 
 @check(

@@ -98,6 +98,18 @@ def test_the_control_plane_is_the_one_of_the_mission():
     assert kinds["KubeletConfiguration"]["failSwapOn"] is True
 
 
+def test_every_wait_of_kubeadm_is_as_long_as_the_role_says():
+    (init,) = [one for one in documents("kubeadm-init.yaml.j2", control_plane_timeout_s="77") if "timeouts" in one]
+    assert init["timeouts"] == dict.fromkeys(
+        ("kubernetesAPICall", "etcdAPICall", "controlPlaneComponentHealthCheck", "kubeletHealthCheck"), "77s"
+    )
+    given = {"join_endpoint": "a:1", "join_token": "t", "join_ca_hash": "h", "worker_timeout_s": "77"}
+    (join,) = documents("kubeadm-join.yaml.j2", **given)
+    assert join["timeouts"] == dict.fromkeys(
+        ("discovery", "kubernetesAPICall", "kubeletHealthCheck", "tlsBootstrap"), "77s"
+    )
+
+
 def test_a_worker_joins_with_what_the_control_plane_said():
     said = "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:12ab "
     (task,) = [one for one in tree.load(ROOT / "roles/worker/tasks/join.yml") if "vars" in one]

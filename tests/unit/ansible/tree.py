@@ -75,7 +75,12 @@ def template(values: Any, given: dict[str, Any]) -> Any:
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 
-    trusted = {name: trust_as_template(value) for name, value in values.items()}
+    def trust(value: Any) -> Any:
+        return (
+            {name: trust(one) for name, one in value.items()} if isinstance(value, dict) else trust_as_template(value)
+        )
+
+    trusted = {name: trust(value) for name, value in values.items()}
     templar = Templar(loader=DataLoader(), variables={**trusted, **given})
     return {name: templar.template(value) for name, value in trusted.items()}
 
@@ -89,8 +94,7 @@ def render(path: Path, **changed: Any) -> str:
 
 def module(name: str) -> Any:
     """One of our Ansible modules, imported; what it shares with others is found where Ansible finds it."""
-    for shared in (ROOT / "plugins/module_utils").glob("*.py"):
-        _import(f"ansible.module_utils.{shared.stem}", shared)
+    _import_shared()
     return _import(f"ansible.modules.{name}", MODULES / f"{name}.py")
 
 
@@ -101,7 +105,14 @@ def action(name: str) -> Any:
 
 def shared(name: str) -> Any:
     """What our modules share, imported."""
-    return _import(f"ansible.module_utils.{name}", ROOT / "plugins/module_utils" / f"{name}.py")
+    _import_shared()
+    return sys.modules[f"ansible.module_utils.{name}"]
+
+
+def _import_shared() -> None:
+    # Sorted: one imports only what comes before it.
+    for path in sorted((ROOT / "plugins/module_utils").glob("*.py")):
+        _import(f"ansible.module_utils.{path.stem}", path)
 
 
 def _import(name: str, path: Path) -> Any:

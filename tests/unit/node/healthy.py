@@ -114,6 +114,7 @@ def machine() -> FakeMachine:
             "systemd-analyze cat-config systemd/journald.conf": "[Journal]\n#SystemMaxUse=\nSystemMaxUse=1G\n",
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
+            "kubeadm certs check-expiration": certificates(),
             "kubectl get /readyz": "ok",
             f"kubectl get {TARGETS}": targets(),
             f"kubectl get {GRAFANA_HEALTH}": '{"database": "ok"}',
@@ -135,6 +136,14 @@ def worker() -> FakeMachine:
     (node,) = found.objects["nodes"]
     found.objects = {"nodes": [{**node, "metadata": {**node["metadata"], "name": VARIABLES["worker_node_name"]}}]}
     return found
+
+
+def certificates(days: float = 364.5) -> str:
+    """What kubeadm says of the certificates, the one in admin.conf valid for so many days; a missing one has no end."""
+    admin = {"name": "admin.conf", "residualTime": int(days * 86400), "externallyManaged": False, "missing": False}
+    other = {"name": "super-admin.conf", "residualTime": 0, "externallyManaged": False, "missing": True}
+    kept = [{**admin, "name": "apiserver", "residualTime": 31_000_000}, other, admin]
+    return f"[check-expiration] Reading configuration from the cluster...\n{json.dumps({'certificates': kept})}\n"
 
 
 def targets(**health: str) -> str:

@@ -23,6 +23,7 @@ from tests.unit.node.healthy import (
     STARTED_S,
     SYSCTLS,
     TARGETS,
+    certificates,
     machine,
     named,
     node,
@@ -232,6 +233,18 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "the administrator's kubeconfig is open": (
         state("/etc/kubernetes/admin.conf", mode=0o640),
         {"kubeconfig/administrator"},
+    ),
+    "a certificate ends in seven weeks": (
+        lambda paper: paper.commands.update({"kubeadm certs check-expiration": certificates(days=49)}),
+        {"kubernetes/certificates"},
+    ),
+    "a certificate has ended": (
+        lambda paper: paper.commands.update({"kubeadm certs check-expiration": certificates(days=-3)}),
+        {"kubernetes/certificates"},
+    ),
+    "kubeadm says nothing of certificates": (
+        lambda paper: paper.commands.update({"kubeadm certs check-expiration": "\n"}),
+        {"kubernetes/certificates"},
     ),
     "the API is not ready": (
         lambda paper: paper.commands.update({"kubectl get /readyz": "[-]etcd failed"}),

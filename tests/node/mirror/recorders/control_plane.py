@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import socket
+import ssl
 import string
 import subprocess
 import tempfile
@@ -20,6 +21,8 @@ from recorded import API_PORT, CLUSTER_VERSION, CRIO_SOCKET, KUBELET_HEALTH_PORT
 ETC = Path("/etc/kubernetes")
 KUBELET = Path("/var/lib/kubelet")
 KUBECONFIGS = ("admin.conf", "super-admin.conf", "kubelet.conf", "controller-manager.conf", "scheduler.conf")
+# Those of them that `kubeadm certs` knows: the kubelet renews its own.
+RENEWED = ("admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf")
 MANIFESTS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "etcd")
 REQUIRED_PROGRAMS = ("conntrack", "ip", "iptables", "mount", "nsenter", "crictl")
 SWITCHES = {
@@ -44,7 +47,7 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
     (ETC / "manifests").mkdir(parents=True, exist_ok=True)
     make_certificates(registration_address(wanted))
     for name in KUBECONFIGS:
-        private(ETC / name, yaml.safe_dump(kubeconfig(name)))
+        private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
     start_kubelet(wanted.get("KubeletConfiguration", {}))
     wait_for_kubelet(wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", ""))
     for name in MANIFESTS:
@@ -130,8 +133,8 @@ def sign(request: Path, extensions: str) -> bytes:
     return _openssl("x509", "-req", "-in", str(request), *authority, *number, "-extfile", str(settings))
 
 
-def _openssl(*arguments: str) -> bytes:
-    return subprocess.run(["openssl", *arguments], check=True, capture_output=True).stdout
+def _openssl(*arguments: str, given: bytes = b"") -> bytes:
+    return subprocess.run(["openssl", *arguments], check=True, capture_output=True, input=given).stdout
 
 
 def server_url() -> str:
@@ -140,11 +143,45 @@ def server_url() -> str:
     return f"https://{names.partition('IP Address:')[2].partition(',')[0]}:{API_PORT}"
 
 
-def kubeconfig(name: str) -> dict[str, Any]:
-    """A kubeconfig with this cluster's authority and a made-up user."""
+def client_certificate(name: str) -> bytes:
+    """The certificate in one of the kubeconfigs."""
+    with tempfile.TemporaryDirectory() as scratch:
+        request, subject = Path(scratch, "csr"), f"/O=kubeadm:cluster-admins/CN={name.removesuffix('.conf')}"
+        _openssl("req", "-new", *NEW_KEY, "-subj", subject, "-keyout", f"{scratch}/key", "-out", str(request))
+        return sign(request, "extendedKeyUsage=clientAuth")
+
+
+def certificates() -> dict[str, bytes]:
+    """The certificates that kubeadm renews, by the names that it gives them."""
+    found = {"apiserver": (ETC / "pki/apiserver.crt").read_bytes()}
+    for name in RENEWED:
+        user = yaml.safe_load((ETC / name).read_text())["users"][0]["user"]
+        found[name] = base64.b64decode(user["client-certificate-data"])
+    return found
+
+
+def seconds_left(certificate: bytes) -> int:
+    """How long a certificate is still valid; negative once it has ended."""
+    said = _openssl("x509", "-noout", "-enddate", given=certificate).decode().strip().removeprefix("notAfter=")
+    return int(ssl.cert_time_to_seconds(said) - time.time())
+
+
+def renew_certificates() -> None:
+    """Sign every certificate again, for another year, as it is."""
+    authority = ["-CA", str(ETC / "pki/ca.crt"), "-CAkey", str(ETC / "pki/ca.key"), "-days", "365"]
+    for name, certificate in certificates().items():
+        renewed = _openssl("x509", *authority, "-set_serial", str(random.getrandbits(63)), given=certificate)
+        if name == "apiserver":
+            (ETC / "pki/apiserver.crt").write_bytes(renewed)
+        else:
+            private(ETC / name, yaml.safe_dump(kubeconfig(name, renewed)))
+
+
+def kubeconfig(name: str, certificate: bytes = b"") -> dict[str, Any]:
+    """A kubeconfig with this cluster's authority and a user whose key nobody needs here."""
     user = name.removesuffix(".conf")
     authority = base64.b64encode((ETC / "pki/ca.crt").read_bytes()).decode()
-    secret = base64.b64encode(f"{user}'s credentials".encode()).decode()
+    secret, known = (base64.b64encode(part).decode() for part in (f"{user}'s key".encode(), certificate))
     return {
         "apiVersion": "v1",
         "kind": "Config",
@@ -156,7 +193,7 @@ def kubeconfig(name: str) -> dict[str, Any]:
             }
         ],
         "contexts": [{"name": f"{user}@kubernetes", "context": {"cluster": "kubernetes", "user": user}}],
-        "users": [{"name": user, "user": {"client-certificate-data": secret, "client-key-data": secret}}],
+        "users": [{"name": user, "user": {"client-certificate-data": known, "client-key-data": secret}}],
     }
 
 
@@ -202,6 +239,7 @@ def first_objects(registration: dict[str, Any], wanted: dict[str, Any]) -> None:
     for name, key, kind in (
         ("kubeadm-config", "ClusterConfiguration", "ClusterConfiguration"),
         ("kubelet-config", "kubelet", "KubeletConfiguration"),
+        ("kube-proxy", "config.conf", "KubeProxyConfiguration"),
     ):
         place, data = {"name": name, "namespace": "kube-system"}, {key: yaml.safe_dump(wanted.get(kind, {}))}
         cluster.write({"apiVersion": "v1", "kind": "ConfigMap", "metadata": place, "data": data})

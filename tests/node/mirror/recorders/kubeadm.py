@@ -143,6 +143,21 @@ def upgrade(arguments: list[str]) -> None:
 
 
 def certs(arguments: list[str]) -> None:
-    if arguments[1:2] != ["check-expiration"]:
+    if arguments[1:3] == ["renew", "all"]:
+        control_plane.renew_certificates()
+        print(
+            "Done renewing certificates. You must restart the kube-apiserver, kube-controller-manager, kube-scheduler and etcd"
+        )
+    elif arguments[1:2] == ["check-expiration"] and option(arguments, "-o", "--output") == "json":
+        found = [
+            {
+                "name": name,
+                "residualTime": control_plane.seconds_left(content),
+                "externallyManaged": False,
+                "missing": False,
+            }
+            for name, content in control_plane.certificates().items()
+        ]
+        print(json.dumps({"kind": "CertificateExpirationInfo", "certificates": found, "certificateAuthorities": []}))
+    else:
         fail(f"this recorder does not know: kubeadm {' '.join(arguments)}")
-    print("CERTIFICATE   EXPIRES   RESIDUAL TIME\napiserver     in a year 364d")

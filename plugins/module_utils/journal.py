@@ -1,0 +1,29 @@
+# ruff: noqa: INP001 - Ansible loads this folder by its own rules, without a package
+"""What a journal says, without its repetitions."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+# The date, time and process of klog's lines (E1122 10:00:00.000000    1234 file.go:1] words).
+_STAMP = re.compile(r"^([IWEF])\d{4} [\d:.]+ +\d+ ")
+_NUMBER = re.compile(r"\d+")
+_ERROR = re.compile(r"^[EF]\d{4} |\b(error|fatal|failed|panic)\b", re.IGNORECASE)
+
+
+def excerpt(journal: str, lines_max: int) -> str:
+    """The first errors and the last lines, at most so many; lines that differ in numbers alone count as one."""
+    first: dict[str, str] = {}
+    last: dict[str, str] = {}
+    times: Counter[str] = Counter()
+    for line in filter(None, map(str.rstrip, journal.splitlines())):
+        kind = _NUMBER.sub("#", _STAMP.sub(r"\1 ", line))
+        times[kind] += 1
+        first.setdefault(kind, line)
+        last.pop(kind, None)
+        last[kind] = line
+    ending = list(last)[-lines_max:]
+    errors = [kind for kind, line in first.items() if kind not in ending and _ERROR.search(line)][: lines_max // 4]
+    shown = [*((kind, first[kind]) for kind in errors), *((kind, last[kind]) for kind in ending[len(errors) :])]
+    return "\n".join(line + (f"  ({times[kind]} times)" if times[kind] > 1 else "") for kind, line in shown)
