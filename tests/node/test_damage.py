@@ -27,8 +27,10 @@ DAMAGE = {
     "packages/versions": "apt-mark -q unhold kubelet",
     "nvidia/handler": "sed -i /monitor_path/d /etc/crio/crio.conf.d/30-nvidia.conf",
     "kubernetes/kubelet": "systemctl disable -q kubelet",
-    "kubernetes/certificates": "cd /etc/kubernetes/pki && openssl x509 -in apiserver.crt -CA ca.crt -CAkey ca.key "
-    "-set_serial 7 -days 20 -out ending.crt && cat ending.crt > apiserver.crt && rm ending.crt",
+    "kubernetes/certificates": "cd /etc/kubernetes/pki && "
+    "openssl x509 -x509toreq -in apiserver.crt -signkey apiserver.key -copy_extensions copyall -out /run/ending.csr && "
+    "openssl x509 -req -in /run/ending.csr -copy_extensions copyall -CA ca.crt -CAkey ca.key -set_serial 7 -days 20 "
+    "-out apiserver.crt",
     "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
     "kubeconfig/users": "chown root: /home/ops/.kube/config",
     "runtime-class/nvidia": f"{KUBECTL} delete runtimeclass nvidia",

@@ -13,6 +13,7 @@ import time
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import cluster
 import yaml
@@ -167,14 +168,12 @@ def seconds_left(certificate: bytes) -> int:
 
 
 def renew_certificates() -> None:
-    """Sign every certificate again, for another year, as it is."""
-    authority = ["-CA", str(ETC / "pki/ca.crt"), "-CAkey", str(ETC / "pki/ca.key"), "-days", "365"]
-    for name, certificate in certificates().items():
-        renewed = _openssl("x509", *authority, "-set_serial", str(random.getrandbits(63)), given=certificate)
-        if name == "apiserver":
-            (ETC / "pki/apiserver.crt").write_bytes(renewed)
-        else:
-            private(ETC / name, yaml.safe_dump(kubeconfig(name, renewed)))
+    """Make every certificate again for the same names, valid for another year."""
+    address = str(urlsplit(server_url()).hostname)
+    (ETC / "pki/apiserver.crt").unlink()
+    make_certificates(address)
+    for name in RENEWED:
+        private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
 
 
 def kubeconfig(name: str, certificate: bytes = b"") -> dict[str, Any]:
