@@ -33,6 +33,7 @@ REQUIRED_VARIABLES = (
     "swap_failsafe_unit",
     "kernel_sysctls_unit",
     "preflight_psi_required",
+    "preflight_gpu_driver_min",
     "crio_version",
     "kubernetes_packages_version",
     "kubernetes_packages_cri_tools_version",
@@ -98,6 +99,7 @@ class Expected:
         packages: Debian package -> upstream version, held.
         nvidia_packages: the same, where the node has a GPU.
         gpu: auto, required, absent or assumed (see the inventory).
+        driver_min: oldest NVIDIA driver that runs the workload image.
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
         namespace: where replicas are made.
@@ -112,6 +114,7 @@ class Expected:
     sysctls_unit: str
     psi_required: bool
     gpu: str
+    driver_min: str
     handler: str
     node_name: str
     pod_cidr: str
@@ -150,6 +153,7 @@ class Expected:
             sysctls_unit=variables["kernel_sysctls_unit"],
             psi_required=bool(variables["preflight_psi_required"]),
             gpu=variables["nvidia_toolkit_gpu"],
+            driver_min=str(variables["preflight_gpu_driver_min"]),
             handler=variables["nvidia_toolkit_handler"],
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],

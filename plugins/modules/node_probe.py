@@ -95,14 +95,34 @@ def psi_readable() -> bool:
     return read("/proc/pressure/cpu") is not None
 
 
+# What GPUs (3D or VGA controllers) and NVSwitches (bridges of no other kind) are on the PCI bus.
+GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
+SYS, MODULES = Path("/sys"), Path("/lib/modules")
+
+
 def gpu() -> dict[str, Any]:
-    """NVIDIA devices on the PCI bus, and the loaded driver's version (None where none is loaded)."""
-    devices = 0
-    for device in Path("/sys/bus/pci/devices").glob("*"):
-        if (read(device / "vendor") or "").strip() == "0x10de" and (read(device / "class") or "").startswith("0x03"):
-            devices += 1
+    """NVIDIA devices on the PCI bus, the loaded driver's version (None where none is loaded), and what keeps one from working."""
+    classes = [
+        read(device / "class") or ""
+        for device in (SYS / "bus/pci/devices").glob("*")
+        if (read(device / "vendor") or "").strip() == "0x10de"
+    ]
     match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", read("/proc/driver/nvidia/version") or "")
-    return {"pci_devices": devices, "driver": match[1] if match else None}
+    return {
+        "pci_devices": sum(one.startswith(GPU_CLASS) for one in classes),
+        "switches": sum(one.startswith(SWITCH_CLASS) for one in classes),
+        "driver": match[1] if match else None,
+        "nouveau": (SYS / "module/nouveau").exists(),
+        "module": "/nvidia.ko" in (read(MODULES / platform.release() / "modules.dep") or ""),
+        "secure_boot": secure_boot(),
+        "fabric_manager": (SYS / "fs/cgroup/system.slice/nvidia-fabricmanager.service").exists(),
+    }
+
+
+def secure_boot() -> bool:
+    """Whether the firmware lets signed kernel modules only be loaded: four bytes of attributes, then 1."""
+    variables = (SYS / "firmware/efi/efivars").glob("SecureBoot-*")
+    return any(variable.read_bytes()[4:5] == b"\x01" for variable in variables)
 
 
 def login_user() -> str:

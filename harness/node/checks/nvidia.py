@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from typing import Any
 
@@ -14,6 +15,9 @@ _DRIVER = "/proc/driver/nvidia/version"
 _REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 _AGAIN = "Run the nvidia_toolkit role again (--tags nvidia_toolkit)"
 _EXECUTABLE = 0o111
+_PCI = "/sys/bus/pci/devices"
+_GPU = re.compile(r"^pci:v000010DEd.*bc03", re.MULTILINE)
+_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 
 
 def require_gpu(node: Node) -> None:
@@ -21,8 +25,16 @@ def require_gpu(node: Node) -> None:
     gpu = node.expected.gpu
     if gpu == "absent":
         raise NotApplicableError("the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
-    if gpu == "auto" and node.machine.read(_DRIVER) is None:
-        raise NotApplicableError("no NVIDIA driver is loaded and none is required (nvidia_toolkit_gpu: auto)")
+    if gpu == "auto" and node.machine.read(_DRIVER) is None and not _on_the_bus(node):
+        raise NotApplicableError(
+            "there is no NVIDIA GPU on the PCI bus, and none is required (nvidia_toolkit_gpu: auto)"
+        )
+
+
+def _on_the_bus(node: Node) -> bool:
+    """Whether the PCI bus shows an NVIDIA GPU; a machine without that bus has none."""
+    aliases = node.machine.command("find", "-L", _PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+")
+    return _GPU.search(aliases.stdout) is not None
 
 
 def _crio_settings(node: Node) -> dict[str, Any]:
@@ -52,12 +64,20 @@ def _executable(node: Node, path: object) -> bool:
 
 @check("nvidia/driver", advice="Install the driver, reboot, and run again; or set nvidia_toolkit_gpu: absent.")
 def driver_is_loaded(node: Node) -> Observation:
-    """The NVIDIA driver is loaded."""
+    """The NVIDIA driver is loaded, and new enough for the torch of the workload image."""
     require_gpu(node)
     if node.expected.gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
-    text = node.machine.read(_DRIVER)
-    return Observation(text is not None, "a loaded NVIDIA driver", text.splitlines()[0] if text else "none")
+    found = _VERSION.search(node.machine.read(_DRIVER) or "")
+    version, least = found[1] if found else "none", node.expected.driver_min
+    good = found is not None and _parts(version) >= _parts(least)
+    return Observation(
+        good, f"a loaded NVIDIA driver of at least {least}, as the torch of the workload image needs", version
+    )
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 @check("nvidia/packages", advice=f"{_AGAIN}.")

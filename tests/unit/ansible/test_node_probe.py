@@ -43,6 +43,39 @@ def test_the_driver_is_read_from_the_loaded_module(monkeypatch, text, driver):
     assert module.gpu()["driver"] == driver
 
 
+def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "SYS", tmp_path)
+    monkeypatch.setattr(module, "MODULES", tmp_path / "modules")
+    bare = {
+        "pci_devices": 0,
+        "switches": 0,
+        "module": False,
+        "nouveau": False,
+        "secure_boot": False,
+        "fabric_manager": False,
+    }
+    assert {**module.gpu(), "driver": None} == {**bare, "driver": None}
+    for number, (vendor, kind) in enumerate([("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x8086", "0x030000")]):
+        device = tmp_path / f"bus/pci/devices/{number}"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    release = tmp_path / "modules" / module.platform.release()
+    for folder in (release, tmp_path / "module/nouveau", tmp_path / "firmware/efi/efivars"):
+        folder.mkdir(parents=True)
+    (tmp_path / "fs/cgroup/system.slice/nvidia-fabricmanager.service").mkdir(parents=True)
+    (release / "modules.dep").write_text("updates/dkms/nvidia.ko.zst: kernel/x.ko\n")
+    (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x01")
+    whole = {
+        "pci_devices": 1,
+        "switches": 1,
+        **dict.fromkeys(("module", "nouveau", "secure_boot", "fabric_manager"), True),
+    }
+    assert {**module.gpu(), "driver": None} == {**whole, "driver": None}
+    (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x00")
+    assert module.secure_boot() is False
+
+
 def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):
     assert module.free_bytes(str(tmp_path / "not/yet")) == pytest.approx(module.free_bytes(str(tmp_path)), rel=0.05)
 

@@ -27,6 +27,8 @@ PLAY = """\
   pre_tasks: [{name: Judge, judge_variables: {}, when: judged}]
   roles: [preflight]
 """
+GPU = {"pci_devices": 1, "driver": "580.95.05", "module": True, "nouveau": False, "secure_boot": False}
+GPU |= {"switches": 0, "fabric_manager": False}
 MACHINE = {
     "os": "ubuntu",
     "os_version": "24.04",
@@ -39,17 +41,26 @@ MACHINE = {
     "cpus": 16,
     "memory_bytes": 64 << 30,
     "swaps": [],
-    "gpu": {"pci_devices": 1, "driver": "580.95.05"},
+    "kernel": "6.14.0-29-generic",
+    "gpu": GPU,
     "disks": {"/var/lib": 200 << 30},
 }
-NO_GPU = {"gpu": {"pci_devices": 0, "driver": None}}
+NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
+
+
+def gpu(**changes):
+    """A machine whose GPU differs."""
+    return {"gpu": {**GPU, **changes}}
+
+
+DEBIAN = {"os": "debian", "os_version": "13", "os_name": "Debian GNU/Linux 13 (trixie)"}
 ABSENT = {"installed": False, "version": None, "held": False}
 
 # case: (changes to a good machine, variables, what the message says)
 CASES = {
     "good": ({}, {}, None),
     "no-gpu-none-wanted": (NO_GPU, {}, None),
-    "gpu-told-off": ({"gpu": {"pci_devices": 1, "driver": None}}, {"nvidia_toolkit_gpu": "absent"}, None),
+    "gpu-told-off": (gpu(driver=None), {"nvidia_toolkit_gpu": "absent"}, None),
     "psi-told-off": ({"psi": False}, {"preflight_psi_required": False}, None),
     "wrong-os": ({"os": "fedora", "os_name": "Fedora 43"}, {}, "This is Fedora 43"),
     "old-ubuntu": ({"os_version": "20.04", "os_name": "Ubuntu 20.04"}, {}, "This is Ubuntu 20.04"),
@@ -63,8 +74,23 @@ CASES = {
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
     "gpu-required": (NO_GPU, {"nvidia_toolkit_gpu": "required"}, "A working GPU is required"),
-    "gpu-without-driver": ({"gpu": {"pci_devices": 1, "driver": None}}, {}, "no driver loaded"),
-    "old-driver": ({"gpu": {"pci_devices": 1, "driver": "470.256.02"}}, {}, "470.256.02, at least 535.0"),
+    "gpu-without-driver": (
+        gpu(driver=None, module=False),
+        {},
+        "no driver loaded for it. None is installed for this kernel (6.14",
+    ),
+    "gpu-on-debian": (
+        {**gpu(driver=None, module=False), **DEBIAN},
+        {},
+        "add NVIDIA's repository for Debian GNU/Linux 13",
+    ),
+    "gpu-under-secure-boot": (gpu(driver=None, secure_boot=True), {}, "Secure Boot lets signed modules only be loaded"),
+    "gpu-held-by-nouveau": (gpu(driver=None, module=False, nouveau=True), {}, "blacklist nouveau"),
+    "gpu-not-loaded": (gpu(driver=None), {}, "installed for this kernel and not loaded"),
+    "no-fabric-manager": (gpu(switches=4), {}, "joined by 4 NVSwitches and Fabric Manager does not run"),
+    "fabric-manager": (gpu(switches=4, fabric_manager=True), {}, None),
+    "old-driver": (gpu(driver="470.256.02"), {}, "470.256.02, at least 580.65.06 is needed: torch 2.13.0"),
+    "driver-too-old-for-torch": (gpu(driver="575.57.08"), {}, "brings CUDA 13.0. Install a newer one (apt-get install"),
     "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),
     "minor-without-quotes": ({}, {"kubernetes_minor": 1.35}, "Put it in quotes"),
     "misspelt": ({}, {"crio_verison": "1.35.6"}, "crio_verison is no supported variable. Is crio_version meant?"),

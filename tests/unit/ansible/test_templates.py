@@ -98,6 +98,23 @@ def test_the_control_plane_is_the_one_of_the_mission():
     assert kinds["KubeletConfiguration"]["failSwapOn"] is True
 
 
+def test_unattended_upgrades_leave_the_driver_and_its_kernel_alone():
+    # As unattended-upgrades asks: a pattern at the beginning of a package's name.
+    text = tree.render(ROOT / "roles/nvidia_toolkit/templates/kept.conf.j2")
+    patterns = re.findall(r'^    "(.+)";$', text, re.MULTILINE)
+    driver = ["nvidia-driver-580-server", "libnvidia-compute-580", "nvidia-dkms-580-open", "cuda-drivers-580"]
+    kernel = [
+        "linux-image-6.14.0-29-generic",
+        "linux-modules-nvidia-580-generic",
+        "linux-generic",
+        "linux-headers-amd64",
+    ]
+    others = ["linux-libc-dev", "linux-base", "openssh-server", "libc6", "apt"]
+    assert [
+        name for name in [*driver, *kernel, *others] if any(re.match(one, name) for one in patterns)
+    ] == driver + kernel
+
+
 def test_every_wait_of_kubeadm_is_as_long_as_the_role_says():
     (init,) = [one for one in documents("kubeadm-init.yaml.j2", control_plane_timeout_s="77") if "timeouts" in one]
     assert init["timeouts"] == dict.fromkeys(

@@ -26,6 +26,14 @@ def test_the_default_minor_is_in_the_table_and_the_journal_s_too():
     assert "1.34" in MINORS
 
 
+def test_the_driver_s_floor_stands_beside_the_torch_and_the_cuda_that_are_installed():
+    torch = TABLE["versions_common"]["torch"]
+    assert f"\ntorch=={torch['version']}\n" in (ROOT / "roles/workload_image/files/requirements.txt").read_text()
+    assert f"\ncuda-toolkit=={torch['cuda']}." in (ROOT / "requirements-cuda.txt").read_text()
+    # The oldest driver of each CUDA, from its release notes.
+    assert torch["driver_min"] == {"13.0": "580.65.06"}[torch["cuda"]]
+
+
 @every(MINORS)
 def test_every_minor_has_the_same_entries(minor):
     first = next(iter(MINORS.values()))

@@ -22,6 +22,7 @@ VARIABLES: dict[str, Any] = {
     "swap_failsafe_unit": "node-swapoff.service",
     "kernel_sysctls_unit": "node-sysctl.service",
     "preflight_psi_required": True,
+    "preflight_gpu_driver_min": "580.65.06",
     "crio_version": "1.35.6",
     "kubernetes_packages_version": "1.35.8",
     "kubernetes_packages_cri_tools_version": "1.35.0",

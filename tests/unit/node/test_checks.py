@@ -161,6 +161,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         remove("/proc/driver/nvidia/version"),
         {"nvidia/driver"},
     ),
+    "a driver that is too old for torch": (
+        write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  x\n"),
+        {"nvidia/driver"},
+    ),
     "the toolkit is not held": (package("nvidia-container-toolkit", held=False), {"nvidia/packages"}),
     "no handler": (remove(DROP_IN), {"nvidia/handler"}),
     "a handler without monitor_path": (
@@ -524,6 +528,16 @@ def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remov
         check.name for check in registered() if check.area in {"nvidia", "gpu"}
     }
     assert all(reason in each.reason for each in found.not_applicable)
+
+
+def test_a_gpu_that_lost_its_driver_fails_where_none_is_required_either() -> None:
+    paper = machine()
+    remove("/proc/driver/nvidia/version")(paper)
+    bus = "find -L /sys/bus/pci/devices -maxdepth 2 -name modalias -exec cat {} +"
+    paper.commands[bus] = "pci:v00008086d00000D57sv0sd0bc03sc00i00\npci:v000010DEd00001AF4sv000010DEsd0bc06sc80i00\n"
+    assert verdict(paper, nvidia_toolkit_gpu="auto").ok
+    paper.commands[bus] += "pci:v000010DEd000025B6sv000010DEsd000014A9bc03sc02i00\n"
+    assert [each.name for each in verdict(paper, nvidia_toolkit_gpu="auto").failed] == ["nvidia/driver"]
 
 
 def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
