@@ -19,11 +19,13 @@ class FakeModule:
         self.params = params
         self.check_mode = check_mode
         self.commands: list[list[str]] = []
+        self.given: list[str | None] = []
         self.tmpdir = None
         self._answer = answer or (lambda _words: None)
 
-    def run_command(self, command: Sequence[str], data: str | None = None) -> Answer:  # noqa: ARG002 - as the original's
+    def run_command(self, command: Sequence[str], data: str | None = None) -> Answer:
         self.commands.append(list(command))
+        self.given.append(data)
         return self._answer(command) or (0, "", "")
 
     def fail_json(self, *, msg: str, **_: Any) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -23,6 +24,25 @@ OURS = [
     "image/image.json",
     "image/pushed-1",
 ]
+
+
+# What a cluster leaves on a disk beside the folders of its packages, as seen on a real one.
+LEFT = [
+    "/var/lib/cni",
+    "/var/lib/kubelet",
+    "/var/lib/etcd",
+    "/var/lib/calico",
+    "/usr/libexec/kubernetes",
+    "/var/log/containers",
+]
+LEFT += ["/var/log/pods", "/var/log/calico", "/etc/cni/net.d", "/opt/cni", "/etc/systemd/logind.conf.d/99-kubelet.conf"]
+
+
+def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_folders():
+    texts = [path.read_text() for path in (ROOT / "roles").glob("*/tasks/reset.yml")]
+    removed = {path for text in texts for path in re.findall(r"[\[ ](/[a-z0-9/._-]+)[\],]", text)}
+    assert [path for path in LEFT if path not in removed] == []
+    assert not {"/opt", "/var/lib", "/var/log", "/etc/cni", "/usr/libexec"} & removed
 
 
 @pytest.mark.parametrize(
