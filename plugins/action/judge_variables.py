@@ -52,6 +52,9 @@ TAKEN_PORTS = (2379, 2380, 2381, 5473, 6443, 9098, 9099, 10248, 10249, 10250, 10
 COMMON = ("grafana", "kernel", "kepler", "prometheus", "storage", "swap", "worker")
 CLOSE = 0.75
 SHOWN_CHARS = 80
+READ_CHARS = 1000
+# user:password@ of an address, whatever is wrong with it; a digest (image@sha256:...) is none.
+CREDENTIALS = re.compile(r"(?<=//).*@|[^\s\"/@]+:[^\s\"@]+@(?!sha256:)")
 
 Judge = Callable[[str, Mapping[str, Any]], bool]
 
@@ -285,7 +288,7 @@ class Table:
         inner = kind.get("value") if isinstance(kind, Mapping) else kind
         if isinstance(inner, str) and self.kinds.get(inner, {}).get("hidden"):
             return "not shown"
-        text = json.dumps(value, default=str)
+        text = CREDENTIALS.sub("...@", json.dumps(value, default=str)[:READ_CHARS])
         return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
     def read(self, name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
@@ -65,9 +66,15 @@ class Objects:
         """Applies; ends the module with the API server's own words when it is refused."""
         code, out, err = self.kubectl("apply")
         if code != 0:
+            place = re.search(r'namespaces "([^"]+)" not found', err)
+            mend = (
+                f"Another part of site.yml makes the namespace {place[1]}: run that first"
+                if place
+                else "Mend what it names"
+            )
             self.module.fail_json(
                 msg=f"the API server did not take the manifest: {(err or out).strip()}\n"
-                "Mend what it names and run again; objects applied before it are kept.",
+                f"{mend}, then run again; objects applied before it are kept.",
                 stdout=out,
                 stderr=err,
             )

@@ -64,9 +64,10 @@ echo '## packages'
 dpkg-query -W -f '${{db:Status-Abbrev}} ${{Package}} ${{Version}}\\n'
 apt-mark showhold | sed 's/^/held /'
 echo '## units'
-systemctl list-unit-files --no-legend --plain | grep -v -w transient | LC_ALL=C sort
-systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain \\
-  | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|run-credentials|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
+files=$(systemctl list-unit-files --no-legend --plain)
+echo "$files" | grep -v -w transient | LC_ALL=C sort
+units=$(systemctl list-units --type=service,path,timer,swap,mount --state=active,failed --no-legend --plain)
+echo "$units" | awk '{{print $1, $3, $4}}' | grep -v -E '^(user@|user-runtime|run-user|run-credentials|systemd-(tmpfiles|hostnamed|timedated))' | LC_ALL=C sort
 echo '## kernel'
 tail -n +2 /proc/swaps
 lsmod | awk '$1 ~ /^(overlay|br_netfilter)$/ {{print $1}}' | sort

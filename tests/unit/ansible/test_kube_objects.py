@@ -53,6 +53,11 @@ def test_a_refused_object_ends_with_the_server_s_words(monkeypatch):
         run(monkeypatch, (2, "", ""), (1, "", 'no matches for kind "Installation"'))
 
 
+def test_a_namespace_that_another_stage_makes_is_named(monkeypatch):
+    with pytest.raises(Failed, match=r"makes the namespace monitoring: run that first, then run again"):
+        run(monkeypatch, (2, "", ""), (1, "", 'Error from server (NotFound): namespaces "monitoring" not found'))
+
+
 def test_check_mode_applies_nothing(monkeypatch):
     result, verbs = run(monkeypatch, (1, "x", ""), check_mode=True)
     assert (result["changed"], verbs) == (True, ["diff"])

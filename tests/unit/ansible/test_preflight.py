@@ -110,6 +110,11 @@ CASES = {
         "Kubernetes 1.34.11-1.1 is installed",
     ),
     "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
+    "mirror-with-a-password": (
+        {"urls": {"http://me:secret@mirror/Release": "answers 401"}},
+        {},
+        "http://...@mirror/Release: answers",
+    ),
     "clock-behind-all-mirrors": ({"clocks_ahead_s": {"a": 4000.0, "b": 86400.0}}, {}, "differs by 4000 s from those"),
     "one-mirror-agrees": ({"clocks_ahead_s": {"a": -2.0, "b": 86400.0}}, {}, None),
     "mirrors-without-clocks": ({"clocks_ahead_s": {}}, {}, None),

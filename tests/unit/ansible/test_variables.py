@@ -112,6 +112,15 @@ def test_a_secret_is_not_shown():
     assert "secret" not in reason
 
 
+@every(["https://user:secret@host/x y", "ftp://user:se/cret@host", "user:secret@host:5000", "https://secret@host\n"])
+def test_a_password_in_a_wrong_address_is_not_shown(address):
+    for name in ("mirror_apt_crio", "mirror_images", "crio_apt_uri", "kubernetes_packages_apt_key"):
+        (reason,) = refused(name, address)
+        assert "cret" not in reason
+    (reason,) = refused("crio_pause_image", "registry.example.org/pause@sha256:12")
+    assert "pause@sha256:12" in reason
+
+
 @every(["storage_path", "workload_image_folder"])
 def test_folders_that_a_reset_clears_are_nobody_else_s(name):
     foreign = [*judge.FOREIGN, "/data", "/opt", "/srv", "/mnt", "/var/lib", "/var/local", "/home/someone/x", "/etc/x/y"]
