@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,9 @@ from harness.campaign.profile import Profile, begin, new_plan
 from harness.campaign.verify import verify_campaign
 from harness.errors import ExperimentsFailedError, UsageError
 from harness.results.profile import POINTS, POINTS_CSV, Outcome
+from tests.support import forked
+
+ROOT = Path(__file__).parents[3]
 
 GIVEN = {
     "workload": {"name": "profile", "factory": "tests.support.growing_workload:make", "warmup_requests": 1},
@@ -96,3 +101,59 @@ def test_a_profile_in_which_nothing_runs_says_why(tmp_path):
 def test_a_folder_that_is_there_is_not_written_over(profile):
     with pytest.raises(UsageError, match="exists already"):
         made(profile)
+
+
+def harness(*words):
+    return forked.harness(*map(str, words), cwd=ROOT, environment={**os.environ, "COLUMNS": "120"})
+
+
+def test_the_command_measures_reports_and_verifies_and_resume_repeats_nothing(tmp_path):
+    own = (
+        "tests.support.growing_workload:make",
+        "--repeats",
+        1,
+        "--seconds",
+        0.01,
+        "--results",
+        tmp_path,
+        "--name",
+        "p",
+    )
+
+    done = harness("profile", *own, "--batch", "8,32", "--warmup-requests", 1)
+
+    assert done.returncode == 0, done.stderr
+    assert "b8-fp32-eager" in done.stdout
+    assert "out of memory" in done.stdout
+    assert "missing: " in done.stdout
+    assert harness("verify", tmp_path / "p").returncode == 0
+    again = harness("resume", tmp_path / "p", "--json")
+    assert again.stderr == "", "nothing was measured again"
+    assert json.loads(again.stdout)["cells"][0]["figures"]["throughput_inputs_per_s"]["n"] == 1
+    (tmp_path / "p" / "report.html").unlink()
+    assert harness("report", tmp_path / "p").returncode == 0
+    assert (tmp_path / "p" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["resnet5"], "did you mean resnet50"),
+        (["resnet50", "--batch", "x"], "no list of whole numbers"),
+        (["resnet50", "--batch", "0"], "greater than or equal to 1"),
+        (["resnet50", "--batch", "0,2"], "whole numbers of 1 or more"),
+        (["resnet50", "--precision", "int8"], "'fp32', 'fp16' or 'bf16'"),
+        (["resnet50", "--epochs", "2"], "--epochs and --samples go together"),
+        (
+            ["mnist-training", "--epochs", "2", "--samples", "64", "--capacity", "knee"],
+            "--capacity measures for a time",
+        ),
+        (["resnet50", "--option", "tiny"], "NAME=VALUE"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_runs(words, told, tmp_path):
+    refused = harness("profile", *words, "--results", tmp_path)
+
+    assert refused.returncode == 2
+    assert told in refused.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -26,6 +26,7 @@ COMMANDS = [
     "plan",
     "doctor",
     "run",
+    "profile",
     "resume",
     "status",
     "export",
