@@ -29,7 +29,7 @@ class Outcome:
 
     Attributes:
         status: OK; else HTTP's, BROKEN, UNANSWERED, BAD_ANSWER or ABANDONED.
-        token_ns: when each piece of text was read; empty without a stream.
+        token_ns: when each piece of text arrived; empty without a stream.
         said: why it failed, for people.
     """
 
@@ -113,8 +113,8 @@ class Asker:
         if status == self._success and self._engine.streams:
             stream = EventStream()
             async for piece in pieces:
-                now_ns = time.perf_counter_ns()
-                outcome.token_ns += [now_ns for _ in stream.feed(piece)]
+                arrived_ns = connection.arrived_ns
+                outcome.token_ns += [arrived_ns for _ in stream.feed(piece)]
             answer = stream.end()
         else:
             body = b"".join([piece async for piece in pieces])

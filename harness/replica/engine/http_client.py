@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import SupportsIndex
 
 _PIECE_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 16
@@ -18,10 +20,25 @@ class BrokenAnswerError(Exception):
     """The answer is no HTTP, or ended too early."""
 
 
+class StampedReader(asyncio.StreamReader):
+    """Remembers when something arrived.
+
+    That is before its turn to be read: where an engine sends a token to each of hundreds of streams at once, the last of
+    them would wait for the reading of all others.
+    """
+
+    arrived_ns = 0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        """Take what the loop has received."""
+        self.arrived_ns = time.perf_counter_ns()
+        super().feed_data(data)
+
+
 class Connection:
     """One connection, for one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: StampedReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.reusable = False
@@ -30,7 +47,15 @@ class Connection:
     @staticmethod
     async def open(host: str, port: int) -> Connection:
         """Connect. Raises OSError."""
-        return Connection(*await asyncio.open_connection(host, port, limit=_MOST_LINE_BYTES))
+        loop = asyncio.get_running_loop()
+        reader = StampedReader(limit=_MOST_LINE_BYTES, loop=loop)
+        transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), host, port)
+        return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+
+    @property
+    def arrived_ns(self) -> int:
+        """When the last of what there is to read arrived; of ``time.perf_counter_ns``."""
+        return self._reader.arrived_ns
 
     @property
     def stale(self) -> bool:

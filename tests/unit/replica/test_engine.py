@@ -13,6 +13,7 @@ import pytest
 from harness.replica.engine import load as load_module
 from harness.replica.engine import questions as asked
 from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
+from harness.replica.engine.http_client import Connection, StampedReader
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load, arrivals
 from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, read_whole
@@ -65,6 +66,20 @@ def test_times_are_those_of_the_server_and_never_less():
     (outcome,) = asked_of(Server(first_s=0.02, gap_s=0.01), chat())
     assert outcome.ttft_ns >= 0.02e9
     assert outcome.latency_ns >= (0.02 + 4 * 0.01) * 1e9
+
+
+def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
+    async def read():
+        reader = StampedReader()
+        reader.feed_data(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": [{"text": "a"}]}\n\n' + b"data: [DONE]\n\n")
+        reader.feed_eof()
+        arrived_ns, outcome = time.perf_counter_ns(), Outcome(0)
+        await Asker(engine(protocol="openai-completions"), 1)._read(Connection(reader, None), outcome)
+        return arrived_ns, outcome
+
+    arrived_ns, outcome = asyncio.run(read())
+    assert outcome.status == OK
+    assert 0 < outcome.token_ns[0] <= arrived_ns
 
 
 def test_pieces_count_where_the_server_counts_no_tokens():
