@@ -11,17 +11,18 @@ from tests.node.machine.errors import MachineError
 
 @dataclass(frozen=True)
 class File:
-    """One file of a package: its text and its mode."""
+    """One file of a package: its text and its mode; conffile: below /etc, whether dpkg keeps an edited one."""
 
     text: str
     mode: int = 0o644
+    conffile: bool = True
 
 
 @dataclass(frozen=True)
 class Package:
     """What goes into one package.
 
-    files: absolute path -> file; what lies below /etc is a conffile, as in Debian.
+    files: absolute path -> file; what lies below /etc is a conffile, as in Debian, unless it says otherwise.
     version: full Debian version with its revision. ballast_bytes: incompressible bytes that make it as large to fetch
     and to unpack as the package it stands in for.
     """
@@ -37,6 +38,11 @@ class Package:
     def file_name(self) -> str:
         """Name of the .deb as archives write it (no epochs here)."""
         return f"{self.name}_{self.version}_amd64.deb"
+
+    @property
+    def conffiles(self) -> list[str]:
+        """What dpkg keeps where it was edited."""
+        return [name for name, file in self.files.items() if name.startswith("/etc/") and file.conffile]
 
 
 def build(package: Package, folder: Path) -> Path:
@@ -81,5 +87,5 @@ def _write_control(package: Package, folder: Path) -> None:
         "Description": package.description,
     }
     (folder / "control").write_text("".join(f"{name}: {value}\n" for name, value in fields.items() if value))
-    if conffiles := [name for name in package.files if name.startswith("/etc/")]:
-        (folder / "conffiles").write_text("".join(f"{name}\n" for name in conffiles))
+    if package.conffiles:
+        (folder / "conffiles").write_text("".join(f"{name}\n" for name in package.conffiles))

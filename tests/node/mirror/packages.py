@@ -37,10 +37,15 @@ After=network-online.target
 [Service]
 Type=notify
 EnvironmentFile=-/etc/default/crio
-ExecStart=/usr/bin/crio $CRIO_CONFIG_OPTIONS $CRIO_RUNTIME_OPTIONS $CRIO_STORAGE_OPTIONS $CRIO_NETWORK_OPTIONS
+Environment=GOTRACEBACK=crash
+ExecStart=/usr/bin/crio $CRIO_CONFIG_OPTIONS $CRIO_RUNTIME_OPTIONS $CRIO_STORAGE_OPTIONS $CRIO_NETWORK_OPTIONS \
+          $CRIO_METRICS_OPTIONS
 ExecReload=/bin/kill -s HUP $MAINPID
 TasksMax=infinity
 LimitNOFILE=1048576
+LimitNPROC=1048576
+LimitCORE=infinity
+OOMScoreAdjust=-999
 TimeoutStartSec=0
 Restart=on-failure
 RestartSec=10
@@ -60,13 +65,24 @@ default_runtime = "crun"
 runtime_path = "/usr/libexec/crio/crun"
 runtime_root = "/run/crun"
 monitor_path = "/usr/libexec/crio/conmon"
+allowed_annotations = ["io.containers.trace-syscall"]
 
 [crio.runtime.runtimes.runc]
 runtime_path = "/usr/libexec/crio/runc"
 runtime_root = "/run/runc"
 monitor_path = "/usr/libexec/crio/conmon"
 """
+CRICTL_CONFIGURATION = """\
+runtime-endpoint: "unix:///var/run/crio/crio.sock"
+timeout: 0
+debug: false
+"""
 BRIDGE = '{"cniVersion": "1.0.0", "name": "crio", "plugins": [{"type": "bridge", "bridge": "cni0"}]}\n'
+KUBELET_NEEDS = "iptables (>= 1.4.21), kubernetes-cni (>= 1.2.0), mount, util-linux"
+CNI_PLUGINS = (
+    *("bandwidth", "bridge", "dhcp", "dummy", "firewall", "host-device", "host-local", "ipvlan", "loopback"),
+    *("macvlan", "portmap", "ptp", "sbr", "static", "tap", "tuning", "vlan", "vrf"),
+)
 KUBELET_UNIT = """\
 [Unit]
 Description=kubelet: The Kubernetes Node Agent, recorded
@@ -145,11 +161,16 @@ WantedBy=multi-user.target
 def crio(version: str) -> list[Package]:
     """CRI-O's one package."""
     programs = {"/usr/bin/crio": "crio", "/usr/bin/pinns": "plain"}
-    programs |= {f"/usr/libexec/crio/{name}": "plain" for name in ("conmon", "conmonrs", "crun", "runc")}
+    below = ("conmon", "conmonrs", "crio-credential-provider", "crun", "runc")
+    programs |= {f"/usr/libexec/crio/{name}": "plain" for name in below}
     files = {
-        "/etc/crio/crio.conf.d/10-crio.conf": File(CRIO_CONFIGURATION),
-        "/etc/crio/policy.json": File('{"default": [{"type": "insecureAcceptAnything"}]}\n'),
+        "/etc/crio/crio.conf.d/10-crio.conf": File(CRIO_CONFIGURATION, conffile=False),
+        "/etc/crio/policy.json": File('{"default": [{"type": "insecureAcceptAnything"}]}\n', conffile=False),
         "/etc/cni/net.d/10-crio-bridge.conflist.disabled": File(BRIDGE),
+        "/etc/containers/registries.conf.d/crio.conf": File('unqualified-search-registries = ["docker.io"]\n'),
+        # Written over by the role of the Kubernetes packages, which comes later.
+        "/etc/crictl.yaml": File(CRICTL_CONFIGURATION),
+        "/etc/default/crio": File("# CRIO_NETWORK_OPTIONS=\n"),
         "/usr/lib/systemd/system/crio.service": File(CRIO_UNIT),
     }
     return [_recorded("cri-o", version + KUBERNETES_REVISION, programs, files)]
@@ -164,11 +185,15 @@ def kubernetes(versions: dict[str, Any]) -> list[Package]:
     """The five packages of the Kubernetes repository."""
     release = versions["kubernetes"] + KUBERNETES_REVISION
     unit = "/usr/lib/systemd/system/kubelet.service"
-    kubelet_files = {unit: File(KUBELET_UNIT), f"{unit}.d/10-kubeadm.conf": File(KUBELET_DROP_IN)}
-    plugins = {f"/opt/cni/bin/{name}": "plain" for name in ("bridge", "host-local", "loopback", "portmap")}
+    kubelet_files = {
+        unit: File(KUBELET_UNIT),
+        "/etc/default/kubelet": File("KUBELET_EXTRA_ARGS=\n"),
+    }
+    drop_in = {f"{unit}.d/10-kubeadm.conf": File(KUBELET_DROP_IN)}
+    plugins = {f"/opt/cni/bin/{name}": "plain" for name in CNI_PLUGINS}
     return [
-        _recorded("kubeadm", release, {"/usr/bin/kubeadm": "kubeadm"}, depends="cri-tools, openssl"),
-        _recorded("kubelet", release, {"/usr/bin/kubelet": "kubelet"}, kubelet_files, depends="kubernetes-cni"),
+        _recorded("kubeadm", release, {"/usr/bin/kubeadm": "kubeadm"}, drop_in, depends="openssl"),
+        _recorded("kubelet", release, {"/usr/bin/kubelet": "kubelet"}, kubelet_files, depends=KUBELET_NEEDS),
         _recorded("kubectl", release, {"/usr/bin/kubectl": "kubectl"}),
         _recorded("cri-tools", versions["cri_tools"] + KUBERNETES_REVISION, {"/usr/bin/crictl": "crictl"}),
         _recorded("kubernetes-cni", versions["kubernetes_cni"] + KUBERNETES_REVISION, plugins),
@@ -185,6 +210,7 @@ def nvidia(version: str) -> list[Package]:
     }
     base_files = {
         "/etc/nvidia-container-runtime/config.toml": File(TOOLKIT_CONFIGURATION),
+        "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env": File("# NVIDIA_CTK_CDI_OUTPUT_FILE_PATH=\n"),
         "/usr/lib/systemd/system/nvidia-cdi-refresh.service": File(CDI_REFRESH_UNIT),
         "/usr/lib/systemd/system/nvidia-cdi-refresh.path": File(CDI_REFRESH_PATH),
     }

@@ -44,8 +44,6 @@ def leftover_errors() -> list[str]:
     """What an earlier cluster left."""
     present = [path for path in (JOINED, BOOTSTRAP, AUTHORITY) if path.exists()]
     found = [f"FileAvailable-{str(path).replace('/', '-')}]: {path} already exists" for path in present]
-    if any((ETC / "manifests").glob("*")):
-        found.append(f"DirAvailable-{str(ETC / 'manifests').replace('/', '-')}]: {ETC / 'manifests'} is not empty")
     return [*found, *control_plane.used_ports(control_plane.KUBELET_PORT)]
 
 

@@ -1,0 +1,95 @@
+"""The packages that stand in on the test machine, held against what upstream's own packaging installs (read in 2026-11)."""
+
+import re
+from dataclasses import dataclass
+
+from tests.node.mirror import packages
+from tests.support.cases import every
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """A package of upstream's: what it brings, of that what dpkg keeps where it was edited, and what it depends on.
+
+    Left out are documentation, completions, manual pages and the placeholders of empty folders (.kubelet-keep and
+    .kubernetes-cni-keep), which `kubeadm reset` takes away.
+    """
+
+    files: frozenset[str]
+    conffiles: frozenset[str] = frozenset()
+    depends: frozenset[str] = frozenset()
+
+
+UNITS = "/usr/lib/systemd/system"
+CRIO_CONFFILES = {
+    "/etc/cni/net.d/10-crio-bridge.conflist.disabled",
+    "/etc/containers/registries.conf.d/crio.conf",
+    "/etc/crictl.yaml",
+    "/etc/default/crio",
+}
+CNI = (
+    "bandwidth bridge dhcp dummy firewall host-device host-local ipvlan loopback macvlan portmap ptp sbr static tap tuning"
+    " vlan vrf"
+)
+PACKAGES = {
+    # It depends on iptables as well. The machine begins with this package half there, put there without apt.
+    "cri-o": Upstream(
+        frozenset(
+            CRIO_CONFFILES
+            | {"/etc/crio/crio.conf.d/10-crio.conf", "/etc/crio/policy.json", f"{UNITS}/crio.service"}
+            | {"/usr/bin/crio", "/usr/bin/pinns"}
+            | {
+                f"/usr/libexec/crio/{name}"
+                for name in ["conmon", "conmonrs", "crio-credential-provider", "crun", "runc"]
+            }
+        ),
+        conffiles=frozenset(CRIO_CONFFILES),
+    ),
+    # Since 1.32 without any dependency.
+    "kubeadm": Upstream(frozenset({"/usr/bin/kubeadm", f"{UNITS}/kubelet.service.d/10-kubeadm.conf"})),
+    "kubelet": Upstream(
+        frozenset({"/usr/bin/kubelet", f"{UNITS}/kubelet.service", "/etc/default/kubelet"}),
+        conffiles=frozenset({"/etc/default/kubelet"}),
+        depends=frozenset({"iptables", "kubernetes-cni", "mount", "util-linux"}),
+    ),
+    "kubectl": Upstream(frozenset({"/usr/bin/kubectl"})),
+    "cri-tools": Upstream(frozenset({"/usr/bin/crictl"})),
+    "kubernetes-cni": Upstream(frozenset({f"/opt/cni/bin/{name}" for name in CNI.split()})),
+    "nvidia-container-toolkit": Upstream(
+        frozenset({"/usr/bin/nvidia-container-runtime-hook"}),
+        depends=frozenset({"nvidia-container-toolkit-base", "libnvidia-container-tools"}),
+    ),
+    "nvidia-container-toolkit-base": Upstream(
+        frozenset(
+            {f"/usr/bin/{name}" for name in ("nvidia-container-runtime", "nvidia-ctk", "nvidia-cdi-hook")}
+            | {f"{UNITS}/nvidia-cdi-refresh.service", f"{UNITS}/nvidia-cdi-refresh.path"}
+            | {"/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", "/etc/nvidia-container-runtime/config.toml"}
+        ),
+        # The second is written by the package's own script, which keeps what was edited too.
+        conffiles=frozenset(
+            {"/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", "/etc/nvidia-container-runtime/config.toml"}
+        ),
+    ),
+}
+# What the recorders run on.
+OURS = {"python3", "python3-yaml", "openssl"}
+ROW = {"kubernetes": "1.36.4", "cri_tools": "1.36.0", "kubernetes_cni": "1.9.1"}
+STAND_INS = {
+    one.name: one
+    for one in (*packages.crio("1.36.3"), *packages.kubernetes(ROW), *packages.nvidia("1.20.0"))
+    if one.name in PACKAGES
+}
+
+
+@every(sorted(PACKAGES))
+def test_a_stand_in_brings_what_the_real_package_brings(name):
+    package, upstream = STAND_INS[name], PACKAGES[name]
+    assert {path for path in package.files if not path.startswith("/usr/lib/recorders/")} == upstream.files
+    assert set(package.conffiles) == upstream.conffiles
+    needed = {re.split(r"[ (]", one.strip())[0] for one in package.depends.split(",")}
+    assert needed - OURS == upstream.depends
+
+
+def test_crio_is_the_last_to_be_killed_and_reads_its_options():
+    for line in ("OOMScoreAdjust=-999", "EnvironmentFile=-/etc/default/crio", "TimeoutStartSec=0", "Type=notify"):
+        assert line in packages.CRIO_UNIT.splitlines()
