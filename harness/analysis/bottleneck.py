@@ -205,8 +205,9 @@ def find(figures: Figures, missing: Mapping[str, str]) -> Finding:
     rules = [rule for cause in named for rule in RULES if rule.cause == cause]
     return Finding(
         named,
-        " and ".join(f"{cause} ({_share(least[cause])} of the time)" for cause in named)
-        + (" hold it back alike." if len(named) > 1 else " holds it back."),
+        ("Held back alike by " if len(named) > 1 else "Held back by ")
+        + " and ".join(f"{cause} ({_share(least[cause])} of the time)" for cause in named)
+        + ".",
         shares,
         tuple(_evidence(rule, figures) for rule in rules),
         tuple(dict.fromkeys(rule.following for rule in rules)),

@@ -74,9 +74,8 @@ class ProfileAnalysis:
         latency = quantity(best.estimates["latency_mean_s"].mean, "s")
         sentences = [f"The fastest setting is {best.cell.name}: {rate}, {latency} a request."]
         if best.finding is not None:
-            sentences.append(
-                f"There: {best.finding.sentence} {' '.join((*best.finding.evidence, *best.finding.following))}"
-            )
+            why = best.finding.sentence[:1].lower() + best.finding.sentence[1:]
+            sentences.append(" ".join((f"At this setting: {why}", *best.finding.evidence, *best.finding.following)))
         sentences += told
         learnt = [each for each in self.measured if "accuracy" in each.estimates]
         if learnt:

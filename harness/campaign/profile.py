@@ -100,7 +100,7 @@ class Profile:
         if not any(point.outcome is Outcome.MEASURED for point in self._points.values()):
             first = next(iter(self._points.values()))
             raise ExperimentsFailedError(
-                f"no point of {self.folder} could be measured: {first.message}",
+                f"no point of {self.folder} could be measured: {_in_words(first)}",
                 advice=f"Read {self.folder / POINTS / first.name / LOG}.",
             )
 
@@ -199,7 +199,7 @@ def _last_line(log: Path) -> str:
     with suppress(OSError):
         lines = log.read_bytes()[-_LAST_BYTES:].decode(errors="replace").strip().splitlines()
         if lines:
-            return lines[-1].removeprefix("replica: ")
+            return lines[-1].removeprefix("replica: ").removeprefix(f"{Outcome.OUT_OF_MEMORY}: ")
     return "it ended without a word"
 
 

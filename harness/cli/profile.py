@@ -152,12 +152,15 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
                         ("gpu_dram_active_percent", 1.0),
                     )
                 ),
-                each.failure or (each.finding.sentence if each.finding else ""),
+                each.finding.sentence if each.finding else each.points[0].outcome.value,
             ]
             for each in analysis.cells
         ],
     )
     output.result()
+    for each in analysis.cells:
+        if each.failure:
+            output.result(f"{each.cell.name}: {each.failure}")
     for sentence in analysis.answers():
         output.result(sentence)
     for reason in dict.fromkeys(reason for each in analysis.measured for reason in each.finding.missing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -212,10 +213,15 @@ class _Activity:
         for metric, (name, _) in zip(asked.metrics, ACTIVITY.values(), strict=False):
             metric.metricId = getattr(nvml, name)
         nvml.nvmlGpmMetricsGet(asked)
-        return {
-            name: metric.value * scale if metric.nvmlReturn == nvml.NVML_SUCCESS else Missing("NVML: not on this GPU")
-            for metric, (name, (_, scale)) in zip(asked.metrics, ACTIVITY.items(), strict=False)
-        }
+        found: dict[str, float | Missing] = {}
+        for metric, (name, (_, scale)) in zip(asked.metrics, ACTIVITY.items(), strict=False):
+            if metric.nvmlReturn != nvml.NVML_SUCCESS:
+                found[name] = Missing("NVML: not on this GPU")
+            elif not math.isfinite(metric.value):  # seen where several read the counters at once
+                found[name] = Missing("NVML: no number")
+            else:
+                found[name] = metric.value * scale
+        return found
 
 
 def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:

@@ -65,6 +65,8 @@ class Training:
         self._dtype = execution.DTYPES[settings.precision]
         self._scaler = torch.amp.GradScaler(device.type, enabled=settings.precision == "fp16")
         self._facts = execution.describe(settings, device, model)
+        self._batch_size = settings.batch_size
+        self._part = settings.batch_size // settings.option("accumulation", 1)
         self._loss_of = execution.compiled(self._loss) if settings.execution == "compiled" else self._loss
         self._train: execution.Step = self._step
         if settings.execution == "cuda-graph":
@@ -73,8 +75,6 @@ class Training:
             for parameter in model.parameters():
                 parameter.register_post_accumulate_grad_hook(_let_signals_in)  # type: ignore[no-untyped-call]
         self._next_batch = itertools.cycle(pool).__next__
-        self._batch_size = settings.batch_size
-        self._part = settings.batch_size // settings.option("accumulation", 1)
 
     def describe(self) -> dict[str, object]:
         """Return what runs where."""

@@ -60,7 +60,7 @@ def test_the_table_has_every_point_and_nothing_for_what_is_missing(profile):
     assert float(good["throughput_inputs_per_s"]) > 0
     assert good["gpu_sm_active_percent"] == ""
     assert bad["throughput_inputs_per_s"] == ""
-    assert "out of memory" in bad["message"]
+    assert (bad["outcome"], "refused an allocation" in bad["message"]) == ("out of memory", True)
 
 
 def test_the_report_says_what_cannot_be_told_and_why(profile):

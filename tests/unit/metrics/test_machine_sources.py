@@ -2,6 +2,7 @@
 
 # ruff: noqa: N802 - NVML's own names
 
+import math
 import os
 import subprocess
 import sys
@@ -235,6 +236,14 @@ def test_what_the_processors_did_is_told_from_reading_to_reading():
         assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20)
     gpus.close()
     assert library.samples == 0
+
+
+def test_an_activity_that_is_no_number_is_missing():
+    library = FakeNvml(devices=1)
+    library.NVML_GPM_METRIC_SM_UTIL = math.nan
+    activity = NvmlGpus(library, activity=True).read_telemetry()[0]
+    assert activity["sm_active_percent"] == Missing("NVML: no number")
+    assert activity["tensor_active_percent"] == 5.01
 
 
 def test_who_reads_no_activity_keeps_no_samples_of_it():
