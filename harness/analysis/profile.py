@@ -33,6 +33,11 @@ class CellProfile:
     finding: Finding | None
 
     @property
+    def held_back(self) -> str:
+        """What holds it back in one sentence, or how it ended without a figure."""
+        return self.finding.sentence if self.finding else f"{self.points[0].outcome.value}."
+
+    @property
     def failure(self) -> str:
         """Why a repeat was not measured; empty when all were."""
         failed = next((point for point in self.points if point.outcome is not Outcome.MEASURED), None)

@@ -208,4 +208,6 @@ def _in_words(point: Point) -> str:
         return f"{point.outcome.value}: {point.message}"
     rate = point.figures["throughput_inputs_per_s"]
     memory = point.figures.get("gpu_memory_peak_percent")
-    return f"{rate:,.4g} inputs/s" + ("" if memory is None else f", {memory:.1f} % of the GPU's memory")
+    return f"{rate:,.{0 if rate >= 100 else 2}f} inputs/s" + (
+        "" if memory is None else f", {memory:.1f} % of the GPU's memory"
+    )

@@ -132,6 +132,7 @@ def go_on(folder: Path, *, json: bool) -> None:
 
 def show(analysis: Any, written: Path, *, json: bool) -> None:
     """Print the answers and one line for each setting."""
+    from harness.analysis.format import number
     from harness.analysis.profile_report import summary
 
     if json:
@@ -143,7 +144,7 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
             [
                 each.cell.name,
                 *(
-                    "-" if (mean := each.mean(figure)) is None else f"{scale * mean:,.4g}"
+                    "-" if (mean := each.mean(figure)) is None else number(scale * mean)
                     for figure, scale in (
                         ("throughput_inputs_per_s", 1.0),
                         ("latency_mean_s", 1e3),
@@ -152,7 +153,7 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
                         ("gpu_dram_active_percent", 1.0),
                     )
                 ),
-                each.finding.sentence if each.finding else each.points[0].outcome.value,
+                each.held_back,
             ]
             for each in analysis.cells
         ],
