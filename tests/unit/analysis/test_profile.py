@@ -60,7 +60,7 @@ def test_the_answer_names_the_fastest_setting_its_cause_and_the_capacity(analysi
     best, there, curve = analysis.answers()
 
     assert best.startswith("The fastest setting is b64-fp16-eager: 6,402 ± 2 inputs/s")
-    assert there.startswith("There: power cap (")
+    assert there.startswith("At this setting: held back by power cap (")
     assert curve == "fp16-eager: The knee lies at a batch of 64."
 
 
