@@ -131,6 +131,15 @@ def test_folders_that_a_reset_clears_are_nobody_else_s(name):
     ] == []
 
 
+def test_the_folder_of_mps_is_none_of_the_driver_s():
+    assert [
+        one
+        for one in ("driver", "toolkit", "validations", "mps/../driver")
+        if not refused("device_plugin_mps_root", f"/run/nvidia/{one}")
+    ] == []
+    assert refused("device_plugin_mps_root", "/run/nvidia/mps2") == []
+
+
 # A set that breaks each rule of several, in the order of the rules.
 TOGETHER = [
     {"housekeeping_image_gc_low_percent": 85, "housekeeping_image_gc_high_percent": 85},
