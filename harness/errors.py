@@ -72,6 +72,8 @@ class ReasonCode(StrEnum):
     GENERATOR_LATE = "generator-late"
     SLO = "slo"
     """Whether the objective is met; the verdict is about the measurement alone."""
+    NOT_JUDGED = "not-judged"
+    """What cannot be looked at was not; the sentence says what."""
     SETTING_IGNORED = "setting-ignored"
     REMARK = "remark"
     """Said in preflight or by a load generator; nothing is wrong."""

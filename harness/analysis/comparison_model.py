@@ -107,9 +107,10 @@ def runs(setup: Setup, workload: str, measure: str) -> dict[int, list[float]]:
 
 def missing_modes(pool: Pool) -> list[str]:
     """Sharing modes that were not measured, and how to measure them."""
-    measured = {setup.sharing for setup in pool.setups}
-    wanted = [mode.value for mode in Sharing if not mode.traits.instances and mode not in measured]
-    if not wanted:
-        return []
-    every = ", ".join([mode.value for mode in Sharing if mode in measured] + wanted)
+    settable = [mode for mode in Sharing if mode.traits.switch]
+    measured = [mode.value for mode in settable if mode in {setup.sharing for setup in pool.setups}]
+    wanted = [mode.value for mode in settable if not mode.traits.instances and mode not in measured]
+    if not wanted or not measured:
+        return []  # all were, or there are only servers whose mode is not the harness's to set
+    every = ", ".join(measured + wanted)
     return [f"Not measured: {', '.join(wanted)}. A campaign with sharing: [{every}] would tell."]

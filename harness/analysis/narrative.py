@@ -256,7 +256,7 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
         if workload.scenario is not None:
             by_scenario.setdefault(workload.scenario.kind.value, []).append(workload.name)
     found = [
-        f"{workload.name} is a server of your own; each is sent {workload.server.load_in_words()}, and latency is the client's, "
+        f"{workload.name} is a server of your own{' that ran already' if workload.server.url else ''}; each is sent {workload.server.load_in_words()}, and latency is the client's, "
         "from the intended time."
         for workload in workloads
         if workload.server is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config import CampaignSpec, ScenarioKind, Timing
+from harness.config.sharing import FOUND
 from harness.errors import CampaignFileError
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
@@ -88,6 +89,20 @@ def _servers(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"`server` of workload {each.name}" for each in spec.workloads if each.server is not None)
 
 
+def _modes_of_running(spec: CampaignSpec) -> Iterator[str]:
+    asked = [mode.value for mode in spec.sharing if mode is not FOUND]
+    yield from (f"sharing {' and '.join(asked)} of workload {name}" for name in _running(spec) if asked)
+
+
+def _conditions_of_running(spec: CampaignSpec) -> Iterator[str]:
+    yield from (f"`conditions` of workload {name}" for name in _running(spec) if spec.conditions)
+
+
+def _running(spec: CampaignSpec) -> list[str]:
+    """Workloads whose servers run already."""
+    return [each.name for each in spec.workloads if each.server is not None and each.server.url]
+
+
 def _factories(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"`factory` of workload {each.name}" for each in spec.workloads if each.factory is not None)
 
@@ -101,6 +116,14 @@ _LATER = "the rows and requests of a cluster are read when its recording is over
 _AWAY = "the GPUs are in other machines, which the harness does not read"
 _ALONE = "the pods of an experiment are its measured replicas alone"
 _BESIDE = "Use backend local."
+_FOUND = (
+    "the harness does not start it, and how it shares a GPU is as it was found",
+    "Leave `sharing` out; other workloads go into a campaign of their own.",
+)
+_UNCHANGED = (
+    "the harness does not start it, and can put nothing between it and the machine",
+    "Run a campaign under each condition, and compare them: harness compare",
+)
 FEATURES = [
     Feature(
         "several sharing modes in one campaign",
@@ -137,8 +160,14 @@ FEATURES = [
     Feature(
         "a server of your own (`server`)",
         _servers,
-        {KUBERNETES: ("the harness starts the server as a process of this machine", _BESIDE)},
+        {KUBERNETES: ("the harness starts the server as a process of this machine, and asks it from there", _BESIDE)},
     ),
+    Feature(
+        "a sharing mode for a server that runs already (`server.url`)",
+        _modes_of_running,
+        dict.fromkeys(BACKENDS, _FOUND),
+    ),
+    Feature("`conditions` of a server that runs already", _conditions_of_running, dict.fromkeys(BACKENDS, _UNCHANGED)),
     Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
     Feature("neighbours", _neighbours, {KUBERNETES: (_ALONE, _BESIDE)}),
     Feature("layers", _layers, {KUBERNETES: ("the command of a pod is that of the image", _BESIDE)}),

@@ -17,7 +17,7 @@ from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
-from harness.config import Device, ExperimentSpec
+from harness.config import Device, ExperimentSpec, WorkloadSpec
 from harness.errors import BackendError, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
@@ -183,7 +183,7 @@ class LocalDeployment:
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""
-        return in_use(self._experiment, [(one.seat.workload.device, one.status()) for one in self._replicas])
+        return in_use(self._experiment, [(_device(one.seat.workload), one.status()) for one in self._replicas])
 
     def provenance(self) -> Provenance:
         """This machine."""
@@ -297,6 +297,11 @@ class LocalDeployment:
                     advice=_START_ADVICE.get(code, "Run the workload by itself to see why: python -m harness.replica"),
                     code=death.code,
                 )
+
+
+def _device(workload: WorkloadSpec) -> Device:
+    """Of this machine, where it may compute."""
+    return Device.CPU if workload.server is not None and workload.server.elsewhere else workload.device
 
 
 def _refuse_silent_cpu(replica: LocalReplica) -> None:

@@ -61,9 +61,11 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
             *check_sharing(experiment, gpus, why_none),
             *_check_memory(experiment, gpus),
             *check_layer(experiment),
-            *(found for workload, _ in _workloads(experiment) for found in _check_workload(workload, gpus, why_none)),
         ]
     ]
+    # Each workload once: one that runs already is connected to.
+    workloads = {one.model_dump_json(): one for experiment in experiments for one, _ in _workloads(experiment)}
+    findings += [found for one in workloads.values() for found in _check_workload(one, gpus, why_none)]
     return [*dict.fromkeys(findings), *_check_rivals()]
 
 

@@ -1,14 +1,19 @@
-"""What would keep a server of the user's own from being started or asked; looked at without starting it."""
+"""What would keep a server of the user's own from being started or asked; looked at without starting or asking it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from harness.backends.base import Finding, Severity
 from harness.config import ServerSpec
+
+REACH_TIMEOUT_S = 5.0
+_PORTS = {"http": 80, "https": 443}
 
 
 def check_server(name: str, server: ServerSpec) -> list[Finding]:
@@ -18,14 +23,26 @@ def check_server(name: str, server: ServerSpec) -> list[Finding]:
         name: of the workload.
         server: it has.
     """
-    return [
+    faults = [
         Finding(Severity.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in _faults(server)
+    ]
+    absent = [(url, why) for url in server.url if (why := _why_unreachable(url))]
+    advice = "Start it, or mend `server.url`."
+    return faults + [
+        Finding(
+            Severity.ERROR,
+            "server",
+            f"the workload {name} asks {url}, which cannot be reached: {why}.",
+            advice,
+            away=True,
+        )
+        for url, why in absent
     ]
 
 
 def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
-    program = server.command[0]
-    if shutil.which(program) is None:
+    program = server.command[0] if server.command else ""
+    if program and shutil.which(program) is None:
         yield (
             f"starts {program}, and there is no such program.",
             "Install it, or give its whole path in server.command.",
@@ -35,3 +52,13 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
     if server.api_key_env is not None and not os.environ.get(server.api_key_env):
         yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
+
+
+def _why_unreachable(url: str) -> str:
+    """Why the address takes no connection; empty where it does."""
+    parts = urlsplit(url)
+    try:
+        socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), REACH_TIMEOUT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""

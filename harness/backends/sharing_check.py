@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from harness.backends.base import Finding, Severity
 from harness.backends.mps import CONTROL, foreign_daemons
 from harness.config import Device, ExperimentSpec
+from harness.config.sharing import FOUND
 from harness.errors import ReasonCode
 from harness.metrics.nvml import GpuFacts
 
@@ -17,6 +18,8 @@ _CHECK = "sharing"
 def check_sharing(experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Finding]:
     """Findings for one experiment; nothing of the GPU is changed, here or later."""
     sharing, used = experiment.sharing, gpus[: experiment.gpus]
+    if sharing is FOUND:
+        return
     if not gpus:
         if sharing.traits.needs_gpu:
             yield _error(

@@ -7,9 +7,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing
+from harness.config import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing, WorkloadSpec
 from harness.errors import UsageError
-from harness.metrics.catalogue import CATALOGUE, select
+from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).
@@ -119,8 +119,22 @@ def _metrics(spec: CampaignSpec, cell: CellSpec) -> list[str]:
     wanted = "all" if isinstance(spec.metrics, MetricSelection) else spec.metrics
     beside = cell.condition.neighbours if cell.condition else []
     targets = [cell.workload.target, *(each.workload.target for each in beside)]
-    chosen = {metric.name for target in targets for metric in select(wanted, workload=target)}
-    return [name for name in CATALOGUE if name in chosen]
+    chosen = {metric.name: metric for target in targets for metric in select(wanted, workload=target)}
+    unseen = [name for name, metric in chosen.items() if _is_unseen(metric, cell.workload)]
+    if unseen and wanted != "all":
+        raise UsageError(
+            f"{unseen[0]} cannot be measured of {cell.workload.name}, a server that runs already.",
+            advice="Leave it out of `metrics`: the harness knows only what its clients see, and the devices of this machine.",
+        )
+    return [name for name in CATALOGUE if name in chosen and name not in unseen]
+
+
+def _is_unseen(metric: Metric, workload: WorkloadSpec) -> bool:
+    """Whether it would be that of a process or a machine where the workload is not."""
+    server = workload.server
+    if server is None or not server.url:
+        return False
+    return metric.source in PROCESS_SOURCES or (server.elsewhere and metric.source not in REPLICA_SOURCES)
 
 
 def certain(spec: CampaignSpec) -> list[ExperimentSpec]:

@@ -13,7 +13,7 @@ from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.config.kubernetes import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.sharing import ANYWHERE, MpsSpec, Sharing
+from harness.config.sharing import ANYWHERE, FOUND, MpsSpec, Sharing
 from harness.config.slo import SloSpec
 from harness.config.stopping import StopWhenKnown
 from harness.config.stress import StressLoad, StressSpec
@@ -172,7 +172,7 @@ class CampaignSpec(StrictModel):
     sharing: list[Sharing] = Field(
         default=[ANYWHERE],
         min_length=1,
-        description="Sharing modes to compare: exclusive, time-slicing, mps, mig.",
+        description="Sharing modes to compare: exclusive, time-slicing, mps, mig. Servers that run already have as-found, and no other.",
     )
     gpus: int = Field(
         default=1,
@@ -278,6 +278,15 @@ class CampaignSpec(StrictModel):
 
     @model_validator(mode="before")
     @classmethod
+    def _found_where_nothing_is_started(cls, given: Any) -> Any:
+        """Servers that run already share a GPU as they do, and the file need not say so."""
+        workloads = given.get("workloads") if isinstance(given, dict) else None
+        if isinstance(workloads, list) and workloads and "sharing" not in given and all(map(_runs_already, workloads)):
+            return {**given, "sharing": [FOUND]}
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
     def _replicas_of_stress(cls, given: Any) -> Any:
         """A stress campaign that raises the replicas begins with its first point, and need not say so twice."""
         stress = given.get("stress") if isinstance(given, dict) else None
@@ -313,6 +322,21 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 f"sharing {alone[0].value} needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _servers_that_run_already(self) -> CampaignSpec:
+        for cell in self.cells():
+            urls = cell.workload.server.url if cell.workload.server else []
+            if cell.sharing is FOUND and not urls:
+                raise ValueError(
+                    f"sharing {FOUND.value} is of servers that run already, and {cell.workload.name} is none."
+                )
+            if urls and cell.replicas > len(urls):
+                raise ValueError(
+                    f"{cell.replicas} replicas of {cell.workload.name} are as many servers, and its `url` names {len(urls)}: "
+                    "name one for each, or take fewer replicas."
+                )
         return self
 
     @property
@@ -374,6 +398,13 @@ class CampaignSpec(StrictModel):
                 f"two workloads are called {twice[0]!r}; give variants names of their own and say what they run with `model`."
             )
         return workloads
+
+
+def _runs_already(workload: Any) -> bool:
+    """Whether it is a server with `url`; a workload as checked, or as the file gives it."""
+    given = workload.model_dump() if isinstance(workload, WorkloadSpec) else workload
+    server = given.get("server") if isinstance(given, dict) else None
+    return isinstance(server, dict) and bool(server.get("url"))
 
 
 class ExperimentSpec(StrictModel):

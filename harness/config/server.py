@@ -6,14 +6,20 @@ import math
 import re
 from enum import StrEnum
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 
 PORT_PLACEHOLDER = "{port}"
 MOST_ELEMENTS = 10_000_000
 OIP_READY = "/v2/health/ready"
+_URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?/?", re.ASCII)
+_THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
+_OF_A_COMMAND = ("env", "port", "ready", "stop_timeout_s")
+_SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|token|secret|password)", re.IGNORECASE)
+"""Names of headers and of parameters whose values are nobody's business."""
 
 
 class Protocol(StrEnum):
@@ -141,11 +147,16 @@ class SuccessSpec(StrictModel):
 
 
 class ServerSpec(StrictModel):
-    """A server that the harness starts once per replica."""
+    """A server that the harness starts once per replica, or one for each replica that runs already."""
 
     command: list[Annotated[str, Field(min_length=1)]] = Field(
-        min_length=1,
-        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground.",
+        default_factory=list,
+        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. [] with `url`.",
+    )
+    url: list[str] = Field(
+        default_factory=list,
+        description="Instead of `command`: addresses of servers that run already, one for each replica, e.g. http://localhost:8000; "
+        "they are asked, and neither started nor ended. [] with `command`.",
     )
     env: dict[str, str] = Field(
         default_factory=dict, description="Variables of its environment; {port} and {replica} are filled in."
@@ -189,7 +200,12 @@ class ServerSpec(StrictModel):
     api_key_env: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
-        description="Variable of the environment that holds the key (Authorization: Bearer); the key itself is kept nowhere.",
+        description="Variable of the environment that holds the key; the key itself is kept nowhere.",
+    )
+    api_key_header: str = Field(
+        default="Authorization",
+        pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
+        description="Header that carries the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key.",
     )
     requests: RequestsSpec = Field(default=RequestsSpec(), description="What is asked: synthetic texts or a file.")
     concurrency: int | None = Field(
@@ -224,6 +240,11 @@ class ServerSpec(StrictModel):
     )
 
     @property
+    def elsewhere(self) -> bool:
+        """One of its addresses is not this machine's own, so that what is read of this machine says nothing of it."""
+        return any(urlsplit(url).hostname not in _THIS_MACHINE for url in self.url)
+
+    @property
     def streams(self) -> bool:
         """Answers come token by token."""
         return self.protocol in OPENAI and self.stream
@@ -237,9 +258,47 @@ class ServerSpec(StrictModel):
         kind = (self.arrivals or ServerArrivals.POISSON).value
         return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second"
 
+    @field_validator("url", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _started_or_running(self) -> ServerSpec:
+        """No message shows an address: it may hold a password."""
+        if bool(self.command) is bool(self.url):
+            raise ValueError("give either `command`, which the harness starts, or `url` of what runs already.")
+        if any(urlsplit(url).username is not None for url in self.url):
+            raise ValueError(
+                "`url` holds a name or a password, and the file is kept with the results: leave it out, and name a variable "
+                "that holds the key in `api_key_env`."
+            )
+        wrong = next((number for number, url in enumerate(self.url, 1) if not _URL.fullmatch(url)), None)
+        if wrong is not None:
+            raise ValueError(
+                f"address {wrong} of `url` is not of the form http://host:port or https://host:port; what follows goes into `path`."
+            )
+        if len({url.rstrip("/") for url in self.url}) < len(self.url):
+            raise ValueError("`url` names an address twice: each replica asks a server of its own.")
+        for name in _OF_A_COMMAND if self.url else ():
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
+        return self
+
+    @model_validator(mode="after")
+    def _no_key_in_the_file(self) -> ServerSpec:
+        parameters = [name for name, _ in parse_qsl(urlsplit(self.path or "").query, keep_blank_values=True)]
+        secret = next((name for name in [*self.headers, *parameters] if _SECRET.fullmatch(name)), None)
+        if secret is not None:
+            raise ValueError(
+                f"{secret} holds a key, and the file is kept with the results: name a variable that holds it in `api_key_env`, "
+                "and the header in `api_key_header`."
+            )
+        return self
+
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
-        if not any(PORT_PLACEHOLDER in text for text in [*self.command, *self.env.values()]):
+        if self.command and not any(PORT_PLACEHOLDER in text for text in [*self.command, *self.env.values()]):
             raise ValueError(
                 f"neither `command` nor `env` holds {PORT_PLACEHOLDER}: every replica must be told its own port, "
                 "e.g. command: [serve, --port, '{port}']."
@@ -259,7 +318,7 @@ class ServerSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _ready_as_the_protocol_says(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP:
+        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP and given.get("command"):
             return {"ready": {"path": OIP_READY}, **given}
         return given
 

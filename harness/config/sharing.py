@@ -22,6 +22,8 @@ class Sharing(StrEnum):
     """NVIDIA's Multi-Process Service runs the kernels of all processes side by side."""
     MIG = "mig"
     """Each replica has a hardware partition of its own, one that exists already."""
+    AS_FOUND = "as-found"
+    """Servers that ran already: how they share a GPU is left alone, and nothing is said of it."""
 
     @property
     def traits(self) -> Traits:
@@ -34,7 +36,7 @@ class Traits:
     """What sets one sharing mode apart. Everything that differs by mode asks for a trait, and nothing for a mode.
 
     Attributes:
-        switch: the command that puts a cluster's GPUs under it.
+        switch: the command that puts a cluster's GPUs under it; empty: nothing does, it is what was found.
         needs_gpu: it means nothing without a GPU.
         own_gpu: each replica has a GPU of its own.
         turns: processes take turns on the GPU, and a slice says nothing of what each gets.
@@ -69,11 +71,14 @@ _TRAITS: Mapping[Sharing, Traits] = {
         switch="harness sharing mps --replicas N", daemon=True, most_processes=48, plugin="mps", label="mps"
     ),
     Sharing.MIG: Traits(switch="harness sharing exclusive --mig PROFILES", instances=True),
+    Sharing.AS_FOUND: Traits(switch="", needs_gpu=False),
 }
 ANYWHERE = next(mode for mode in Sharing if not mode.traits.needs_gpu)
 WHOLE = next(mode for mode in Sharing if mode.traits.own_gpu)
 DIVIDED = next(mode for mode in Sharing if mode.traits.instances)
 """The modes of a machine that may have no GPU, and of GPUs that nobody shares: whole ones, and instances."""
+FOUND = next(mode for mode in Sharing if not mode.traits.switch)
+"""Of what the harness does not start."""
 
 
 class MpsSpec(StrictModel):

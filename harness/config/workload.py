@@ -109,8 +109,9 @@ class WorkloadSpec(StrictModel):
 
     server: ServerSpec | None = Field(
         default=None,
-        description="Your own server, started once per replica and asked over HTTP; see docs/servers.md. E.g. {command: [vllm, serve, "
-        "/models/llama, --port, '{port}'], ready: {path: /health}, protocol: openai-chat, model: /models/llama, concurrency: 8}.",
+        description="Your own server, started once per replica or running already, and asked over HTTP; see docs/servers.md. E.g. "
+        "{command: [vllm, serve, /models/llama, --port, '{port}'], ready: {path: /health}, protocol: openai-chat, model: /models/llama, "
+        "concurrency: 8} or {url: 'http://localhost:8000', protocol: openai-chat, model: llama, rate: 4}.",
     )
 
     @field_validator("factory")
@@ -162,9 +163,9 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None or self.model is not None:
             raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
-        for name in _NOT_OF_A_SERVER:
+        for name in (*_NOT_OF_A_SERVER, *(("device",) if self.server.url else ())):
             if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"`{name}` has no effect on a server of your own: say it in `server.command`.")
+                raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
         return self
 
     @model_validator(mode="after")

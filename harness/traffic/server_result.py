@@ -112,7 +112,7 @@ def evaluate(
         "by_server": {path.name: _figures(one, window) for path, one in zip(replicas, each, strict=True)},
         **({"slo": judged.to_dict()} if judged else {}),
     }
-    findings = [*_failures(every, statuses), *_load(server, every, results)]
+    findings = [*_failures(every, statuses), *_load(server, every, results), *_not_judged(server)]
     if judged is not None:
         findings.append(Finding(Severity.INFO, ReasonCode.SLO, "", judged.sentence()))
     return content, findings
@@ -233,6 +233,16 @@ def _statuses(requests: Array) -> dict[str, int]:
     """How many were not answered well, by status."""
     failed = Counter(requests["status"][requests["status"] != OK].tolist())
     return {str(status): count for status, count in sorted(failed.items())}
+
+
+def _not_judged(server: ServerSpec) -> list[Finding]:
+    if not server.url:
+        return []
+    message = (
+        "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of it. "
+        f"What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}."
+    )
+    return [Finding(Severity.INFO, ReasonCode.NOT_JUDGED, "", message)]
 
 
 def _failures(asked: Asked, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -6,11 +6,13 @@ Answers OpenAI's completions and chat (streamed or whole), and anything else wit
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +20,7 @@ FAULTS = (
     "none",
     "500",
     "429",
+    "401",
     "404",
     "302",
     "cut",
@@ -67,8 +70,9 @@ class Server:
             return self.whole(writer, 200, b"{}")
         self.heads.append(head)
         self.asked.append(json.loads(body) if body.startswith(b"{") else body.decode())
-        if self.fault in {"500", "429", "404", "302"}:
-            return self.whole(writer, int(self.fault), b'{"error": "as told"}')
+        if self.fault in {"500", "429", "404", "401", "302"}:
+            said = f"no such key: {head}" if self.fault == "401" else '{"error": "as told"}'
+            return self.whole(writer, int(self.fault), said.encode())
         if self.fault == "slow-to-load" and len(self.asked) < 3:
             return self.whole(writer, 503, b"loading")
         if self.fault == "garbage":
@@ -114,6 +118,34 @@ class Server:
 
     def chunk(self, writer, data):
         writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+@contextlib.contextmanager
+def running(*servers):
+    """Addresses of servers that nobody of ours has started: they answer in a thread until the end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def within(coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result()
+
+    async def end():
+        for each in listening:
+            each.close()
+        handlers = asyncio.all_tasks() - {asyncio.current_task()}
+        for handler in handlers:
+            handler.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
+
+    listening = [within(server.serve()) for server in servers]
+    try:
+        yield [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in listening]
+    finally:
+        within(end())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 async def main(options):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ BAD_ANSWER = -2
 ABANDONED = -3
 """No whole answer yet when the load ended: what would have become of it is not known."""
 OK = 200
+HIDDEN = "(key)"
 _MOST_SAID = 300
 
 
@@ -59,12 +61,21 @@ class Outcome:
 
 
 class Asker:
-    """Sends requests to one server over connections that it keeps."""
+    """Sends requests to one server over connections that it keeps.
 
-    def __init__(self, engine: Engine, port: int) -> None:
+    Args:
+        engine: what to ask.
+        port: of the server.
+        host: of the server.
+        tls: it is spoken to over TLS.
+    """
+
+    def __init__(self, engine: Engine, port: int, host: str = HOST, *, tls: bool = False) -> None:
         self._engine = engine
-        self._port = port
-        self._head = head_of(engine.method, engine.target, (HOST, port), engine.all_headers())
+        self._address = (host, port)
+        self._tls = ssl.create_default_context() if tls else None
+        self._head = head_of(engine.method, engine.target, self._address, engine.all_headers())
+        self._key = engine.key()
         self._success = int(engine.success.get("status", OK)) if engine.protocol == HTTP else OK
         self._idle: list[Connection] = []
 
@@ -80,6 +91,8 @@ class Asker:
         except (OSError, BrokenAnswerError) as error:
             outcome.status, outcome.said = BROKEN, str(error)
         outcome.end_ns = time.perf_counter_ns()
+        if outcome.said:  # a server may repeat the key that it does not take, and what it says is written down
+            outcome.said = outcome.said.replace(self._key or HIDDEN, HIDDEN)[:_MOST_SAID]
         return outcome
 
     async def close(self) -> None:
@@ -106,7 +119,7 @@ class Asker:
             if not connection.stale:
                 return connection
             connection.close()
-        return await Connection.open(HOST, self._port)
+        return await Connection.open(*self._address, self._tls)
 
     async def _read(self, connection: Connection, outcome: Outcome) -> None:
         status, pieces = await connection.receive()
@@ -118,9 +131,11 @@ class Asker:
             answer = stream.end()
         else:
             body = b"".join([piece async for piece in pieces])
+            if self._key:
+                body = body.replace(self._key.encode(), HIDDEN.encode())
             if status != self._success:
                 outcome.status = status if status != OK else BAD_ANSWER
-                outcome.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())[:_MOST_SAID]}"
+                outcome.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"
                 return
             answer = read_whole(self._engine, body)
         _take(outcome, answer)

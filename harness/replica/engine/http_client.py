@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import SupportsIndex
@@ -45,11 +46,13 @@ class Connection:
         """The last answer was read to its end, and the server keeps the connection open."""
 
     @staticmethod
-    async def open(host: str, port: int) -> Connection:
-        """Connect. Raises OSError."""
+    async def open(host: str, port: int, tls: ssl.SSLContext | None = None) -> Connection:
+        """Connect; ``tls``: what to trust, None: without TLS. Raises OSError."""
         loop = asyncio.get_running_loop()
         reader = StampedReader(limit=_MOST_LINE_BYTES, loop=loop)
-        transport, protocol = await loop.create_connection(lambda: asyncio.StreamReaderProtocol(reader), host, port)
+        transport, protocol = await loop.create_connection(
+            lambda: asyncio.StreamReaderProtocol(reader), host, port, ssl=tls
+        )
         return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
     @property
@@ -132,7 +135,8 @@ class Connection:
 
 def head_of(method: str, target: str, address: tuple[str, int], headers: Mapping[str, str]) -> bytes:
     """A request up to its length. Raises ValueError for a header that would end early."""
-    lines = {"Host": f"{address[0]}:{address[1]}", "Content-Type": "application/json", "Accept": "*/*", **headers}
+    host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    lines = {"Host": f"{host}:{address[1]}", "Content-Type": "application/json", "Accept": "*/*", **headers}
     if any("\r" in text or "\n" in text for pair in lines.items() for text in pair):
         raise ValueError("a header of the requests holds a line break")
     return "".join(

@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
+from urllib.parse import urlsplit
 
 from harness.replica.engine.settings import Engine
 from harness.replica.errors import CannotBeMetError, WorkloadError
@@ -31,6 +32,34 @@ LAST_BYTES = 4096
 LAST_WORDS_S = 10.0
 
 
+class RunningServer:
+    """One that somebody else started, with what ``ServerProcess`` has: it is only asked.
+
+    Args:
+        url: http://host:port or https://host:port.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.host, self.tls = parts.hostname or HOST, parts.scheme == "https"
+        self.port = parts.port or (443 if self.tls else 80)
+        self._url = url
+
+    def facts(self) -> dict[str, object]:
+        """For ``replica.json``."""
+        return {"server_url": self._url}
+
+    def wait_until_up(self) -> None:
+        """Nothing: a real request shows it."""
+
+    def require_alive(self) -> None:
+        """Nothing: its process is not ours to see."""
+
+    def stop(self) -> str:
+        """Nothing: how it goes on."""
+        return "left running"
+
+
 class ServerProcess:
     """The running command.
 
@@ -42,6 +71,8 @@ class ServerProcess:
     Raises:
         CannotBeMetError: its port is taken, or there is no such program.
     """
+
+    host, tls = HOST, False
 
     def __init__(self, engine: Engine, replica: int, folder: Path | None) -> None:
         self._engine = engine
@@ -73,10 +104,10 @@ class ServerProcess:
                     f"the server's command {command[0]!r} cannot be started: {error.strerror}."
                 ) from error
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def facts(self) -> dict[str, object]:
+        """For ``replica.json``."""
+        command = list(self._engine.command)
+        return {"server_pid": self._process.pid, "server_port": self.port, "server_command": command}
 
     def wait_until_up(self) -> None:
         """Return when the condition of ``ready`` holds; whoever started the replica sets the time limit.

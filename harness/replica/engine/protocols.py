@@ -132,7 +132,7 @@ class EventStream:
 
     def _has_text(self, event: Mapping[str, Any]) -> bool:
         if "error" in event:
-            raise BadAnswerError(f"the stream holds an error: {json.dumps(event['error'])[:200]}")
+            raise BadAnswerError(f"the stream holds an error: {json.dumps(event['error'])}")
         self.answer.take_usage(event.get("usage"))
         choices = event.get("choices") or [{}]
         choice = choices[0] if isinstance(choices, list) and isinstance(choices[0], dict) else {}
@@ -146,9 +146,9 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         content = json.loads(data)
     except ValueError as error:
-        raise BadAnswerError(f"the answer is no JSON: {data[:80]!r}") from error
+        raise BadAnswerError(f"the answer is no JSON: {data!r}") from error
     if not isinstance(content, dict):
-        raise BadAnswerError(f"the answer is no JSON object: {data[:80]!r}")
+        raise BadAnswerError(f"the answer is no JSON object: {data!r}")
     return content
 
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from harness.replica.errors import CannotBeMetError, SettingError
 
 VARIABLE = "SERVER"
+BEARER = "Authorization"
 HTTP, COMPLETIONS, CHAT, OIP = "http", "openai-completions", "openai-chat", "oip"
 _PATHS = {HTTP: "/", COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions", OIP: "/v2/models/{model}/infer"}
 
@@ -35,7 +36,8 @@ class Engine:
         logger: command that passes its input on to its output up to a limit; empty: the output is not limited.
     """
 
-    command: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    url: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     port: int | None = None
     ready: Mapping[str, Any] = field(default_factory=dict)
@@ -51,6 +53,7 @@ class Engine:
     success: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     api_key_env: str | None = None
+    api_key_header: str = BEARER
     requests: Mapping[str, Any] = field(default_factory=dict)
     concurrency: int | None = None
     rate: float | None = None
@@ -71,14 +74,19 @@ class Engine:
         """Path of the requests."""
         return self.path or _PATHS[self.protocol].format(model=quote(self.model or "", safe=""))
 
+    def key(self) -> str:
+        """The server's key; empty where it needs none. Raises CannotBeMetError where its variable is not set."""
+        key = os.environ.get(self.api_key_env, "").strip() if self.api_key_env else ""
+        if self.api_key_env and not key:
+            raise CannotBeMetError(f"the variable {self.api_key_env}, which should hold the server's key, is not set.")
+        return key
+
     def all_headers(self) -> dict[str, str]:
         """The requests' headers, with the key. Raises CannotBeMetError where its variable is not set."""
-        if self.api_key_env is None:
-            return dict(self.headers)
-        key = os.environ.get(self.api_key_env)
+        key = self.key()
         if not key:
-            raise CannotBeMetError(f"the variable {self.api_key_env}, which should hold the server's key, is not set.")
-        return {**self.headers, "Authorization": f"Bearer {key}"}
+            return dict(self.headers)
+        return {**self.headers, self.api_key_header: f"Bearer {key}" if self.api_key_header.title() == BEARER else key}
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Engine:

@@ -11,7 +11,7 @@ from harness.replica.custom_metrics import Counter, Histogram
 from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, Outcome
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
-from harness.replica.engine.process import ServerProcess
+from harness.replica.engine.process import RunningServer, ServerProcess
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.questions import questions
 from harness.replica.engine.settings import Engine, from_environment
@@ -24,10 +24,14 @@ RETRY_S = 0.5
 _MAY_PASS = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
 _REDIRECTIONS = range(300, 400)
+_HINTS = {
+    **dict.fromkeys((401, 403), "; name the variable that holds its key in `api_key_env`"),
+    404: "; check `protocol`, `path` and `model`",
+}
 
 
 class ServerWorkload:
-    """A running server of one replica's own.
+    """A server of one replica's own, started for it or running already.
 
     Args:
         settings: the replica's.
@@ -48,14 +52,18 @@ class ServerWorkload:
         self._questions = questions(engine, self._seed)
         first = next(self._questions)  # a file that cannot be read is said before anything starts
         engine.all_headers()
-        self._process = ServerProcess(engine, settings.replica, settings.replica_dir)
+        self._process: ServerProcess | RunningServer = (
+            RunningServer(engine.url[settings.replica])
+            if engine.url
+            else ServerProcess(engine, settings.replica, settings.replica_dir)
+        )
         self._end = ""
         self._process.wait_until_up()
         said = ""
         while not self._is_answered(outcome := self._ask(first)):
             if outcome.said != said:
                 said = outcome.said
-                sys.stderr.write(f"replica: the server is up and does not answer yet: {said}\n")
+                sys.stderr.write(f"replica: the server does not answer yet: {said}\n")
             time.sleep(RETRY_S)
 
     def describe(self) -> Mapping[str, object]:
@@ -63,9 +71,7 @@ class ServerWorkload:
         return {
             "workload": self.name,
             "device": "" if self._settings.device == "auto" else self._settings.device,
-            "server_pid": self._process.pid,
-            "server_port": self._process.port,
-            "server_command": list(self._engine.command),
+            **self._process.facts(),
             "protocol": self._engine.protocol,
         }
 
@@ -93,7 +99,7 @@ class ServerWorkload:
 
         return Load(
             self._engine,
-            Asker(self._engine, self._process.port),
+            self._asker(),
             self._questions,
             Ledger(self._families, metrics, latency_log, self._settings.replica_dir),
             seed=self._seed,
@@ -110,11 +116,14 @@ class ServerWorkload:
                 "raise server.stop_timeout_s."
             )
 
+    def _asker(self) -> Asker:
+        return Asker(self._engine, self._process.port, self._process.host, tls=self._process.tls)
+
     def _ask(self, question: Question) -> Outcome:
         """One request, on a connection of its own."""
 
         async def ask() -> Outcome:
-            asker = Asker(self._engine, self._process.port)
+            asker = self._asker()
             try:
                 return await asker.ask(question, Outcome(time.perf_counter_ns()))
             finally:
@@ -129,7 +138,8 @@ class ServerWorkload:
         self._process.require_alive()
         wrong = outcome.status == BAD_ANSWER or (outcome.status in _CLIENT_ERRORS and outcome.status not in _MAY_PASS)
         if wrong or outcome.status in _REDIRECTIONS:
-            raise WorkloadError(f"the server is up and does not answer a request as it should: {outcome.said}")
+            hint = _HINTS.get(outcome.status, "")
+            raise WorkloadError(f"the server is up and does not answer a request as it should: {outcome.said}{hint}")
         return False
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import numpy as np
 import psutil
@@ -22,8 +23,8 @@ from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
 from harness.traffic import server_result
 from harness.traffic.figures import Window
-from tests.support.experiments import experiment
-from tests.support.fake_streaming_server import HANGS_AFTER
+from tests.support.experiments import begun, experiment
+from tests.support.fake_streaming_server import HANGS_AFTER, Server, running
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -196,6 +197,67 @@ def test_the_death_of_a_server_is_its_replicas(deploy):
     assert eventually(lambda: deploy.deaths)
     assert [death.replica for death in deploy.deaths] == [1]
     assert "the server was ended by SIGKILL" in str(deploy.deaths[0])
+
+
+def running_already(urls, **server):
+    values = {"name": "llm", "warmup_requests": 1, "server": {"url": urls, "concurrency": 2, **STREAM, **server}}
+    return WorkloadSpec.model_validate(values)
+
+
+def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_path):
+    servers = Server(first_s=FIRST_S, gap_s=GAP_S), Server(first_s=FIRST_S, gap_s=GAP_S)
+    with running(*servers) as urls:
+        deployment = deploy(running_already(urls), replicas=2)
+        logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
+        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+        assert deployment.stop(timeout_s=60) == []
+        for url, server, status in zip(urls, servers, deployment.statuses(), strict=True):
+            assert (status["server_url"], status["server_end"], "server_pid" in status) == (url, "left running", False)
+            assert len(server.asked) >= status["requests"] > 0, "each was asked by its own replica"
+            urllib.request.urlopen(f"{url}/health").close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("404", "HTTP 404: .*; check `protocol`, `path` and `model`"),
+        ("401", "HTTP 401: .*; name the variable that holds its key in `api_key_env`"),
+        ("500", "did not serve within 3 s .*the server does not answer yet: HTTP 500"),
+    ],
+)
+def test_one_that_runs_already_and_does_not_answer_is_named_with_what_to_do(
+    deploy, tmp_path, monkeypatch, fault, message
+):
+    monkeypatch.setenv("MY_KEY", "s3cr3t")
+    with running(Server(fault=fault)) as urls, pytest.raises(BackendError, match=message) as caught:
+        deploy(running_already(urls, api_key_env="MY_KEY"), ready_timeout_s=3 if fault == "500" else 120)
+    assert "s3cr3t" not in str(caught.value)
+    kept = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert kept
+    assert not any(b"s3cr3t" in path.read_bytes() for path in kept)
+
+
+def test_a_campaign_of_servers_that_run_already_is_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "s3cr3t")
+    with running(Server(gap_s=GAP_S)) as urls:
+        workload = running_already(urls, api_key_env="MY_KEY", rate=10, concurrency=None).model_dump(mode="json")
+        spec = CAMPAIGN | {"workloads": [workload], "replicas": [1], "repeats": 2}
+        file = tmp_path / "served.yaml"
+        file.write_text(json.dumps(spec))
+        harness, options = [sys.executable, "-m", "harness"], {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        first = subprocess.Popen([*harness, "run", str(file), "--results", str(tmp_path), "--force"], **options)
+        second = "llm_r1_as-found_rep2"
+        assert eventually(lambda: begun(next(tmp_path.glob("served-*"), None), "record", second))
+        first.kill()
+        first.communicate()
+        (campaign,) = tmp_path.glob("served-*")
+        done = subprocess.run([*harness, "resume", str(campaign)], timeout=600, check=False, **options)
+        assert done.returncode == 0, done.stderr
+        urllib.request.urlopen(f"{urls[0]}/health").close()
+    assert verify_campaign(campaign).experiments == 2
+    manifest = read_manifest(campaign / second)
+    assert "not-judged" in {finding["code"] for finding in manifest.findings}
+    assert not any(b"s3cr3t" in path.read_bytes() for path in campaign.rglob("*") if path.is_file())
 
 
 CAMPAIGN = {

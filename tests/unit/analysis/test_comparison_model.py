@@ -12,7 +12,7 @@ import pytest
 from harness.analysis.capacity import carried, memory_entry
 from harness.analysis.compare import compare
 from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
-from harness.analysis.comparison_model import Answer, Asked, asked
+from harness.analysis.comparison_model import Answer, Asked, asked, missing_modes
 from harness.analysis.comparison_page import answers, overheads, write_page
 from harness.analysis.context_switch import switching
 from harness.analysis.format import quantity
@@ -41,6 +41,16 @@ def half_idle(tmp_path_factory: pytest.TempPathFactory) -> Pool:
     shape = replace(SHAPE, utilization_alone=45.0)
     folder = tmp_path_factory.mktemp("results") / "idle"
     return gather([write_campaign(folder, replicas=[1, 3], repeats=1, shape=shape)])
+
+
+def test_no_mode_is_proposed_that_was_measured_or_that_nobody_can_set(pool: Pool):
+    assert missing_modes(pool) == []
+    (one,) = [one for one in pool.setups if one.label == "mps"]
+    (told,) = missing_modes(replace(pool, setups=[one]))
+    assert told.startswith(
+        "Not measured: exclusive, time-slicing. A campaign with sharing: [mps, exclusive, time-slicing]"
+    )
+    assert missing_modes(replace(pool, setups=[replace(one, sharing="as-found")])) == []
 
 
 def setup(pool: Pool, label: str) -> Setup:

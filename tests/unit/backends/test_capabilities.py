@@ -31,6 +31,8 @@ EXAMPLES = {
     "scenarios of LoadGen": {"workload": ", scenario: {kind: server, rate: 5}"},
     "scenario `http`": {"workload": ", scenario: {kind: http, rate: 5}"},
     "a server of your own": {"workload": "-mine, server: {command: [serve, '{port}']}"},
+    "a sharing mode for": {"more": "sharing: [mps]", "workload": "-mine, server: {url: 'http://h:1'}"},
+    "`conditions` of": {"more": "conditions: [{name: b}]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
     "neighbours": {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
     "layers": {"more": "conditions: [{name: b, layer: {prefix: [env]}}]"},

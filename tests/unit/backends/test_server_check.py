@@ -1,6 +1,7 @@
 """What is said of a server before anything starts, and what its replica is told."""
 
 import json
+import socket
 import sys
 
 from harness.backends.environment import server_environment, workload_environment
@@ -28,6 +29,17 @@ def test_what_is_missing_is_said_with_what_to_do(monkeypatch):
         "the workload llm asks what is in none.jsonl, and there is no such file.",
         "the workload llm takes its key from NO_KEY, which is not set.",
     ]
+
+
+def test_one_that_runs_already_must_be_reached():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and does not listen
+        up, down = (f"http://127.0.0.1:{each.getsockname()[1]}" for each in (server, closed))
+        spec = WorkloadSpec.model_validate({"name": "llm", "server": {"url": [up, down]}})
+        (finding,) = check_server("llm", spec.server)
+    assert finding.message == f"the workload llm asks {down}, which cannot be reached: Connection refused."
+    assert finding.advice == "Start it, or mend `server.url`."
+    assert finding.away, "a campaign waits for it between experiments"
 
 
 def test_a_server_needs_no_torch_and_no_table_of_memory():

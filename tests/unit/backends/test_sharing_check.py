@@ -36,8 +36,13 @@ def found(sharing, machine=(GPU,), **wishes):
 
 
 @pytest.mark.parametrize("sharing", list(Sharing))
-def test_only_time_slicing_can_do_without_a_gpu(sharing):
-    assert (found(sharing, machine=()) == {}) == (sharing is Sharing.TIME_SLICING)
+def test_only_time_slicing_and_what_is_left_as_found_can_do_without_a_gpu(sharing):
+    assert (found(sharing, machine=()) == {}) == (sharing in {Sharing.TIME_SLICING, Sharing.AS_FOUND})
+
+
+def test_what_is_left_as_found_is_not_looked_at():
+    """The servers are on the GPU already, and on however many."""
+    assert found(Sharing.AS_FOUND, machine=[gpu(processes=(17,), mig=True)], gpus=2) == {}
 
 
 @pytest.mark.parametrize("sharing", [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS])

@@ -73,7 +73,10 @@ def test_a_short_file_is_enough():
         (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s must be at least 4 steps (20 s)"),
         (GOOD + "timing: {telemetry_interval_s: 1}\n", "less than or equal to 0.25"),
         (GOOD + "replicas: [1]\n", "c.yaml:6: `replicas` is given twice (first in line 5)."),
-        (GOOD + "sharing: [mgi]\n", "Input should be 'exclusive', 'time-slicing', 'mps' or 'mig' (found 'mgi')"),
+        (
+            GOOD + "sharing: [mgi]\n",
+            "Input should be 'exclusive', 'time-slicing', 'mps', 'mig' or 'as-found' (found 'mgi')",
+        ),
         (GOOD + "mps: {equal_share: true}\n", "`mps` has no effect without mps among the sharing modes"),
         (
             GOOD + "sharing: [mps]\nmps: {equal_share: true, active_thread_percentage: 50}\n",

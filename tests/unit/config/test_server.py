@@ -9,15 +9,17 @@ import yaml
 from harness.campaign.plan import expand
 from harness.config import WorkloadSpec
 from harness.config.load import parse_campaign
+from harness.config.sharing import FOUND
 from harness.config.workload import SERVER as SERVER_TARGET
 from harness.config.workload import STREAMING_SERVER
-from harness.errors import CampaignFileError
-from harness.metrics.catalogue import CATALOGUE
+from harness.errors import CampaignFileError, UsageError
+from harness.metrics.catalogue import CATALOGUE, REPLICA_SOURCES
 from harness.replica.engine.load import FOLLOW_S
 
 SERVER = {"command": ["serve", "--port", "{port}"]}
 
 
+RUNNING = {"url": ["http://localhost:8000", "http://[::1]:8001/"]}
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
 OIP = SERVER | {"protocol": "oip", "model": "sum", "tensors": [TENSOR]}
 
@@ -90,7 +92,20 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
     ("server", "more", "message"),
     [
         ({"command": ["serve"]}, {}, "neither `command` nor `env` holds {port}"),
-        ({"command": []}, {}, "at least 1 item"),
+        ({"command": []}, {}, "give either `command`"),
+        (SERVER | RUNNING, {}, "give either `command`"),
+        (RUNNING | {"port": 8000}, {}, "`port` has no effect on a server that runs already"),
+        (RUNNING | {"ready": {"path": "/"}}, {}, "`ready` has no effect on a server that runs already"),
+        (RUNNING, {"device": "cuda"}, "`device` has no effect on a server"),
+        ({"url": ["http://a:1"]}, {}, "2 replicas of llm are as many servers, and its `url` names 1"),
+        ({"url": ["http://a:1", "http://a:1/"]}, {}, "names an address twice"),
+        ({"url": ["http://a:1", "ftp://b:1"]}, {}, "address 2 of `url` is not of the form http://host:port"),
+        ({"url": ["http://a:1/v1", "http://b"]}, {}, "what follows goes into `path`"),
+        ({"url": "a:1"}, {}, "address 1 of `url` is not of the form"),
+        (SERVER | {"headers": {"X-API-Key": "s3cr3t"}}, {}, "X-API-Key holds a key"),
+        (SERVER | {"headers": {"authorization": "Bearer s3cr3t"}}, {}, "in `api_key_env`"),
+        (SERVER | {"path": "/infer?x=1&access_token=s3cr3t"}, {}, "access_token holds a key"),
+        ({"url": "http://me:s3cr3t@a:1"}, {}, "`url` holds a name or a password"),
         (SERVER | {"rate": 1, "concurrency": 2}, {}, "keep one of them"),
         (SERVER | {"arrivals": "poisson"}, {}, "no effect without `rate`"),
         (SERVER | {"rate": 1, "arrivals": "gamma"}, {}, "arrivals gamma have a `burstiness`"),
@@ -121,6 +136,42 @@ def test_what_cannot_be_is_said_with_its_line(server, more, message):
         parsed(server, **more)
     assert message in caught.value.message
     assert "c.yaml:" in caught.value.message
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_servers_that_run_already_share_as_they_do():
+    spec = parsed(RUNNING)
+    assert spec.sharing == [FOUND]
+    assert [each.experiment_id for each in expand(spec)] == ["llm_r1_as-found_rep1", "llm_r2_as-found_rep1"]
+    (workload,) = spec.workloads
+    assert (workload.server.url, workload.server.elsewhere) == (RUNNING["url"], False)
+    assert WorkloadSpec.model_validate(workload.model_dump(mode="json")) == workload
+    oip = parsed(OIP | {"command": []} | RUNNING).workloads[0]
+    assert WorkloadSpec.model_validate(oip.model_dump(mode="json")) == oip
+
+
+@pytest.mark.parametrize(
+    ("servers", "message"),
+    [
+        ([SERVER], "sharing as-found is of servers that run already, and llm0 is none"),
+        ([{"url": ["http://a:1"]}, SERVER], "sharing as-found is of servers that run already, and llm1 is none"),
+    ],
+)
+def test_what_is_started_is_never_as_found(servers, message):
+    workloads = [{"name": f"llm{number}", "server": server} for number, server in enumerate(servers)]
+    text = yaml.safe_dump({"name": "mine", "sharing": ["as-found"], "workloads": workloads, "replicas": [1]})
+    with pytest.raises(CampaignFileError, match=message):
+        parse_campaign(text, origin="c.yaml")
+
+
+def test_of_a_server_that_runs_already_only_what_can_be_seen_is_recorded():
+    here, there = parsed(RUNNING), parsed({"url": ["http://a", "https://b"]})
+    assert not {"cpu_usage", "memory_usage"} & set(expand(here)[0].metrics)
+    assert {"gpu_power", "throughput"} <= set(expand(here)[0].metrics)
+    assert {CATALOGUE[name].source for name in expand(there)[0].metrics} <= REPLICA_SOURCES
+    assert {"throughput", "latency_p99"} <= set(expand(there)[0].metrics)
+    with pytest.raises(UsageError, match="gpu_power cannot be measured of llm"):
+        expand(there.model_copy(update={"metrics": ["throughput", "gpu_power"]}))
 
 
 def test_a_neighbour_is_no_server():

@@ -426,6 +426,15 @@ def test_a_load_ends_with_its_server(tmp_path):
     asking.close()
 
 
+@pytest.mark.parametrize("settings", [engine, chat], ids=["whole", "stream"])
+def test_a_key_that_the_server_repeats_is_not_kept(monkeypatch, settings):
+    monkeypatch.setenv("MY_KEY", "s3cr3t" * 50)  # longer than what is kept of an answer
+    (outcome,) = asked_of(Server(fault="401"), settings(api_key_env="MY_KEY", api_key_header="X-Api-Key"))
+    assert outcome.status == 401
+    assert "s3cr3t" not in outcome.said
+    assert "X-Api-Key: (key)" in outcome.said
+
+
 def test_the_key_is_read_from_the_environment_alone(monkeypatch):
     settings = engine(api_key_env="MY_KEY")
     monkeypatch.delenv("MY_KEY", raising=False)

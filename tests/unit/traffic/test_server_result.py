@@ -55,6 +55,17 @@ def test_it_reads_what_the_replicas_write():
     assert REQUEST.names == FIELDS
 
 
+@pytest.mark.parametrize(("url", "whose"), [("http://localhost", "not theirs alone"), ("http://there", "not theirs")])
+def test_of_servers_that_ran_already_no_place_and_no_mode_is_claimed(tmp_path, url, whose):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(200)])
+    _, findings = judged(tmp_path, command=[], url=[url])
+    (finding,) = [each for each in findings if each.code is ReasonCode.NOT_JUDGED]
+    assert finding.severity is Severity.INFO
+    assert "the harness set nothing of it" in finding.message
+    assert finding.message.endswith(f"What is recorded of this machine is {whose}.")
+    assert ReasonCode.NOT_JUDGED not in {each.code for each in judged(tmp_path)[1]}
+
+
 def test_the_figures_are_those_of_the_requests_that_ended_in_the_recording(tmp_path):
     replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in [999.0, *ends(200), 1011.0]], [(t, 9) for t in ends(400)])
     replica(tmp_path, 1, [(t, 200, 60, 9, 200) for t in ends(100)])
