@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 
 OPERATOR_KINDS = (("Installation", "installations"), ("APIServer", "apiservers"), ("TigeraStatus", "tigerastatuses"))
+# Fields are not named here; the API server wants a schema all the same.
+ANYTHING = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 
 
 def write(folder: Path, table: dict[str, Any]) -> None:
@@ -30,7 +32,7 @@ def operator_definitions() -> list[dict[str, Any]]:
                 "group": group,
                 "scope": "Cluster",
                 "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
-                "versions": [{"name": "v1", "served": True, "storage": True}],
+                "versions": [{"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": ANYTHING}}],
             },
         }
         for kind, plural in OPERATOR_KINDS

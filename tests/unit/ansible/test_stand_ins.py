@@ -1,9 +1,15 @@
 """The packages that stand in on the test machine, held against what upstream's own packaging installs (read in 2026-11)."""
 
+import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
-from tests.node.mirror import packages
+import kubernetes_validate
+import pytest
+
+from tests.node.mirror import manifests, packages
 from tests.support.cases import every
 
 
@@ -93,3 +99,34 @@ def test_a_stand_in_brings_what_the_real_package_brings(name):
 def test_crio_is_the_last_to_be_killed_and_reads_its_options():
     for line in ("OOMScoreAdjust=-999", "EnvironmentFile=-/etc/default/crio", "TimeoutStartSec=0", "Type=notify"):
         assert line in packages.CRIO_UNIT.splitlines()
+
+
+DEFINITIONS = manifests.operator_definitions()
+
+
+@pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
+def test_a_real_api_server_would_take_the_definitions_of_the_operator(minor):
+    for definition in DEFINITIONS:
+        kubernetes_validate.validate(definition, minor, strict=True)
+
+
+def applied(definition):
+    """What the recorder of kubectl says of a definition that is applied; empty for one that it takes."""
+    program = "import cluster, json, sys; cluster.merged(json.load(sys.stdin), 'default')"
+    given = json.dumps(definition)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=packages.RECORDERS,
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
+def test_a_definition_without_a_schema_is_refused_as_a_real_api_server_refuses_it():
+    assert [applied(definition) for definition in DEFINITIONS] == ["", "", ""]
+    versions = [{"name": "v1", "served": True, "storage": True}]
+    without = DEFINITIONS[0] | {"spec": DEFINITIONS[0]["spec"] | {"versions": versions}}
+    assert "is invalid: spec.versions[0].schema.openAPIV3Schema: Required value" in applied(without)

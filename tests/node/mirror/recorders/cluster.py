@@ -141,6 +141,8 @@ def merged(item: Object, namespace: str) -> tuple[Object | None, Object]:
     kind = kind_of_object(item)
     wanted = json.loads(json.dumps(item))
     wanted.pop("status", None)
+    if kind.name == "CustomResourceDefinition":
+        _require_schemas(wanted)
     if kind.namespaced:
         wanted["metadata"].setdefault("namespace", namespace)
         place = wanted["metadata"]["namespace"]
@@ -151,6 +153,15 @@ def merged(item: Object, namespace: str) -> tuple[Object | None, Object]:
         return None, wanted
     stored = json.loads(path.read_text())
     return stored, _overlay(stored, wanted)
+
+
+def _require_schemas(definition: Object) -> None:
+    for number, version in enumerate(definition["spec"]["versions"]):
+        if "openAPIV3Schema" not in version.get("schema", {}):
+            field = f"spec.versions[{number}].schema.openAPIV3Schema"
+            fail(
+                f'The CustomResourceDefinition "{_name(definition)}" is invalid: {field}: Required value: schemas are required'
+            )
 
 
 def write(item: Object) -> None:
