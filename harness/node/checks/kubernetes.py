@@ -16,8 +16,14 @@ _DROP_INS = "/etc/kubernetes/kubelet.conf.d"
 _DEFAULTS = "/etc/default/kubelet"
 _EVICTION_SIGNALS = {"memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"}
 _HOME_FIELD = 5
+_DNS_HEADER = 12
 _DAY_S = 86400
 _CERTIFICATE_DAYS = 60
+# Run on the node, by the Python that Ansible needs there: question and answer in hexadecimal; UDP may lose one of three.
+ASK_DNS = (
+    "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(5); s.connect((sys.argv[1], int(sys.argv[2]))); "
+    "[s.send(bytes.fromhex(sys.argv[3])) for _ in range(3)]; print(s.recv(512).hex())"
+)
 _JOIN_FILES = ("/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf")
 
 
@@ -61,6 +67,37 @@ def kubelet_uses_systemd(node: Node) -> Observation:
     """The kubelet and CRI-O agree who makes cgroups."""
     driver = str(_kubelet_settings(node).get("cgroupDriver", "absent"))
     return Observation(driver == "systemd", "cgroupDriver systemd", driver)
+
+
+def dns_question(name: str) -> str:
+    """A question for the IPv4 address of a name, in hexadecimal as it is sent."""
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return (bytes.fromhex("123401000001000000000000") + labels + bytes.fromhex("0000010001")).hex()
+
+
+def dns_ask(node: Node, address: str, name: str, port: int = 53) -> tuple[bool, str]:
+    """Whether the server at an address knows an address of a name, and what it said in words."""
+    output = node.machine.command("python3", "-c", ASK_DNS, address, str(port), dns_question(name))
+    answer = bytes.fromhex(output.stdout.strip()) if output.exit_code == 0 else b""
+    if len(answer) < _DNS_HEADER:
+        said = output.stderr.strip().splitlines()[-1:] or ["nothing"]
+        return False, f"{address} does not answer: {said[0]}"
+    code, count = answer[3] & 15, int.from_bytes(answer[6:8])
+    return code == 0 and count > 0, f"{address} answers with code {code} and {count} addresses"
+
+
+@check(
+    "kubernetes/dns",
+    advice="`kubectl get pods -n kube-system -l k8s-app=kube-dns`, and the logs of those and of kube-proxy, say why: pods resolve no name.",
+    unit=_KUBELET,
+)
+def cluster_dns_answers(node: Node) -> Observation:
+    """The DNS server that the kubelet gives to pods knows the API server's name, asked from this node."""
+    settings = _kubelet_settings(node)
+    name = f"kubernetes.default.svc.{settings.get('clusterDomain', 'cluster.local')}"
+    answers = [dns_ask(node, str(address), name) for address in settings.get("clusterDNS") or ()]
+    found = "; ".join(said for _, said in answers) or "the kubelet gives pods no DNS server (clusterDNS)"
+    return Observation(bool(answers) and all(ok for ok, _ in answers), f"an address of {name}", found)
 
 
 @check("kubernetes/crictl", advice="Run the kubernetes_packages role again: it writes /etc/crictl.yaml.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.node.checks import Node
+from harness.node.checks import Node, kubernetes
 from harness.node.expected import NVIDIA_PACKAGES, Expected
 from harness.node.machine import FileState, PackageState, UnitState
 from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
@@ -16,6 +16,8 @@ PROXY = "/api/v1/namespaces/monitoring/services"
 TARGETS = f"{PROXY}/prometheus:9090/proxy/api/v1/targets?state=active"
 GRAFANA_HEALTH = f"{PROXY}/grafana:3000/proxy/api/health"
 JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor", "dcgm-exporter")
+DNS_QUESTION = kubernetes.dns_question("kubernetes.default.svc.gpu.local")
+DNS = f"python3 -c {kubernetes.ASK_DNS} 10.96.0.10 53 {DNS_QUESTION}"
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
 VARIABLES: dict[str, Any] = {
@@ -116,6 +118,7 @@ def machine() -> FakeMachine:
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
             "kubeadm certs check-expiration": certificates(),
+            DNS: dns_answer(),
             "kubectl get /readyz": "ok",
             f"kubectl get {TARGETS}": targets(),
             f"kubectl get {GRAFANA_HEALTH}": '{"database": "ok"}',
@@ -145,6 +148,13 @@ def certificates(days: float = 364.5) -> str:
     other = {"name": "super-admin.conf", "residualTime": 0, "externallyManaged": False, "missing": True}
     kept = [{**admin, "name": "apiserver", "residualTime": 31_000_000}, other, admin]
     return f"[check-expiration] Reading configuration from the cluster...\n{json.dumps({'certificates': kept})}\n"
+
+
+def dns_answer(code: int = 0, addresses: int = 1) -> str:
+    """What a DNS server says, in hexadecimal: its header, the question, and so many times 10.96.0.1."""
+    answer = bytes.fromhex("c00c000100010000001e0004") + bytes([10, 96, 0, 1])
+    header = bytes([0x12, 0x34, 0x81, 0x80 + code, 0, 1, 0, addresses, 0, 0, 0, 0])
+    return (header + bytes.fromhex(DNS_QUESTION)[12:] + answer * addresses).hex() + "\n"
 
 
 def targets(**health: str) -> str:
@@ -177,7 +187,7 @@ def _files() -> dict[str, str]:
         "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n",
         "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\n",
         "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d\n",
-        "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\n",
+        "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: gpu.local\n",
         "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf": KUBELET_LIMITS,
         "/etc/crictl.yaml": "runtime-endpoint: unix:///var/run/crio/crio.sock\n",
     }

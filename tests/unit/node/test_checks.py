@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.node.checks import registered
+from harness.node.checks import kubernetes, registered
 from harness.node.checks.registry import CONTROL_PLANE, WORKER
 from harness.node.machine import CommandOutput, FileState, PackageState
 from harness.node.verdict import Verdict
 from harness.node.verify import judge
+from tests.node.mirror.recorders import service_dns
 from tests.support.fake_machine import FakeMachine
 from tests.unit.node.healthy import (
     BOOT_ID,
+    DNS,
     GRAFANA_HEALTH,
     IMAGE,
     KUBELET_LIMITS,
@@ -24,6 +28,7 @@ from tests.unit.node.healthy import (
     SYSCTLS,
     TARGETS,
     certificates,
+    dns_answer,
     machine,
     named,
     node,
@@ -34,6 +39,7 @@ from tests.unit.node.healthy import (
 
 Break = Callable[[FakeMachine], object]
 DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
+KUBELET = "/var/lib/kubelet/config.yaml"
 LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
 
 
@@ -192,8 +198,17 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "no description of the devices": (remove("/var/run/cdi/nvidia.yaml"), {"nvidia/cdi"}),
     "the kubelet is down": (units("kubelet.service", "activating"), {"kubernetes/kubelet"}),
     "another cgroup driver": (
-        write("/var/lib/kubelet/config.yaml", "cgroupDriver: cgroupfs\n"),
+        lambda paper: paper.files.update(
+            {path: text.replace("systemd", "cgroupfs") for path, text in paper.files.items() if path == KUBELET}
+        ),
         {"kubernetes/cgroup-driver"},
+    ),
+    "CoreDNS does not answer": (lambda paper: paper.commands.pop(DNS), {"kubernetes/dns"}),
+    "CoreDNS knows no name": (lambda paper: paper.commands.update({DNS: dns_answer(3, 0)}), {"kubernetes/dns"}),
+    "CoreDNS gives no address": (lambda paper: paper.commands.update({DNS: dns_answer(0, 0)}), {"kubernetes/dns"}),
+    "pods have no DNS server": (
+        write(KUBELET, "cgroupDriver: systemd\n"),
+        {"kubernetes/dns"},
     ),
     "crictl asks another runtime": (
         write("/etc/crictl.yaml", "runtime-endpoint: unix:///run/containerd/containerd.sock\n"),
@@ -614,6 +629,34 @@ def test_calico_is_not_asked_after_where_another_network_was_chosen(network: str
     found = verdict(paper, calico_network=network)
     assert found.ok
     assert [each.name for each in found.not_applicable] == ["calico/available", "calico/pool"]
+
+
+class RealCommands(FakeMachine):
+    """A machine on which commands run."""
+
+    def command(self, *arguments: str) -> CommandOutput:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+        return CommandOutput(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_real_question_gets_a_real_answer_from_the_stand_in() -> None:
+    with service_dns.listening("127.0.0.1", 0, "gpu.local") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_address[1]
+        known, unknown = (
+            kubernetes.dns_ask(node(RealCommands()), "127.0.0.1", f"{name}.default.svc.gpu.local", port)
+            for name in ("kubernetes", "kube")
+        )
+        server.shutdown()
+    assert known == (True, "127.0.0.1 answers with code 0 and 1 addresses")
+    assert unknown == (False, "127.0.0.1 answers with code 3 and 0 addresses")
+
+
+def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:
+    nobody = 1
+    ok, said = kubernetes.dns_ask(node(RealCommands()), "127.0.0.1", "kubernetes.default.svc.gpu.local", nobody)
+    assert not ok
+    assert said == "127.0.0.1 does not answer: ConnectionRefusedError: [Errno 111] Connection refused"
 
 
 def test_pressure_can_be_told_off() -> None:

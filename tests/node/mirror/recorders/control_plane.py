@@ -45,11 +45,13 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
         *registration.get("ignorePreflightErrors", ()),
     }
     refuse([*machine_errors(), *leftover_errors()], ignored)
+    networking = wanted.get("ClusterConfiguration", {}).get("networking", {})
+    wanted = wanted | {"KubeletConfiguration": kubelet_dns(networking) | wanted.get("KubeletConfiguration", {})}
     (ETC / "manifests").mkdir(parents=True, exist_ok=True)
     make_certificates(registration_address(wanted))
     for name in KUBECONFIGS:
         private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
-    start_kubelet(wanted.get("KubeletConfiguration", {}))
+    start_kubelet(wanted["KubeletConfiguration"])
     wait_for_kubelet(wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", ""))
     for name in MANIFESTS:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "kube-system"}}
@@ -194,6 +196,12 @@ def kubeconfig(name: str, certificate: bytes = b"") -> dict[str, Any]:
         "contexts": [{"name": f"{user}@kubernetes", "context": {"cluster": "kubernetes", "user": user}}],
         "users": [{"name": user, "user": {"client-certificate-data": known, "client-key-data": secret}}],
     }
+
+
+def kubelet_dns(networking: dict[str, Any]) -> dict[str, Any]:
+    """The server that the kubelet gives to pods: the tenth address of the services, as kubeadm says it."""
+    services = ip_network(networking.get("serviceSubnet", "10.96.0.0/12"))
+    return {"clusterDNS": [str(services[10])], "clusterDomain": networking.get("dnsDomain", "cluster.local")}
 
 
 def start_kubelet(settings: dict[str, Any], flags: str = "") -> None:

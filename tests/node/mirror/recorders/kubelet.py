@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import api
+import service_dns
 import yaml
 from cluster import API_MANIFEST, OBJECTS, running_versions
 from membership import Membership
@@ -51,6 +52,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     name = option(arguments, "--hostname-override", default=socket.gethostname())
     credentials, bootstrap = (Path(option(arguments, f"--{kind}")) for kind in ("kubeconfig", "bootstrap-kubeconfig"))
+    threading.Thread(target=service_dns.serve, args=[settings], daemon=True).start()
     serve(Membership.take_up(name, credentials, bootstrap))
 
 
