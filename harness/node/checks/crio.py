@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from harness.node.checks.registry import Node, Observation, check, listed
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+from harness.node.checks.registry import CannotLookError, Node, Observation, check, listed
 
 DROP_INS = "/etc/crio/crio.conf.d"
 _UNIT = "crio.service"
@@ -16,7 +21,48 @@ _FILES = (
     "/usr/libexec/crio/runc",
 )
 _EXECUTABLE = 0o111
+# Older ones refuse every container that CRI-O makes: "unknown version specified".
+_CRUN_MIN = "1.14.3"
+RUNTIME_ADVICE = (
+    f"A crun has to be {_CRUN_MIN} or newer: take the one that CRI-O's package brings, /usr/libexec/crio/crun."
+)
 _AGAIN = "Run the crio role again (--tags crio)"
+
+
+def settings(node: Node) -> dict[str, Any]:
+    """What CRI-O's drop-ins say of runtimes, merged in the order in which it reads them."""
+    merged: dict[str, Any] = {}
+    for name in node.machine.listing(DROP_INS):
+        try:
+            _merge(merged, tomllib.loads(node.text(f"{DROP_INS}/{name}")))
+        except tomllib.TOMLDecodeError as error:
+            raise CannotLookError(f"{DROP_INS}/{name} is not TOML: {error}") from error
+    runtime: dict[str, Any] = merged.get("crio", {}).get("runtime", {})
+    return runtime
+
+
+def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
+
+
+def old_runtimes(node: Node, programs: Iterable[str]) -> list[str]:
+    """Those of these runtimes that are a crun too old for CRI-O, with their versions. Nothing is known against any runc."""
+    found = []
+    for program in programs:
+        if program.rpartition("/")[2] == "crun":
+            version = re.search(r"crun version (\d+(?:\.\d+)+)", node.output(program, "--version"))
+            if version is None or version_parts(version[1]) < version_parts(_CRUN_MIN):
+                found.append(f"{program} is {version[1] if version else 'of no known version'}")
+    return found
+
+
+def version_parts(version: str) -> list[int]:
+    """The numbers of a version, to be compared."""
+    return [int(part) for part in version.split(".")]
 
 
 @check("crio/files", advice=f"{_AGAIN}: it reinstalls a package whose files are missing.", unit=_UNIT)
@@ -62,6 +108,15 @@ def no_stray_configuration(node: Node) -> Observation:
     names = node.machine.listing(DROP_INS)
     strays = [name for name in names if not name.endswith(".conf") or name.startswith(".")]
     return Observation(bool(names) and not strays, "only *.conf files", listed(strays) if strays else listed(names))
+
+
+@check("crio/runtimes", advice=RUNTIME_ADVICE, unit=_UNIT)
+def runtimes_are_new_enough(node: Node) -> Observation:
+    """Every runtime that CRI-O is configured with takes the containers of this CRI-O."""
+    handlers: dict[str, dict[str, Any]] = settings(node).get("runtimes", {})
+    programs = {handler.get("runtime_path") or name for name, handler in handlers.items()}
+    old = old_runtimes(node, sorted(programs))
+    return Observation(bool(programs) and not old, f"no crun before {_CRUN_MIN}", listed(old or programs))
 
 
 @check(

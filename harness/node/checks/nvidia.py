@@ -6,7 +6,7 @@ import re
 import tomllib
 from typing import Any
 
-from harness.node.checks.crio import DROP_INS
+from harness.node.checks.crio import DROP_INS, RUNTIME_ADVICE, old_runtimes, settings, version_parts
 from harness.node.checks.packages import judge_packages
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
 
@@ -37,26 +37,6 @@ def _on_the_bus(node: Node) -> bool:
     return _GPU.search(aliases.stdout) is not None
 
 
-def _crio_settings(node: Node) -> dict[str, Any]:
-    """CRI-O's drop-ins, merged in the order in which it reads them."""
-    merged: dict[str, Any] = {}
-    for name in node.machine.listing(DROP_INS):
-        try:
-            _merge(merged, tomllib.loads(node.text(f"{DROP_INS}/{name}")))
-        except tomllib.TOMLDecodeError as error:
-            raise CannotLookError(f"{DROP_INS}/{name} is not TOML: {error}") from error
-    runtime: dict[str, Any] = merged.get("crio", {}).get("runtime", {})
-    return runtime
-
-
-def _merge(into: dict[str, Any], new: dict[str, Any]) -> None:
-    for key, value in new.items():
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = value
-
-
 def _executable(node: Node, path: object) -> bool:
     state = node.machine.stat(str(path)) if path else None
     return state is not None and bool(state.mode & _EXECUTABLE)
@@ -70,14 +50,10 @@ def driver_is_loaded(node: Node) -> Observation:
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
     found = _VERSION.search(node.machine.read(_DRIVER) or "")
     version, least = found[1] if found else "none", node.expected.driver_min
-    good = found is not None and _parts(version) >= _parts(least)
+    good = found is not None and version_parts(version) >= version_parts(least)
     return Observation(
         good, f"a loaded NVIDIA driver of at least {least}, as the torch of the workload image needs", version
     )
-
-
-def _parts(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 @check("nvidia/packages", advice=f"{_AGAIN}.")
@@ -96,7 +72,7 @@ def handler_is_complete(node: Node) -> Observation:
     """The handler names a runtime and a monitor, and both are there."""
     require_gpu(node)
     name = node.expected.handler
-    handler: dict[str, Any] = _crio_settings(node).get("runtimes", {}).get(name, {})
+    handler: dict[str, Any] = settings(node).get("runtimes", {}).get(name, {})
     bad = [key for key in ("runtime_path", "monitor_path") if not _executable(node, handler.get(key))]
     found = f"{handler or 'no such handler'} (missing or not executable: {listed(bad)})"
     return Observation(not bad, f"handler {name} with runtime_path and monitor_path", found)
@@ -108,21 +84,22 @@ def handler_is_complete(node: Node) -> Observation:
 def handler_is_not_the_default(node: Node) -> Observation:
     """Pods that ask for no GPU get none."""
     require_gpu(node)
-    default = _crio_settings(node).get("default_runtime", "CRI-O's own")
+    default = settings(node).get("default_runtime", "CRI-O's own")
     return Observation(default != node.expected.handler, "another default runtime", str(default))
 
 
-@check("nvidia/low-level-runtimes", advice=f"{_AGAIN}: it names the runtimes by absolute path.")
+@check("nvidia/low-level-runtimes", advice=f"{_AGAIN}: it names the runtimes by absolute path. {RUNTIME_ADVICE}")
 def low_level_runtimes_are_found(node: Node) -> Observation:
-    """The toolkit hands over to a runtime that is there, whatever PATH says."""
+    """The toolkit hands over to a runtime that is there and new enough, whatever PATH says."""
     require_gpu(node)
     try:
-        settings = tomllib.loads(node.text(_CONFIG)).get("nvidia-container-runtime", {})
+        toolkit = tomllib.loads(node.text(_CONFIG)).get("nvidia-container-runtime", {})
     except tomllib.TOMLDecodeError as error:
         raise CannotLookError(f"{_CONFIG} is not TOML: {error}") from error
-    runtimes = settings.get("runtimes", [])
+    runtimes = toolkit.get("runtimes", [])
     good = bool(runtimes) and all(path.startswith("/") and _executable(node, path) for path in runtimes)
-    return Observation(good, f"absolute paths of executables in {_CONFIG}", listed(runtimes))
+    old = old_runtimes(node, runtimes) if good else []
+    return Observation(good and not old, f"absolute paths of executables in {_CONFIG}", listed(old or runtimes))
 
 
 @check("nvidia/cdi-refresh", advice=f"{_AGAIN}.", unit="nvidia-cdi-refresh.service")

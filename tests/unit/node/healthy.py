@@ -46,6 +46,14 @@ VARIABLES: dict[str, Any] = {
     "inference_namespace_users": ["ada"],
 }
 
+RUNTIMES = """
+[crio.runtime]
+default_runtime = "crun"
+[crio.runtime.runtimes.crun]
+runtime_path = "/usr/libexec/crio/crun"
+[crio.runtime.runtimes.runc]
+runtime_path = "/usr/libexec/crio/runc"
+"""
 HANDLER = """
 [crio.runtime.runtimes.nvidia]
 runtime_path = "/usr/bin/nvidia-container-runtime"
@@ -118,6 +126,8 @@ def machine() -> FakeMachine:
             "stat %T /sys/fs/cgroup": "cgroup2fs\n",
             "getent passwd ada": "ada:x:1000:1000:Ada:/home/ada:/bin/bash\n",
             "kubeadm certs check-expiration": certificates(),
+            "/usr/libexec/crio/crun": "crun version 1.28\ncommit: 1\nspec: 1.0.0\n",
+            "/usr/bin/crun": "crun version 1.14.1\n",
             DNS: dns_answer(),
             "kubectl get /readyz": "ok",
             f"kubectl get {TARGETS}": targets(),
@@ -177,7 +187,7 @@ def _files() -> dict[str, str]:
         "/proc/sys/net/bridge/bridge-nf-call-ip6tables": "1\n",
         "/proc/sys/net/ipv4/ip_forward": "1\n",
         **{f"/proc/pressure/{name}": "some avg10=0.00\nfull avg10=0.00\n" for name in ("cpu", "memory", "io")},
-        "/etc/crio/crio.conf.d/10-crio.conf": '[crio.runtime]\ndefault_runtime = "crun"\n',
+        "/etc/crio/crio.conf.d/10-crio.conf": RUNTIMES,
         "/etc/crio/crio.conf.d/30-nvidia.conf": HANDLER,
         "/etc/cni/net.d/10-calico.conflist": "{}",
         "/etc/cni/net.d/10-crio-bridge.conflist.disabled": "{}",

@@ -39,6 +39,7 @@ from tests.unit.node.healthy import (
 
 Break = Callable[[FakeMachine], object]
 DROP_IN = "/etc/crio/crio.conf.d/30-nvidia.conf"
+TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 KUBELET = "/var/lib/kubelet/config.yaml"
 LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
 
@@ -162,6 +163,21 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         write("/etc/crio/crio.conf.d/10-crio.conf.bak", ""),
         {"crio/no-strays"},
     ),
+    "Debian's own crun in the place of CRI-O's": (
+        write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'),
+        {"crio/runtimes"},
+    ),
+    "a crun of no known version": (
+        lambda paper: paper.commands.update({"/usr/libexec/crio/crun": "\n"}),
+        {"crio/runtimes", "nvidia/low-level-runtimes"},
+    ),
+    "the toolkit is told to start Debian's own crun": (
+        lambda paper: (
+            paper.files.update({TOOLKIT: '[nvidia-container-runtime]\nruntimes = ["/usr/bin/crun"]\n'}),
+            paper.states.update({"/usr/bin/crun": FileState("regular file", 0o755, "root", 10.0)}),
+        ),
+        {"nvidia/low-level-runtimes"},
+    ),
     "the bridge comes before Calico": (write("/etc/cni/net.d/10-crio-bridge.conflist", "{}"), {"crio/cni"}),
     "no driver where one is required": (
         remove("/proc/driver/nvidia/version"),
@@ -177,13 +193,16 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         write(DROP_IN, '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'),
         {"nvidia/handler"},
     ),
-    "a drop-in that is not TOML": (write(DROP_IN, "[crio"), {"nvidia/handler", "nvidia/not-default"}),
+    "a drop-in that is not TOML": (
+        write(DROP_IN, "[crio"),
+        {"crio/runtimes", "nvidia/handler", "nvidia/not-default"},
+    ),
     "nvidia is the default runtime": (
         write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
         {"nvidia/not-default"},
     ),
     "runtimes by name": (
-        write("/etc/nvidia-container-runtime/config.toml", '[nvidia-container-runtime]\nruntimes = ["runc"]\n'),
+        write(TOOLKIT, '[nvidia-container-runtime]\nruntimes = ["runc"]\n'),
         {"nvidia/low-level-runtimes"},
     ),
     "a runtime that is not there": (

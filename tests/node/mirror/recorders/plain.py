@@ -7,4 +7,7 @@ from recorded import record
 
 
 def main() -> None:
-    record(Path(sys.argv[0]).name, sys.argv[1:])
+    name = Path(sys.argv[0]).name
+    record(name, sys.argv[1:])
+    if "--version" in sys.argv:
+        print(f"{name} version 1.28")
