@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 FETCH_TIMEOUT_S = 30
 POLL_S = 3.0
@@ -46,15 +46,33 @@ class AptGet:
 
     def run(self, verb: str, *arguments: str, settings: tuple[str, ...] = ()) -> None:
         """One apt-get verb; ends the module with reason and next step when it fails."""
+        words = self._attempt(verb, *arguments, settings=settings)
+        if words is not None:
+            self.module.fail_json(msg=advice(verb, words, self.lock_timeout_s))
+
+    def install(self, *arguments: str, settings: tuple[str, ...] = ()) -> None:
+        """Install, once more with fresh indexes where that fails; ends the module when it fails again.
+
+        A fresh machine has no index of the packages that the wanted ones depend on, or one older than its archive.
+        """
+        words = self._attempt("install", *arguments, settings=settings)
+        if words is not None and lock_holder(words) is None:
+            self._attempt("update")
+            words = self._attempt("install", *arguments, settings=settings)
+        if words is not None:
+            self.module.fail_json(msg=advice("install", words, self.lock_timeout_s))
+
+    def _attempt(self, verb: str, *arguments: str, settings: tuple[str, ...] = ()) -> str | None:
+        """One apt-get verb; what apt said when it failed, None when it did not."""
         deadline_s = time.monotonic() + self.lock_timeout_s
         command = ["apt-get", "--yes", "--quiet=2", *self.options(settings), verb, *arguments]
         while True:
             code, out, err = self.module.run_command(command)
             if code == 0:
-                return
-            words = (err or out).strip()
+                return None
+            words = str(err or out).strip()
             if lock_holder(words) is None or time.monotonic() > deadline_s:
-                self.fail(verb, words)
+                return words
             time.sleep(POLL_S)
 
     def options(self, settings: tuple[str, ...]) -> list[str]:
@@ -69,8 +87,3 @@ class AptGet:
             "Acquire::Retries=2",
         )
         return [part for one in (*every, *settings) for part in ("-o", one)]
-
-    def fail(self, verb: str, words: str) -> NoReturn:
-        """Ends the module."""
-        self.module.fail_json(msg=advice(verb, words, self.lock_timeout_s))
-        raise AssertionError("fail_json does not return")

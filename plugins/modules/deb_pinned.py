@@ -19,7 +19,7 @@ description:
     before anything is installed; an installed revision of the same version is kept.
   - Finishes what an interrupted dpkg left behind.
   - Reinstalls a package that dpkg calls installed while one of its O(packages[].files) is missing.
-  - Installs everything in one transaction and holds what is to be held.
+  - Installs everything in one transaction, once more with fresh indexes where that fails, and holds what is to be held.
   - Refuses to change an installed version unless O(upgrade=true).
 options:
   packages:
@@ -192,7 +192,7 @@ class Packages:
         # A file that was deleted by hand comes back only when dpkg is told so, should it be a configuration file.
         flags += ["--reinstall"] if reinstall else []
         settings = ("Dpkg::Options::=--force-confmiss",) if reinstall else ()
-        self.apt.run("install", *flags, *self.installed, settings=settings)
+        self.apt.install(*flags, *self.installed, settings=settings)
         self.verify(packages)
         return True
 

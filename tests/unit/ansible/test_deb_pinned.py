@@ -65,6 +65,33 @@ def test_the_newest_revision_of_the_version_is_installed_and_held():
     assert commands(fake, "apt-mark") == [["apt-mark", "hold", "kubelet"]]
 
 
+def test_what_apt_cannot_install_is_tried_again_with_fresh_indexes():
+    found, fake = packages()
+    verbs, refused = [], [(100, "", "kubelet : Depends: iptables but it is not installable")]
+    answer = fake._answer
+
+    def apt(words):
+        if words[0] != "apt-get":
+            return answer(words)
+        verbs.append(next(word for word in words if word in {"install", "update"}))
+        return refused.pop() if verbs[-1] == "install" and refused else None
+
+    fake._answer = apt
+    assert found.present() is True
+    assert verbs == ["install", "update", "install"]
+
+
+def test_who_holds_a_lock_is_not_waited_for_again():
+    found, fake = packages()
+    answer = fake._answer
+    fake._answer = lambda words: (
+        (100, "", "Could not get lock: held by process 7 (apt)") if words[0] == "apt-get" else answer(words)
+    )
+    with pytest.raises(Failed, match="process 7"):
+        found.present()
+    assert len(commands(fake, "apt-get")) == 1
+
+
 def test_an_installed_and_held_revision_of_the_version_is_left_alone():
     found, fake = packages("1.35.8-1.1", want="hold")
     assert found.present() is False
