@@ -159,12 +159,16 @@ class Source:
         )
         self.apt.run("update", settings=settings)
 
+    def renew(self) -> None:
+        """Fetches the key again: one that was extended has the same fingerprint, and apt takes no index that is signed past its old end."""
+        self.put(self.keyring, self.key())
+
     def apply(self) -> bool:
         """Brings key, source and index up to date; whether any was not."""
         text = deb822(self.uri, self.options["suite"], self.options["components"], self.keyring)
         stale = not (self.known_key() and indexed(self.uri))
         changed = False
-        # A stale index takes a fresh key with it: an extended key has the same fingerprint and a later end.
+        # A stale index takes a fresh key with it, as one that was extended looks like the one that is known.
         # In check mode nothing is fetched: a mirror may be served only once the run is real.
         if stale and not self.module.check_mode:
             changed = self.put(self.keyring, self.key())

@@ -103,6 +103,8 @@ class Packages:
         self.wanted: list[dict[str, Any]] = module.params["packages"] + also
         self.names = [package["name"] for package in self.wanted]
         self.apt = AptGet(module, module.params["lock_timeout_s"])
+        asked = module.params["source"]
+        self.source = Source(module, asked, self.apt) if asked else None
         self.installed: list[str] = []
         self.held: list[str] = []
 
@@ -156,10 +158,12 @@ class Packages:
     def resolve(self, packages: list[dict[str, Any]]) -> list[str]:
         """The exact name=version of each; ends the module when a version is not offered.
 
-        What is not offered by the index on this machine is asked for once more with a fresh one.
+        What is not offered by the index on this machine is asked for once more with a fresh one, and a fresh key.
         """
         offers = self.offers(packages)
         if not all(fitting(package, offers) for package in packages):
+            if self.source:
+                self.source.renew()
             self.apt.run("update")
             offers = self.offers(packages)
         for package in packages:
@@ -226,8 +230,7 @@ class Packages:
 
     def present(self) -> bool:
         """Brings the repository and every package to its version; whether anything changed."""
-        source = self.module.params["source"]
-        known = source is not None and Source(self.module, source, self.apt).apply()
+        known = self.source is not None and self.source.apply()
         finished = self.finish_interrupted()
         installed = self.install()
         held = self.hold()

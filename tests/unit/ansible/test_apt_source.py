@@ -55,6 +55,17 @@ def test_an_index_that_a_killed_run_did_not_fetch_is_fetched_by_the_next():
     assert len(again.module.commands) == 1
 
 
+def test_a_key_that_was_extended_is_fetched_again_though_its_fingerprint_is_known(machine, monkeypatch):
+    source().apply()
+    (machine / "LISTS/mirror_k_Packages").touch()
+    extended = OLD + b"\xb4\x04user"
+    monkeypatch.setattr(module.Source, "key", lambda _self: extended)
+    known = source()
+    assert known.apply() is False
+    known.renew()
+    assert (machine / "KEYRINGS/k.gpg").read_bytes() == extended
+
+
 def test_check_mode_fetches_and_writes_nothing(machine):
     checked = source(check_mode=True)
     assert checked.apply() is True

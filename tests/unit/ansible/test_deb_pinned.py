@@ -107,6 +107,27 @@ def test_a_version_that_does_not_exist_is_named_with_those_that_do():
     assert "install" not in [word for command in commands(fake, "apt-get") for word in command]
 
 
+def test_what_the_index_lacks_is_asked_for_with_a_fresh_key_and_then_a_fresh_index():
+    found, fake = packages(wanted=kubelet("1.35.99"))
+
+    class Source:
+        def apply(self):
+            return False
+
+        def renew(self):
+            fake.commands.append(["renew"])
+
+    found.source = Source()
+    with pytest.raises(Failed, match="does not exist"):
+        found.present()
+    done = [
+        command[0] if command[0] == "renew" else "update"
+        for command in fake.commands
+        if {"renew", "update"} & set(command)
+    ]
+    assert done == ["renew", "update"]
+
+
 def test_another_installed_version_is_changed_by_an_upgrade_only():
     found, _ = packages("1.34.11-1.1", want="hold")
     with pytest.raises(Failed, match=r"installed at 1\.34\.11-1\.1.*playbooks/upgrade\.yml"):
