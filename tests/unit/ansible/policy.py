@@ -29,6 +29,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("DaemonSet/kepler", "root"): "RAPL's counters are readable by root alone, since they leak what others compute.",
     ("DaemonSet/kepler", "capability SYS_PTRACE"): "Which container a process is of stands in its owner's files.",
     ("DaemonSet/kepler", "capability DAC_READ_SEARCH"): "Likewise, for processes of other users.",
+    ("DaemonSet/kepler", "apparmor"): "AppArmor's profile of containers hides the processes of others from SYS_PTRACE.",
     ("DaemonSet/kepler", "host-path /proc"): "The node's processes; read-only.",
     ("DaemonSet/kepler", "host-path /sys"): "RAPL is in the node's /sys; read-only.",
     ("DaemonSet/device-plugin", "root"): "The kubelet's folder of plugins is root's.",
@@ -113,6 +114,8 @@ def _container(container: Object, pod: Object) -> Iterator[str]:
     yield from (f"capability {name}" for name in own.get("capabilities", {}).get("add", ()))
     if both.get("seccompProfile", {}).get("type") != "RuntimeDefault":
         yield "seccomp"
+    if both.get("appArmorProfile", {}).get("type", "RuntimeDefault") != "RuntimeDefault":
+        yield "apparmor"
     resources = container.get("resources", {})
     if not {"cpu", "memory"} <= set(resources.get("requests", {})):
         yield "requests"

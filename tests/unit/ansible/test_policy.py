@@ -102,6 +102,7 @@ def test_every_service_and_policy_selects_pods_that_exist():
         (lambda pod: pod["securityContext"].pop("runAsNonRoot"), "root"),
         (lambda pod: pod["securityContext"].pop("seccompProfile"), "seccomp"),
         (lambda pod: pod["containers"][0]["securityContext"].update(privileged=True), "privileged"),
+        (lambda pod: pod["securityContext"].update(appArmorProfile={"type": "Unconfined"}), "apparmor"),
         (lambda pod: pod["containers"][0]["securityContext"].pop("allowPrivilegeEscalation"), "escalation"),
         (lambda pod: pod["containers"][0]["securityContext"].pop("readOnlyRootFilesystem"), "writable-root"),
         (lambda pod: pod["containers"][0]["securityContext"].pop("capabilities"), "capabilities"),
@@ -128,3 +129,10 @@ def test_pods_inside_configuration_are_seen_too():
     (config,) = [one for name, one in EVERYTHING if name == "local-path.yaml.j2" and one["kind"] == "ConfigMap"]
     helper = yaml.safe_load(config["data"]["helperPod.yaml"])
     assert images(helper)[0] in cluster_objects.images_of_the_table()
+
+
+def test_kepler_may_read_what_upstream_s_privileged_one_reads():
+    (kepler,) = [one for one in cluster_objects.documents("monitoring/kepler.yaml.j2") if one["kind"] == "DaemonSet"]
+    rights = kepler["spec"]["template"]["spec"]["containers"][0]["securityContext"]
+    assert rights["appArmorProfile"] == {"type": "Unconfined"}
+    assert {"SYS_PTRACE", "DAC_READ_SEARCH"} <= set(rights["capabilities"]["add"])
