@@ -28,6 +28,7 @@ CLUSTER_STAGES = (NODE_STAGE, "playbooks/cluster.yml")
 MACHINE_VARIABLES: dict[str, Any] = {
     "preflight_psi_required": False,
     "preflight_cpus_min": 1,
+    "preflight_disk_volumes_counted": False,
     "nvidia_toolkit_gpu": "assumed",
     "device_plugin_gpus_assumed": 1,
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],

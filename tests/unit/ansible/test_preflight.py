@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import tree
 from tree import ROOT
 
 PROBE = """\
@@ -43,7 +44,7 @@ MACHINE = {
     "swaps": [],
     "kernel": "6.14.0-29-generic",
     "gpu": GPU,
-    "disks": {"/var/lib": 200 << 30},
+    "disks": {"/var/lib": 200 << 30, "/opt/local-path-provisioner": 200 << 30},
 }
 NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 
@@ -51,6 +52,13 @@ NO_GPU = {"gpu": {**GPU, "pci_devices": 0, "driver": None, "module": False}}
 def gpu(**changes):
     """A machine whose GPU differs."""
     return {"gpu": {**GPU, **changes}}
+
+
+def disk(free, *, volumes=None):
+    """A machine with so many GiB free; for volumes as well, or on a disk of their own."""
+    return {
+        "disks": {"/var/lib": free << 30, "/opt/local-path-provisioner": (free if volumes is None else volumes) << 30}
+    }
 
 
 DEBIAN = {"os": "debian", "os_version": "13", "os_name": "Debian GNU/Linux 13 (trixie)"}
@@ -70,7 +78,26 @@ CASES = {
     "no-psi": ({"psi": False}, {}, "Add psi=1"),
     "one-cpu": ({"cpus": 1}, {}, "1 CPU, at least 2"),
     "small": ({"memory_bytes": 1 << 30}, {}, "1024 MiB of memory"),
-    "full-disk": ({"disks": {"/var/lib": 2 << 30}}, {}, "2048 MiB free"),
+    "full-disk": (disk(2), {}, "2048 MiB free"),
+    "disk-of-an-installed-node": ({**disk(5), "cri-o": {"installed": True}}, {}, None),
+    "disk-without-room-for-volumes": (
+        disk(89),
+        {},
+        (
+            "91136 MiB free, at least 92160 MiB are needed (20480 MiB for the node, 15 GiB for the workload image, "
+            "45 GiB for Prometheus (prometheus_retention_gib), 10 GiB for Grafana (grafana_volume_gib))"
+        ),
+    ),
+    "disk-with-room-for-volumes": (disk(90), {}, None),
+    "small-volumes": (disk(50), {"prometheus_retention_gib": 10, "grafana_volume_gib": 2}, None),
+    "volumes-told-off": (disk(20), {"preflight_disk_volumes_counted": False}, None),
+    "volumes-on-a-disk-of-their-own": (disk(40, volumes=60), {}, None),
+    "volumes-on-a-small-disk": (
+        disk(40, volumes=50),
+        {},
+        "/opt/local-path-provisioner (storage_path) has 51200 MiB free, at least 56320 MiB are needed: 45 GiB for Prometheus",
+    ),
+    "new-ubuntu": ({"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}, {}, None),
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
     "gpu-required": (NO_GPU, {"nvidia_toolkit_gpu": "required"}, "A working GPU is required"),
@@ -123,10 +150,14 @@ CASES = {
 
 
 def host(changes, variables, now_s):
-    packages = {"cri-o": ABSENT, "kubelet": changes.get("kubelet", ABSENT)}
+    packages = {"cri-o": changes.get("cri-o", ABSENT), "kubelet": changes.get("kubelet", ABSENT)}
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
     probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
-    node = {**MACHINE, "time_s": now_s, **{name: value for name, value in changes.items() if name not in probe}}
+    node = {
+        **MACHINE,
+        "time_s": now_s,
+        **{name: value for name, value in changes.items() if name not in [*probe, *packages]},
+    }
     # Every variable is resolved, which takes a second a host: where the machine differs, they are those of the good one.
     judged = bool(variables) or not changes
     return {"fake": {"node": node, "probe": probe}, "judged": judged, "ansible_connection": "local", **variables}
@@ -195,3 +226,9 @@ def test_every_case_ends_with_its_reason_or_not_at_all(outcomes, name):
 
 def test_a_refusal_says_that_nothing_was_changed(outcomes):
     assert all("Nothing was changed" in outcomes[name] for name in ("wrong-os", "full-disk", "mirror-403", "together"))
+
+
+def test_the_volumes_that_are_counted_are_those_of_the_roles():
+    text = (ROOT / "roles/preflight/vars/main.yml").read_text()
+    for name in ("prometheus_retention_gib", "grafana_volume_gib", "storage_path"):
+        assert f"{name} | default({tree.variables()[name]!r})" in text
