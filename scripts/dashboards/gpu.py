@@ -25,10 +25,12 @@ _MEMORY_PERCENT = _recorded("gpu:memory_usage:percent")
 GPU_PERFORMANCE = Dashboard(
     uid="gpu-performance",
     title="GPU Performance",
-    about="Utilisation, memory, temperature, power and clocks of every GPU. Values are the device's, whoever shares it.",
+    about="Utilisation, memory, temperature, power and clocks of every GPU. Values are the device's, whoever shares it; "
+    "a GPU that MIG divides has no utilisation.",
     variables=[
-        Variable("node", "Node", "DCGM_FI_DEV_GPU_UTIL", "node"),
-        Variable("gpu", "GPU", 'DCGM_FI_DEV_GPU_UTIL{node=~"$node"}', "gpu"),
+        # Of a GPU that MIG divides there is no utilisation; every GPU has a temperature.
+        Variable("node", "Node", "DCGM_FI_DEV_GPU_TEMP", "node"),
+        Variable("gpu", "GPU", 'DCGM_FI_DEV_GPU_TEMP{node=~"$node"}', "gpu"),
     ],
     rows={
         "Now": [

@@ -158,6 +158,9 @@ def dcgm_exporter(now_s: float, gpus: int, *, sharing: Sequence[Pod] = (), node:
             for owner in owners:
                 own = value / len(owners) if name in PER_POD_FIELDS else value
                 page.add(name, math.floor(own), device | owner)
+        # Of an instance of MIG it has no utilisation, and says 0.
+        for device in devices[-1:] if name.endswith("_UTIL") else ():
+            page.add(name, 0, device | {"GPU_I_PROFILE": "1g.5gb", "GPU_I_ID": "7"})
     page.head("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter")
     for device in devices:
         page.add("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", round((now_s - SINCE_S) * 58_300), device)

@@ -51,6 +51,12 @@ def test_a_device_is_told_by_node_and_index_and_no_pod_shadows_it(watched):
         assert (one["node"], one["instance"]) == (pages.NODE, pages.NODE)
 
 
+def test_a_zero_for_an_instance_of_mig_is_no_utilisation(watched):
+    for field in ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_MEM_COPY_UTIL"):
+        assert [one for one in labels_of(watched, field) if "GPU_I_ID" in one] == []
+        assert labels_of(watched, field)
+
+
 def test_containers_keep_their_names_and_the_system_s_groups_are_left_out(watched):
     found = labels_of(watched, "container_cpu_usage_seconds_total")
     assert {one["id"] for one in found if "pod" not in one} == {"/"}

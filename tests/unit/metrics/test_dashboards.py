@@ -9,6 +9,7 @@ import pytest
 from harness.analysis.load_bands import load_state
 from harness.metrics.catalogue import STANDARD
 from scripts.dashboards import DASHBOARDS, DEFAULT_FOLDER, rendered
+from scripts.dashboards.gpu import GPU_PERFORMANCE
 from scripts.dashboards.model import COLUMNS, DATASOURCE, KINDS, Dashboard, Panel, Query
 from scripts.dashboards.queries import per_device, per_node, per_pod, per_workload
 from tests.support.cases import every
@@ -146,3 +147,9 @@ def test_panels_flow_and_repeated_ones_have_their_own_line():
 def test_a_panel_of_no_kind_is_refused():
     with pytest.raises(ValueError, match="no panel is called pie"):
         rendered(Dashboard("u", "t", "", [], {"row": [Panel("a", [Query("up")], "pie")]}))
+
+
+def test_a_gpu_is_found_by_a_field_that_one_divided_by_mig_has_too():
+    asked = [one.metric for one in GPU_PERFORMANCE.variables]
+    assert asked
+    assert not [one for one in asked if "_UTIL" in one]
