@@ -53,13 +53,12 @@ class AptGet:
     def install(self, *arguments: str, settings: tuple[str, ...] = ()) -> None:
         """Install, once more with fresh indexes where that fails; ends the module when it fails again.
 
-        A fresh machine has no index of the packages that the wanted ones depend on, or one older than its archive; one
-        that had a package put on it by hand may lack what that depends on. Nothing is removed to mend either.
+        A fresh machine has no index of the packages that the wanted ones depend on, or one older than its archive.
         """
         words = self._attempt("install", *arguments, settings=settings)
         if words is not None and lock_holder(words) is None:
             self._attempt("update")
-            words = self._attempt("install", "--fix-broken", "--no-remove", *arguments, settings=settings)
+            words = self._attempt("install", *arguments, settings=settings)
         if words is not None:
             self.module.fail_json(msg=advice("install", words, self.lock_timeout_s))
 

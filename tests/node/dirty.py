@@ -14,7 +14,7 @@ def prepare(machine: Machine, mirror: Mirror, suite: str = "bookworm") -> None:
     machine.write("/etc/apt/sources.list", mirror.debian_sources(suite))
     version = mirror.row()["crio"]
     machine.write_bytes("/root/cri-o.deb", mirror.deb("cri-o", version).read_bytes())
-    machine.ssh("dpkg -i --force-depends /root/cri-o.deb")
+    machine.ssh("dpkg -i /root/cri-o.deb")
     machine.ssh(f"rm -r /root/cri-o.deb {LOST_PROGRAM} && cp {BRIDGE}.disabled {BRIDGE}")
     state = machine.output("dpkg-query -W -f '${db:Status-Status}' cri-o")
     if state != "installed" or machine.ssh(f"test -e {LOST_PROGRAM}", check=False).returncode == 0:

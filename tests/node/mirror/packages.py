@@ -173,7 +173,7 @@ def crio(version: str) -> list[Package]:
         "/etc/default/crio": File("# CRIO_NETWORK_OPTIONS=\n"),
         "/usr/lib/systemd/system/crio.service": File(CRIO_UNIT),
     }
-    return [_recorded("cri-o", version + KUBERNETES_REVISION, programs, files, depends="iptables")]
+    return [_recorded("cri-o", version + KUBERNETES_REVISION, programs, files)]
 
 
 def builder() -> Package:

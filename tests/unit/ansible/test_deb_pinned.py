@@ -79,7 +79,6 @@ def test_what_apt_cannot_install_is_tried_again_with_fresh_indexes():
     fake._answer = apt
     assert found.present() is True
     assert verbs == ["install", "update", "install"]
-    assert {"--fix-broken", "--no-remove"} <= set(commands(fake, "apt-get")[-1])
 
 
 def test_who_holds_a_lock_is_not_waited_for_again():

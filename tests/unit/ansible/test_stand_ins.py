@@ -38,6 +38,7 @@ CNI = (
     " vlan vrf"
 )
 PACKAGES = {
+    # It depends on iptables as well. The machine begins with this package half there, put there without apt.
     "cri-o": Upstream(
         frozenset(
             CRIO_CONFFILES
@@ -49,7 +50,6 @@ PACKAGES = {
             }
         ),
         conffiles=frozenset(CRIO_CONFFILES),
-        depends=frozenset({"iptables"}),
     ),
     # Since 1.32 without any dependency.
     "kubeadm": Upstream(frozenset({"/usr/bin/kubeadm", f"{UNITS}/kubelet.service.d/10-kubeadm.conf"})),
