@@ -34,18 +34,24 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
     return environment
 
 
-def server_environment(workload: WorkloadSpec, replica: Mapping[str, str]) -> dict[str, str]:
+def server_environment(workload: WorkloadSpec, replica: Mapping[str, str], timing: Timing) -> dict[str, str]:
     """The server that the replica starts and asks; empty where there is none.
 
     Args:
         workload: of the replica.
         replica: what is set for the replica alone, and which the server shall not see.
+        timing: of the experiment: a ramp lies in the recording.
     """
     if workload.server is None:
         return {}
+    recording = {"settle_s": max(timing.stabilise_s, timing.window_s), "record_s": timing.record_s}
     restore = {name: os.environ.get(name) for name in (*replica, "SERVER")}
     logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
-    return {"SERVER": json.dumps({**workload.server.model_dump(mode="json"), "restore": restore, "logger": logger})}
+    return {
+        "SERVER": json.dumps(
+            {**workload.server.model_dump(mode="json"), **recording, "restore": restore, "logger": logger}
+        )
+    }
 
 
 def scenario_environment(workload: WorkloadSpec, timing: Timing) -> dict[str, str]:

@@ -109,7 +109,7 @@ class LocalDeployment:
                 own = replica_environment(seat)
                 environment = {
                     **own,
-                    **server_environment(seat.workload, own),
+                    **server_environment(seat.workload, own, experiment.timing),
                     **scenario_environment(seat.workload, experiment.timing),
                     **device_environment(experiment, position),
                     **shared,

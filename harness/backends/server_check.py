@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from harness.backends.base import Finding, Severity
+from harness.backends.local_replica import import_paths
 from harness.config import ServerSpec
 
 REACH_TIMEOUT_S = 5.0
+MOST_SAID = 500
+READER = (sys.executable, "-m", "harness.replica.engine")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -47,11 +52,20 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
             f"starts {program}, and there is no such program.",
             "Install it, or give its whole path in server.command.",
         )
-    file = server.requests.file
+    file = server.trace.file if server.trace else server.requests.file
     if file is not None and not Path(file).is_file():
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
+    elif file is not None and (why := _why_not_asked(server)):
+        yield f"cannot be asked: {why}", f"Mend {file}."
     if server.api_key_env is not None and not os.environ.get(server.api_key_env):
         yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
+
+
+def _why_not_asked(server: ServerSpec) -> str:
+    """What the replica's own reader, which stands apart, says of the file of requests; empty where it takes it."""
+    environment = {**os.environ, "PYTHONPATH": import_paths(), "SERVER": server.model_dump_json()}
+    done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)
+    return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
 
 
 def _why_unreachable(url: str) -> str:

@@ -261,6 +261,12 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 f"`timing.stop_when_known` would cut LoadGen's test of {timed[0]} short: remove one of the two."
             )
+        ramped = [each.name for each in self.workloads if each.server is not None and each.server.ramp_to is not None]
+        if ramped and self.timing.stop_when_known is not None:
+            raise ValueError(
+                f"`timing.stop_when_known` takes the rate of {ramped[0]} to stay what it is, and `ramp_to` changes it: "
+                "remove one of the two."
+            )
         return self
 
     @model_validator(mode="after")
@@ -306,9 +312,12 @@ class CampaignSpec(StrictModel):
         if self.stress.load is StressLoad.RATE:
             if len(self.replicas) != 1:
                 raise ValueError("`stress` raises the rate of one number of replicas: give one in `replicas`.")
-            without = next((each.name for each in self.workloads if not each.open_loop), None)
+            without = next((each.name for each in self.workloads if not each.has_rate), None)
             if without is not None:
-                raise ValueError(f"the workload {without} has no rate to raise: give it a `scenario` server or http.")
+                raise ValueError(
+                    f"the workload {without} has no rate to raise: give it a `scenario` server or http, or its `server` a "
+                    "`rate` without `ramp_to`."
+                )
         return self
 
     @model_validator(mode="after")

@@ -139,6 +139,17 @@ class RequestsSpec(StrictModel):
     )
 
 
+class TraceSpec(StrictModel):
+    """Requests that came somewhere, to come again."""
+
+    file: str = Field(
+        min_length=1,
+        description="JSONL in Mooncake's form: each line has `timestamp` (milliseconds), `input_length` and `output_length` "
+        "(tokens); sorted by time.",
+    )
+    factor: float = Field(default=1.0, gt=0, le=1_000_000, description="How many times as fast as it was.")
+
+
 class SuccessSpec(StrictModel):
     """Which answer counts as one."""
 
@@ -229,11 +240,21 @@ class ServerSpec(StrictModel):
         le=1000,
         description="gamma: shape of the distribution of the intervals; 1: Poisson, below: in bursts, above: evener.",
     )
+    ramp_to: float | None = Field(
+        default=None,
+        gt=0,
+        le=100_000,
+        description="With `rate`: change it evenly to this one in the recording, requests per second and server; null: it stays.",
+    )
+    trace: TraceSpec | None = Field(
+        default=None,
+        description="Open loop: each server is asked at the times of a trace, with its lengths, e.g. {file: trace.jsonl, factor: 2}.",
+    )
     max_in_flight: int = Field(
         default=1024,
         ge=1,
         le=4096,
-        description="With `rate`: requests on their way at once; more wait, and their latency counts.",
+        description="With `rate` or `trace`: requests on their way at once; more wait, and their latency counts.",
     )
     request_timeout_s: float = Field(
         default=60.0, gt=0, le=86_400, description="Seconds after which a request without a whole answer has failed."
@@ -249,14 +270,22 @@ class ServerSpec(StrictModel):
         """Answers come token by token."""
         return self.protocol in OPENAI and self.stream
 
+    @property
+    def open_loop(self) -> bool:
+        """Requests come at times of their own."""
+        return self.rate is not None or self.trace is not None
+
     def load_in_words(self) -> str:
         """How it is asked, e.g. ``8 requests in flight`` or ``poisson arrivals, 4 requests per second``."""
+        if self.trace is not None:
+            return f"the trace {self.trace.file}, {self.trace.factor:g} times as fast"
         if self.rate is None:
             count = self.concurrency or 1
             return f"{count} {'request' if count == 1 else 'requests'} in flight"
         burstiness = "" if self.burstiness is None else f" of burstiness {self.burstiness:g}"
         kind = (self.arrivals or ServerArrivals.POISSON).value
-        return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second"
+        ramp = "" if self.ramp_to is None else f", in the recording evenly to {self.ramp_to:g}"
+        return f"{kind} arrivals{burstiness}, {self.rate:g} requests per second{ramp}"
 
     @field_validator("url", mode="before")
     @classmethod
@@ -307,10 +336,15 @@ class ServerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _one_kind_of_load(self) -> ServerSpec:
-        if self.rate is not None and self.concurrency is not None:
-            raise ValueError("`rate` is an open loop and `concurrency` a closed one: keep one of them.")
-        if self.arrivals is not None and self.rate is None:
-            raise ValueError("`arrivals` has no effect without `rate`.")
+        if sum(load is not None for load in (self.rate, self.trace, self.concurrency)) > 1:
+            raise ValueError("`rate` and `trace` are open loops and `concurrency` a closed one: keep one of them.")
+        for name in ("arrivals", "ramp_to") if self.rate is None else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"`{name}` has no effect without `rate`.")
+        if self.trace is not None and (self.requests != RequestsSpec() or self.protocol is Protocol.OIP):
+            raise ValueError(
+                "`trace` says how long texts are: leave `requests` out, and take another protocol than oip."
+            )
         if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
             raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
         return self

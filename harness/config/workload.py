@@ -132,8 +132,15 @@ class WorkloadSpec(StrictModel):
     def open_loop(self) -> bool:
         """Requests come at times of their own, however long answers take."""
         if self.server is not None:
-            return self.server.rate is not None
+            return self.server.open_loop
         return self.scenario is not None and self.scenario.open_loop
+
+    @property
+    def has_rate(self) -> bool:
+        """There is one rate, which could be another."""
+        if self.server is not None:
+            return self.server.rate is not None and self.server.ramp_to is None
+        return self.open_loop
 
     @property
     def inputs_per_request(self) -> int:
@@ -149,11 +156,11 @@ class WorkloadSpec(StrictModel):
 
     def at_rate(self, rate: float) -> WorkloadSpec:
         """The same workload, sent ``rate`` requests per second and replica. Raises ValueError without such a scenario."""
-        if self.server is not None and self.server.rate is not None:
+        if self.server is not None and self.has_rate:
             return self.model_copy(update={"server": self.server.model_copy(update={"rate": rate})})
         if self.scenario is None or not self.open_loop:
             raise ValueError(
-                f"the workload {self.name} has no scenario with a rate (server or http), and no server with a `rate`."
+                f"the workload {self.name} has no scenario with a rate (server or http), and no server with a `rate` that stays."
             )
         return self.model_copy(update={"scenario": self.scenario.model_copy(update={"rate": rate})})
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
+from harness.replica.engine import trace
 from harness.replica.engine.asking import ABANDONED, OK, Asker, Outcome
 from harness.replica.engine.ledger import Ledger
 from harness.replica.engine.protocols import Question
@@ -42,6 +45,28 @@ def arrivals(rate: float, kind: str | None, seed: int, burstiness: float | None 
         else:
             at_s += chance.expovariate(rate)
         yield round(at_s * NS_PER_S)
+
+
+def ramped(due: Iterator[int], rate: float, to: float, *, begin_s: float, within_s: float) -> Iterator[int]:
+    """Arrivals of a rate, moved so that it changes evenly to another one.
+
+    Args:
+        due: of the rate, nanoseconds.
+        rate: requests per second.
+        to: what it becomes.
+        begin_s: seconds until it begins to change.
+        within_s: seconds that this takes.
+    """
+    for due_ns in due:
+        further = rate * (due_ns / NS_PER_S - begin_s)  # so many requests after the beginning of the change
+        above = further - within_s * (rate + to) / 2
+        if further <= 0:
+            yield due_ns
+        elif above >= 0:
+            yield round((begin_s + within_s + above / to) * NS_PER_S)
+        else:  # where the area below the line of the rate is as much
+            after_s = 2 * further / (rate + math.sqrt(rate**2 + 2 * further * (to - rate) / within_s))
+            yield round((begin_s + after_s) * NS_PER_S)
 
 
 class Load:
@@ -105,9 +130,8 @@ class Load:
         self._ledger.close()
 
     async def _run(self, stopping: threading.Event) -> None:
-        clients = (
-            [self._closed() for _ in range(self._engine.concurrency or 1)] if not self._engine.rate else [self._open()]
-        )
+        due = self._arrivals()
+        clients = [self._open(due)] if due else [self._closed() for _ in range(self._engine.concurrency or 1)]
         tasks = [asyncio.ensure_future(client) for client in clients]
         follow_until_ns = stopped_ns = 0
         try:
@@ -151,11 +175,21 @@ class Load:
             if outcome.status != OK:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
 
-    async def _open(self) -> None:
-        assert self._engine.rate is not None  # noqa: S101 - the caller's promise
+    def _arrivals(self) -> Iterator[int] | None:
+        """Nanoseconds after the start at which requests are meant to be sent; None in the closed loop."""
+        engine = self._engine
+        if engine.trace is not None:
+            return trace.arrivals(trace.read(Path(engine.trace["file"]), engine.trace["factor"]))
+        if engine.rate is None:
+            return None
+        due = arrivals(engine.rate, engine.arrivals, self._seed, engine.burstiness)
+        if engine.ramp_to is None:
+            return due
+        return ramped(due, engine.rate, engine.ramp_to, begin_s=engine.settle_s, within_s=engine.record_s)
+
+    async def _open(self, due: Iterator[int]) -> None:
         room = asyncio.Semaphore(self._engine.max_in_flight)
         start_ns = time.perf_counter_ns()
-        due = arrivals(self._engine.rate, self._engine.arrivals, self._seed, self._engine.burstiness)
         self._due = (start_ns + after_ns for after_ns in due)
         async with asyncio.TaskGroup() as group:
             for due_ns in self._due:

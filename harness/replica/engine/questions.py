@@ -1,4 +1,4 @@
-"""What is asked, in an order that the seed repeats: synthetic texts, or the lines of a file."""
+"""What is asked, in an order that the seed repeats: synthetic texts, of a trace's lengths or others, or the lines of a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.replica.engine import trace
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.settings import OIP, Engine, Length
 from harness.replica.errors import CannotBeMetError
@@ -28,6 +29,9 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
     inputs, outputs = Length(**asked["input_tokens"]), Length(**asked["output_tokens"])
     if engine.protocol == OIP:
         yield from _tensor_questions(engine, inputs, chance)
+    if engine.trace:
+        for each in itertools.cycle(trace.read(Path(engine.trace["file"]), engine.trace["factor"])):
+            yield Question(output_tokens=each.output_tokens, prompt=_words(each.input_tokens, chance))
     if asked.get("file"):
         lines = read_file(Path(asked["file"]))
         start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
@@ -39,7 +43,7 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
                 body=line.get("body"),
             )
     while True:
-        words = _words(inputs, chance)
+        words = _words(_drawn(inputs, chance), chance)
         yield Question(output_tokens=_drawn(outputs, chance), prompt=words)
 
 
@@ -89,7 +93,7 @@ def _tensor_questions(engine: Engine, inputs: Length, chance: random.Random) -> 
     whole = json.dumps({"inputs": tensors})
     before, *after = whole.split(_PROMPT)
     while True:
-        prompt = json.dumps(_words(inputs, chance))[1:-1] if after else ""
+        prompt = json.dumps(_words(_drawn(inputs, chance), chance))[1:-1] if after else ""
         yield Question(output_tokens=1, body=prompt.join([before, *after]).encode())
 
 
@@ -102,8 +106,8 @@ def _elements(tensor: Mapping[str, Any], chance: random.Random) -> list[Any]:
     return [bool(chance.getrandbits(1)) if datatype == "BOOL" else chance.randrange(100) for _ in range(size)]
 
 
-def _words(length: Length, chance: random.Random) -> str:
-    return " ".join(chance.choices(_WORDS, k=_drawn(length, chance)))
+def _words(count: int, chance: random.Random) -> str:
+    return " ".join(chance.choices(_WORDS, k=count))
 
 
 def _drawn(length: Length, chance: random.Random) -> int:

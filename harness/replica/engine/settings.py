@@ -32,6 +32,8 @@ class Engine:
     """One server; the fields are those of ``server`` in the campaign file (harness/config/server.py).
 
     Attributes:
+        settle_s: after so many seconds of the load the recording begins.
+        record_s: how long that lasts.
         restore: variables that were set for the replica alone, with what the server shall have instead; None: nothing.
         logger: command that passes its input on to its output up to a limit; empty: the output is not limited.
     """
@@ -59,8 +61,12 @@ class Engine:
     rate: float | None = None
     arrivals: str | None = None
     burstiness: float | None = None
+    ramp_to: float | None = None
+    trace: Mapping[str, Any] | None = None
     max_in_flight: int = 1024
     request_timeout_s: float = 60.0
+    settle_s: float = 0.0
+    record_s: float = 0.0
     restore: Mapping[str, str | None] = field(default_factory=dict)
     logger: tuple[str, ...] = ()
 

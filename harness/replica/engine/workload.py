@@ -100,7 +100,8 @@ class ServerWorkload:
         return Load(
             self._engine,
             self._asker(),
-            self._questions,
+            # The lengths of a trace belong to its times: what the warm-up has asked of them is asked again.
+            questions(self._engine, self._seed) if self._engine.trace else self._questions,
             Ledger(self._families, metrics, latency_log, self._settings.replica_dir),
             seed=self._seed,
             on_depth=on_depth,

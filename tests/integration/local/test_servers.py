@@ -217,6 +217,27 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
             urllib.request.urlopen(f"{url}/health").close()
 
 
+def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    lengths, times_ms = [3, 1, 2], [7000, 7040, 7100]
+    entries = zip(times_ms, lengths, strict=True)
+    trace.write_text("".join(f'{{"timestamp": {ms}, "input_length": 5, "output_length": {n}}}\n' for ms, n in entries))
+    server, log = Server(), tmp_path / "replicas" / "replica-0" / "requests.bin"
+    with running(server) as urls:
+        asked = running_already(urls, concurrency=None, requests={}, trace={"file": str(trace), "factor": 2})
+        deployment = deploy(asked)
+        assert eventually(lambda: log.is_file() and log.stat().st_size >= 9 * 8 * len(FIELDS))
+        assert deployment.stop(timeout_s=60) == []
+    requests = np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS))
+    requests = requests[requests[:, FIELDS.index("intended_ns")].argsort()]
+    assert set(requests[:, FIELDS.index("status")]) == {200}
+    assert requests[:9, FIELDS.index("output_tokens")].tolist() == lengths * 3
+    between_ms = np.diff(requests[:9, FIELDS.index("intended_ns")]) / 1e6
+    assert between_ms.round(3).tolist() == [20, 30, 25, 20, 30, 25, 20, 30], (
+        "twice as fast, and a mean interval between"
+    )
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [

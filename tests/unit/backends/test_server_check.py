@@ -4,12 +4,14 @@ import json
 import socket
 import sys
 
+import pytest
+
 from harness.backends.environment import server_environment, workload_environment
 from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import Seat
 from harness.backends.server_check import check_server
-from harness.config import WorkloadSpec
+from harness.config import Timing, WorkloadSpec
 from harness.replica.engine.settings import from_environment
 from harness.replica.registry import find_factory
 from tests.support.experiments import experiment
@@ -29,6 +31,29 @@ def test_what_is_missing_is_said_with_what_to_do(monkeypatch):
         "the workload llm asks what is in none.jsonl, and there is no such file.",
         "the workload llm takes its key from NO_KEY, which is not set.",
     ]
+
+
+PROMPT, REQUEST = '{"prompt": "a"}\n', '{"timestamp": %d, "input_length": 1, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("field", "good", "bad", "message"),
+    [
+        ("requests", PROMPT, PROMPT + '{"text": "a"}', ":2: a line is a JSON object with `prompt`"),
+        ("trace", REQUEST % 0 + REQUEST % 9, REQUEST % -1, ":1: `timestamp` is in milliseconds from 0 on"),
+    ],
+)
+def test_a_file_that_cannot_be_asked_is_said_before_anything_starts(tmp_path, field, good, bad, message):
+    file = tmp_path / "asked.jsonl"
+    spec = workload(**{field: {"file": str(file)}}).server
+    (finding,) = check_server("llm", spec)
+    assert finding.message == f"the workload llm asks what is in {file}, and there is no such file."
+    file.write_text(good)
+    assert check_server("llm", spec) == []
+    file.write_text(bad)
+    (finding,) = check_server("llm", spec)
+    assert finding.message.startswith(f"the workload llm cannot be asked: {file}{message}")
+    assert finding.advice == f"Mend {file}."
 
 
 def test_one_that_runs_already_must_be_reached():
@@ -51,9 +76,10 @@ def test_a_server_needs_no_torch_and_no_table_of_memory():
 def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "theirs")
     monkeypatch.delenv("WORKLOAD", raising=False)
-    spec = workload(rate=4, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"})
+    asked = {"rate": 4, "ramp_to": 8}
+    spec = workload(**asked, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"})
     own = replica_environment(Seat(spec, 0, tmp_path))
-    engine = from_environment(server_environment(spec, own))
+    engine = from_environment(server_environment(spec, own, Timing(step_s=1, stabilise_s=3, record_s=60)))
     assert (engine.rate, engine.protocol, engine.model, engine.target) == (
         4,
         "openai-chat",
@@ -61,6 +87,7 @@ def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
         "/v1/chat/completions",
     )
     assert engine.ready["path"] == "/health"
+    assert (engine.ramp_to, engine.settle_s, engine.record_s) == (8, 4, 60), "the first row takes a window of 4 s"
     assert engine.requests["input_tokens"]["mean"] == 128
     assert engine.restore["PYTHONPATH"] == "theirs"
     assert engine.restore["WORKLOAD"] is None
@@ -69,5 +96,5 @@ def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
 
 
 def test_other_workloads_have_no_server():
-    assert server_environment(WorkloadSpec(name="resnet50"), {}) == {}
+    assert server_environment(WorkloadSpec(name="resnet50"), {}, Timing()) == {}
     assert "server" in json.loads(workload().model_dump_json())

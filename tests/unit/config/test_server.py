@@ -21,6 +21,7 @@ SERVER = {"command": ["serve", "--port", "{port}"]}
 
 RUNNING = {"url": ["http://localhost:8000", "http://[::1]:8001/"]}
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
+TRACE = {"trace": {"file": "t.jsonl"}}
 OIP = SERVER | {"protocol": "oip", "model": "sum", "tensors": [TENSOR]}
 
 
@@ -59,6 +60,21 @@ def test_a_rate_is_an_open_loop_that_stress_can_raise():
     (workload,) = parsed(SERVER | {"rate": 4}).workloads
     assert workload.open_loop
     assert workload.at_rate(9).server.rate == 9
+    for asked in (SERVER | TRACE, SERVER | {"rate": 4, "ramp_to": 8}):
+        (workload,) = parsed(asked).workloads
+        assert workload.open_loop
+        with pytest.raises(ValueError, match="that stays"):
+            workload.at_rate(9)
+        stress = yaml.safe_dump(
+            {
+                "name": "mine",
+                "workloads": [{"name": "llm", "server": asked}],
+                "replicas": [1],
+                "stress": {"load": "rate"},
+            }
+        )
+        with pytest.raises(CampaignFileError, match="llm has no rate to raise"):
+            parse_campaign(stress, origin="c.yaml")
     with pytest.raises(ValueError, match="no server with a `rate`"):
         WorkloadSpec.model_validate({"name": "llm", "server": SERVER}).at_rate(9)
 
@@ -73,6 +89,8 @@ def test_a_rate_is_an_open_loop_that_stress_can_raise():
             {"rate": 4, "arrivals": "gamma", "burstiness": 0.5},
             "gamma arrivals of burstiness 0.5, 4 requests per second",
         ),
+        ({"rate": 4, "ramp_to": 8}, "poisson arrivals, 4 requests per second, in the recording evenly to 8"),
+        ({"trace": {"file": "t.jsonl"}}, "the trace t.jsonl, 1 times as fast"),
     ],
 )
 def test_the_load_is_said_in_words(load, words):
@@ -107,6 +125,12 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (SERVER | {"path": "/infer?x=1&access_token=s3cr3t"}, {}, "access_token holds a key"),
         ({"url": "http://me:s3cr3t@a:1"}, {}, "`url` holds a name or a password"),
         (SERVER | {"rate": 1, "concurrency": 2}, {}, "keep one of them"),
+        (SERVER | TRACE | {"rate": 1}, {}, "keep one of them"),
+        (SERVER | TRACE | {"concurrency": 1}, {}, "keep one of them"),
+        (SERVER | TRACE | {"requests": {"file": "x.jsonl"}}, {}, "leave `requests` out"),
+        (SERVER | {"trace": {"file": "t.jsonl", "factor": 0}}, {}, "greater than 0"),
+        (OIP | TRACE, {}, "another protocol than oip"),
+        (SERVER | {"ramp_to": 2}, {}, "`ramp_to` has no effect without `rate`"),
         (SERVER | {"arrivals": "poisson"}, {}, "no effect without `rate`"),
         (SERVER | {"rate": 1, "arrivals": "gamma"}, {}, "arrivals gamma have a `burstiness`"),
         (SERVER | {"rate": 1, "burstiness": 2}, {}, "no others have one"),
@@ -137,6 +161,17 @@ def test_what_cannot_be_is_said_with_its_line(server, more, message):
     assert message in caught.value.message
     assert "c.yaml:" in caught.value.message
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_ramp_is_recorded_to_its_end():
+    text = {"name": "mine", "replicas": [1], "timing": {"stop_when_known": {}}}
+    steady, ramp = (
+        yaml.safe_dump(text | {"workloads": [{"name": "llm", "server": SERVER | asked}]})
+        for asked in ({"rate": 4}, {"rate": 4, "ramp_to": 8})
+    )
+    parse_campaign(steady, origin="c.yaml")
+    with pytest.raises(CampaignFileError, match="takes the rate of llm to stay what it is"):
+        parse_campaign(ramp, origin="c.yaml")
 
 
 def test_servers_that_run_already_share_as_they_do():

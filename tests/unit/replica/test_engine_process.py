@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from harness.backends.environment import server_environment
-from harness.config import WorkloadSpec
+from harness.config import Timing, WorkloadSpec
 from harness.replica.engine import process as process_module
 from harness.replica.engine.process import HOST, ServerProcess
 from harness.replica.engine.settings import Engine, from_environment
@@ -63,7 +63,9 @@ def test_one_that_ignores_sigterm_is_killed(start):
 
 def test_its_log_is_limited_and_keeps_the_last_words(start, tmp_path):
     source = "import os, sys; [os.write(1, bytes(1 << 20)) for _ in range(66)]; sys.exit('the last words')"
-    environment = server_environment(WorkloadSpec.model_validate({"name": "x", "server": {"command": ["{port}"]}}), {})
+    environment = server_environment(
+        WorkloadSpec.model_validate({"name": "x", "server": {"command": ["{port}"]}}), {}, Timing()
+    )
     server = start(source, logger=tuple(from_environment(environment).logger))
     with pytest.raises(WorkloadError, match=r"the server ended with 1; its last lines: .*the last words"):
         server.wait_until_up()
