@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 import harness
-from harness.analysis import summary
+from harness.analysis import campaign_table, summary
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.comparability import gpu_names
 from harness.analysis.figure_style import Picture
@@ -39,7 +39,7 @@ from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
 from harness.errors import ReasonCode
 from harness.results.files import atomic_write, sha256_of, storage_errors
-from harness.results.layout import CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
+from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
 
 REPORT_MD = "report.md"
@@ -79,8 +79,8 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
         out: folder to write into; None: the campaign's.
 
     Returns:
-        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json`` and ``plots/`` lie beside it, and last
-        ``report.sha256`` with the hashes of them all.
+        Path of ``report.html``; ``report.md``, ``summary.csv``, ``summary.json``, ``campaign.parquet`` and ``plots/`` lie beside
+        it, and last ``report.sha256`` with the hashes of them all.
 
     Raises:
         StorageError: a file cannot be read or written.
@@ -97,12 +97,14 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     _write_plots(out / PLOTS, drawn)
     atomic_write(out / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
     atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
+    atomic_write(out / CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis), replace=True)
     content = _content(analysis, overall, pictures, timelines) | {"stress_curves": curves}
     templates = environment()
     atomic_write(out / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
     page = templates.get_template("report.html.j2").render(content)
     atomic_write(out / REPORT_HTML, page, replace=True)
-    written = [REPORT_HTML, REPORT_MD, SUMMARY_CSV, SUMMARY_JSON, *(f"{PLOTS}/{picture.name}.png" for picture in drawn)]
+    tables = [SUMMARY_CSV, SUMMARY_JSON, CAMPAIGN_PARQUET]
+    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{picture.name}.png" for picture in drawn)]
     with storage_errors(out, "read"):
         sums = "".join(f"{sha256_of(out / name)}  {name}\n" for name in written)
     atomic_write(out / REPORT_SUMS, sums, replace=True)

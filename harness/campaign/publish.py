@@ -10,7 +10,14 @@ from harness.results import layout
 from harness.results.manifest import read_manifest
 from harness.results.published import SUFFIX, Bounds, pack
 
-_OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
+_OF_THE_CAMPAIGN = (
+    layout.CAMPAIGN_JSON,
+    layout.CAMPAIGN_YAML,
+    layout.STATE,
+    layout.SUMMARY_CSV,
+    layout.SUMMARY_JSON,
+    layout.CAMPAIGN_PARQUET,
+)
 
 
 def publish(campaign: Path, out: Path | None = None, *, bounds: Bounds | None = None) -> Path:

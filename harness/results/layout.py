@@ -4,7 +4,8 @@
       campaign.yaml  campaign.json  state.jsonl  lock
       attempts/<experiment>-<n>/     work in progress, and failures, kept
       <experiment>/                  done: appears by one rename, with manifest.json inside
-      report.html  report.md  summary.csv  summary.json  plots/  report.sha256 (of those, as sha256sum writes it)
+      report.html  report.md  summary.csv  summary.json  campaign.parquet  plots/
+      report.sha256                  of those, as sha256sum writes it
 
 Timestamps in names are the UTC start of the recording (``20260131T235959Z``), timestamps in files are
 ISO-8601 with milliseconds and ``Z``.
@@ -37,6 +38,7 @@ REPORT_HTML = "report.html"
 REPORT_SUMS = "report.sha256"
 SUMMARY_CSV = "summary.csv"
 SUMMARY_JSON = "summary.json"
+CAMPAIGN_PARQUET = "campaign.parquet"
 
 MAX_REASON = 240
 METRIC_COLUMNS = ("timestamp", "elapsed_s", "series", "value", "reason")

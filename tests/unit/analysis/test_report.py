@@ -77,7 +77,7 @@ def test_the_report_lists_the_hashes_of_its_files(folder: Path) -> None:
     listed = {name: expected for expected, _, name in (line.partition("  ") for line in lines)}
     assert {name: sha256_of(folder / name) for name in listed} == listed
     made = {str(path.relative_to(folder)) for path in [*folder.glob("plots/*"), *folder.glob("summary.*")]}
-    assert set(listed) == {"report.html", "report.md"} | made
+    assert set(listed) == {"report.html", "report.md", "campaign.parquet"} | made
 
 
 def test_the_report_can_be_written_again(folder: Path) -> None:

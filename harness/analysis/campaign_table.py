@@ -1,0 +1,209 @@
+"""``campaign.parquet``: all experiments of a campaign in one table, a row each, units in the names and a dictionary inside.
+
+``python -m harness.analysis.campaign_table`` writes the dictionary's page, ``docs/dictionary.md``, from the same columns;
+a test fails when they differ.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.analysis.campaign import CampaignAnalysis, Experiment
+from harness.analysis.comparability import MACHINE
+from harness.analysis.measures import ALL, Measure
+from harness.results.manifest import Manifest
+
+DICTIONARY = "data_dictionary"
+REASONS = "missing_reasons"
+DEFAULT_PATH = Path(__file__).parents[2] / "docs" / "dictionary.md"
+_WORDS = {
+    "s": "seconds",
+    "%": "percent",
+    "W": "watts",
+    "J": "joules_per_request",
+    "°C": "celsius",
+    "requests/s": "requests_per_second",
+    "requests per second": "requests_per_second",
+    "inputs/s": "inputs_per_second",
+    "tokens/s": "tokens_per_second",
+}
+"""Units as a name has them; the others are written as they are."""
+_TIME = "timestamp[ms, tz=UTC]"
+_NOT_ASKED = "the campaign did not ask for it"
+_PAGE = """# Data dictionary of campaign.parquet
+
+<!-- Written by `python -m harness.analysis.campaign_table` from the catalogue of figures; edit `harness/analysis/` instead. -->
+
+`harness report` writes `campaign.parquet`: one row for each finished experiment, the columns always the same,
+so that the tables of several campaigns can be put one below the other. [api.md](api.md#campaignparquet) reads it in three
+lines. The file carries this dictionary in its metadata, as JSON under the key `data_dictionary`.
+
+A figure that is missing is null, and `missing_reasons` says why. A damaged experiment has no figure.
+
+| column | type | unit | what it is |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: with the unit at its end.
+        kind: its type, as Arrow names it.
+        unit: of the values; empty for words.
+        description: what it is.
+        value: of an experiment; None where there is none.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    description: str
+    value: Callable[[Experiment], Any]
+
+
+def _column_name(measure: Measure) -> str:
+    word = _WORDS.get(measure.unit, measure.unit)
+    if measure.name.endswith(word) or word.startswith(measure.name):
+        return max(measure.name, word, key=len)
+    return f"{measure.name}_{word}"
+
+
+def _figure(measure: Measure) -> Column:
+    description = f"{measure.title}. {measure.how}"
+    return Column(
+        _column_name(measure),
+        "double",
+        measure.unit,
+        description,
+        lambda experiment: experiment.measured.figures.get(measure.name),
+    )
+
+
+def _missing(experiment: Experiment) -> str:
+    """As a JSON object: column to the reason why it is null; empty when none is."""
+    damage = "; ".join(experiment.damage)
+    measured = experiment.measured
+    absent = [name for name in ALL if name not in measured.figures]
+    reasons = {_column_name(ALL[name]): damage or measured.absent.get(name, _NOT_ASKED) for name in absent}
+    return json.dumps(reasons, ensure_ascii=False)
+
+
+def _about(name: str, kind: str, unit: str, description: str, value: Callable[[Manifest], Any]) -> Column:
+    return Column(name, kind, unit, description, lambda experiment: value(experiment.data.manifest))
+
+
+def _lowest(values: Iterable[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+_ABOUT = (
+    _about("campaign", "string", "", "Name of its folder.", lambda made: made.campaign),
+    _about("experiment", "string", "", "Its id, and the name of its folder.", lambda made: made.experiment_id),
+    _about("workload", "string", "", "Name of the workload.", lambda made: made.experiment.workload.name),
+    _about("replicas", "int64", "", "Replicas that ran at the same time.", lambda made: made.experiment.replicas),
+    _about("sharing", "string", "", "Sharing mode.", lambda made: made.experiment.sharing.value),
+    _about(
+        "condition", "string", "", "Empty where the campaign names none.", lambda made: made.experiment.condition_name
+    ),
+    _about("repeat", "int64", "", "Which repeat, from 1.", lambda made: made.experiment.repeat),
+    _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", lambda made: made.verdict.status.value),
+    _about("verdict_reasons", "string", "", "Why it is not VALID.", lambda made: "; ".join(made.verdict.reasons)),
+    Column("used", "bool", "", "Whether it enters averages: neither INVALID nor damaged.", lambda each: each.used),
+    _about("recording_start", _TIME, "UTC", "First row of the recording.", lambda made: round(made.start_s * 1000)),
+    Column(
+        "recording_seconds", "double", "s", "From the first row to the last.", lambda each: max(0, each.data.duration_s)
+    ),
+    _about("batch_size", "int64", "", "Inputs in one request.", lambda made: made.experiment.workload.batch_size),
+    *(
+        _about(name, "string", "", description, MACHINE[key])
+        for name, key, description in (
+            ("gpu_models", "GPU", "GPUs that the replicas ran on; none on a CPU."),
+            ("gpu_driver", "GPU driver", "Version of their driver."),
+            ("cpu_model", "CPU", "Model of the machine's CPU."),
+            ("torch", "torch", "Version that the replicas said."),
+        )
+    ),
+    _about(
+        "gpu_power_limit_watts",
+        "double",
+        "W",
+        "The lowest of those GPUs.",
+        lambda made: _lowest(gpu.power_limit_w for gpu in made.gpus),
+    ),
+    _about(
+        "gpu_clock_max_mhz",
+        "double",
+        "MHz",
+        "The lowest of those GPUs.",
+        lambda made: _lowest(gpu.clock_sm_max_mhz for gpu in made.gpus),
+    ),
+    _about("cpus", "int64", "", "CPUs that the harness may use.", lambda made: made.provenance.host.cpus),
+    _about(
+        "host_memory_bytes", "int64", "bytes", "Memory of the machine.", lambda made: made.provenance.host.memory_bytes
+    ),
+    _about("kernel", "string", "", "Of the machine.", lambda made: made.provenance.host.kernel),
+    _about("harness_version", "string", "", "Of this harness.", lambda made: made.provenance.software.harness),
+    _about(
+        "git_commit",
+        "string",
+        "",
+        "Of its checkout; null without one.",
+        lambda made: made.provenance.software.git_commit,
+    ),
+)
+
+COLUMNS: tuple[Column, ...] = (
+    *_ABOUT,
+    *map(_figure, ALL.values()),
+    Column(REASONS, "string", "", "JSON object: each column of figures that is null, and why.", _missing),
+)
+
+
+def dictionary() -> list[dict[str, str]]:
+    """Every column: ``name``, ``type``, ``unit`` and ``description``."""
+    return [
+        {"name": column.name, "type": column.kind, "unit": column.unit, "description": column.description}
+        for column in COLUMNS
+    ]
+
+
+def to_parquet(analysis: CampaignAnalysis) -> bytes:
+    """The file's content: a row for each finished experiment, by start of recording."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    types = {"string": pa.string(), "int64": pa.int64(), "double": pa.float64(), "bool": pa.bool_()}
+    schema = pa.schema(
+        [(column.name, types.get(column.kind, pa.timestamp("ms", "UTC"))) for column in COLUMNS],
+        metadata={DICTIONARY: json.dumps(dictionary(), ensure_ascii=False)},
+    )
+    columns = [[column.value(experiment) for experiment in analysis.experiments] for column in COLUMNS]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
+    content = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content, compression="zstd")
+    return content.getvalue()
+
+
+def document() -> str:
+    """The page."""
+    rows = (f"| `{row['name']}` | {row['type']} | {row['unit']} | {row['description']} |\n" for row in dictionary())
+    return _PAGE + "".join(rows)
+
+
+def main() -> None:
+    """Write the page to the path given, or to its place in the repository."""
+    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_PATH
+    path.write_text(document(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
