@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_server(name: str, server: ServerSpec) -> list[Finding]:
-    """Program, file of requests, key.
+    """Program, file of requests, key; address and certificate of one that runs already.
 
     Args:
         name: of the workload.
@@ -31,18 +32,7 @@ def check_server(name: str, server: ServerSpec) -> list[Finding]:
     faults = [
         Finding(Severity.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in _faults(server)
     ]
-    absent = [(url, why) for url in server.url if (why := _why_unreachable(url))]
-    advice = "Start it, or mend `server.url`."
-    return faults + [
-        Finding(
-            Severity.ERROR,
-            "server",
-            f"the workload {name} asks {url}, which cannot be reached: {why}.",
-            advice,
-            away=True,
-        )
-        for url, why in absent
-    ]
+    return faults + [found for url in server.url if (found := _unreachable(name, url))]
 
 
 def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
@@ -68,11 +58,22 @@ def _why_not_asked(server: ServerSpec) -> str:
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
 
 
-def _why_unreachable(url: str) -> str:
-    """Why the address takes no connection; empty where it does."""
+def _unreachable(name: str, url: str) -> Finding | None:
+    """Why the address takes no connection, or shows a certificate that nobody vouches for; None where all is well."""
     parts = urlsplit(url)
+    asks = f"the workload {name} asks {url}, "
     try:
-        socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), REACH_TIMEOUT_S).close()
+        with socket.create_connection((parts.hostname, parts.port or _PORTS[parts.scheme]), REACH_TIMEOUT_S) as reached:
+            if parts.scheme == "https":
+                ssl.create_default_context().wrap_socket(reached, server_hostname=parts.hostname).close()
+    except ssl.SSLCertVerificationError as error:
+        message = f"{asks}whose certificate is not valid here: {error.verify_message.rstrip('.')}."
+        advice = (
+            "It must be of this address, and its authority's in the file that SSL_CERT_FILE names "
+            f"({os.environ.get('SSL_CERT_FILE') or 'not set'})."
+        )
+        return Finding(Severity.ERROR, "server", message, advice)
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
+        message = f"{asks}which cannot be reached: {error.strerror or error}."
+        return Finding(Severity.ERROR, "server", message, "Start it, or mend `server.url`.", away=True)
+    return None

@@ -39,8 +39,9 @@ HANGS_AFTER = 40
 class Server:
     """One server; ``asked`` holds the bodies of the requests, ``heads`` their heads."""
 
-    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True):
+    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True, tls=None):
         self.first_s, self.gap_s, self.fault, self.usage = first_s, gap_s, fault, usage
+        self.tls = tls
         self.asked = []
         self.heads = []
         self.connections = 0
@@ -49,7 +50,7 @@ class Server:
         """Of a chat's tokens, by its text."""
 
     async def serve(self, port=0):
-        return await asyncio.start_server(self.handle, "127.0.0.1", port)
+        return await asyncio.start_server(self.handle, "127.0.0.1", port, ssl=self.tls)
 
     async def handle(self, reader, writer):
         self.connections += 1
@@ -59,7 +60,7 @@ class Server:
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass  # the client went away, or the test is over
         finally:
-            writer.close()
+            writer.transport.abort() if self.tls else writer.close()  # the other end may not be there to say farewell
 
     async def one(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -140,7 +141,10 @@ def running(*servers):
 
     listening = [within(server.serve()) for server in servers]
     try:
-        yield [f"http://127.0.0.1:{each.sockets[0].getsockname()[1]}" for each in listening]
+        ports = [each.sockets[0].getsockname()[1] for each in listening]
+        yield [
+            f"http{'s' if server.tls else ''}://127.0.0.1:{port}" for server, port in zip(servers, ports, strict=True)
+        ]
     finally:
         within(end())
         loop.call_soon_threadsafe(loop.stop)

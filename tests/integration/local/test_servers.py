@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 
 from harness.backends import local, local_check
 from harness.backends.local import LocalBackend
+from harness.backends.server_check import check_server
 from harness.campaign.verify import verify_campaign
 from harness.config import Device, SloSpec, WorkloadSpec
 from harness.errors import BackendError, ReasonCode
@@ -23,6 +25,7 @@ from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
 from harness.traffic import server_result
 from harness.traffic.figures import Window
+from tests.support.certificates import vouched_for
 from tests.support.experiments import begun, experiment
 from tests.support.fake_streaming_server import HANGS_AFTER, Server, running
 from tests.support.processes import eventually, marked
@@ -215,6 +218,54 @@ def test_servers_that_run_already_are_asked_and_left_as_they_are(deploy, tmp_pat
             assert (status["server_url"], status["server_end"], "server_pid" in status) == (url, "left running", False)
             assert len(server.asked) >= status["requests"] > 0, "each was asked by its own replica"
             urllib.request.urlopen(f"{url}/health").close()
+
+
+def test_one_behind_tls_is_asked_where_its_authority_is_trusted(deploy, tmp_path, monkeypatch):
+    shown, authority = vouched_for(tmp_path, "127.0.0.1")
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    with running(Server(tls=shown)) as urls:
+        asked = running_already(urls)
+        assert urls[0].startswith("https://")
+        assert check_server("llm", asked.server) == []
+        deployment = deploy(asked)
+        log = tmp_path / "replicas" / "replica-0" / "requests.bin"
+        assert eventually(lambda: log.is_file() and log.stat().st_size > 20 * 8 * len(FIELDS))
+        assert deployment.stop(timeout_s=60) == []
+    assert deployment.statuses()[0]["load"]["failures"] == {}
+
+
+@pytest.mark.parametrize(
+    ("address", "trusted", "why"),
+    [
+        ("127.0.0.1", False, "local issuer"),
+        ("127.0.0.2", True, "not valid for '127.0.0.1'"),
+    ],
+)
+def test_a_certificate_that_nobody_vouches_for_is_refused_before_anything_is_asked(
+    tmp_path, monkeypatch, address, trusted, why
+):
+    shown, authority = vouched_for(tmp_path, address)
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    refused = []
+
+    def show():
+        with listening.accept()[0] as connection, pytest.raises(OSError) as caught:  # noqa: PT011 - OpenSSL's own
+            shown.wrap_socket(connection, server_side=True).recv(1)
+        refused.append(caught)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"https://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=show)
+        thread.start()
+        (finding,) = check_server("llm", running_already([url]).server)
+        thread.join()
+    assert refused
+    assert finding.message.startswith(f"the workload llm asks {url}, whose certificate is not valid here: ")
+    assert why in finding.message
+    assert (str(authority) if trusted else "not set") in finding.advice
+    assert not finding.away, "waiting mends no certificate"
 
 
 def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
