@@ -40,7 +40,7 @@ _PAGE = """# Data dictionary of campaign.parquet
 
 <!-- Written by `python -m harness.analysis.campaign_table` from the catalogue of figures; edit `harness/analysis/` instead. -->
 
-`harness report` writes `campaign.parquet`: one row for each finished experiment, the columns always the same,
+`harness report` and `harness publish` write `campaign.parquet`: one row for each finished experiment, the columns always the same,
 so that the tables of several campaigns can be put one below the other. [api.md](api.md#campaignparquet) reads it in three
 lines. The file carries this dictionary in its metadata, as JSON under the key `data_dictionary`.
 

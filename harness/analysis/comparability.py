@@ -80,6 +80,12 @@ def differences(manifests: Iterable[Manifest]) -> list[str]:
     return [*_differences(MACHINE, every), *_differences(SURROUNDINGS, every), *_workload_differences(every)]
 
 
+def environment(manifests: Iterable[Manifest]) -> dict[str, str]:
+    """What the machine and the software were, by what it is called in comparisons; all that occur."""
+    every = list(manifests)
+    return {name: _each({fact(manifest) for manifest in every}) for name, fact in {**MACHINE, **SURROUNDINGS}.items()}
+
+
 def _differences(facts: dict[str, Callable[[Manifest], str]], manifests: list[Manifest]) -> list[str]:
     values = {name: sorted({fact(manifest) for manifest in manifests}) for name, fact in facts.items()}
     return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]

@@ -12,12 +12,16 @@ from harness.campaign.journal import Event, read_events
 from harness.campaign.plan import planned_ids
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import layout, profile
+from harness.results.crate import CROISSANT, RO_CRATE, stated_hashes
 from harness.results.experiment import verify_experiment
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import content_digest, read_manifest
 from harness.results.verification import Problem, Verification, check_hash
 
 _BACKUP = "Restore it from a backup"
+_FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE} and {CROISSANT}."
+_OF_THE_REPORT = (layout.SUMMARY_CSV, layout.SUMMARY_JSON, layout.CAMPAIGN_PARQUET)
+"""What `report` writes anew."""
 
 
 def verify_campaign(path: Path) -> Verification:
@@ -41,6 +45,7 @@ def verify_campaign(path: Path) -> Verification:
         outcome.add(verify_experiment(experiment))
     if outcome.ok:
         _check_twins(present, outcome)
+        _check_described(path, present, outcome)
     _check_records(path, {experiment.name for experiment in present}, outcome)
     _check_report(path, outcome)
     return outcome
@@ -71,6 +76,31 @@ def _check_twins(present: list[Path], outcome: Verification) -> None:
         if manifest.recording and first.setdefault(rows, folder) != folder:
             message = f"the experiment holds the recording of {first[rows].name}."
             outcome.problems.append(Problem(folder, message, "a recording of its own", "a copy"))
+
+
+def _check_described(path: Path, present: list[Path], outcome: Verification) -> None:
+    """Hold what describes a published set against the manifests, and against the files that no manifest lists."""
+    try:
+        stated = stated_hashes(path)
+    except HarnessError as error:
+        outcome.problems.append(Problem(path, error.message, advice=error.advice))
+        return
+    listed = {
+        f"{folder.name}/{name}": entry.sha256
+        for folder in present
+        for name, entry in read_manifest(folder).files.items()
+    }
+    rewritten = _OF_THE_REPORT if (path / layout.REPORT_SUMS).is_file() else ()  # hashed there
+    for document, hashes in stated.items():
+        for name, sha256 in hashes.items():
+            if name not in listed and name not in rewritten:
+                check_hash(path, name, sha256, outcome, advice=_FETCH)
+        expected = listed if document == RO_CRATE else listed.keys() & hashes.keys()
+        for name in expected:
+            if hashes.get(name) != listed[name]:
+                message = f"it does not describe {name} as the manifest does."
+                said = f"sha256 {hashes[name]}" if name in hashes else "nothing"
+                outcome.problems.append(Problem(path / document, message, f"sha256 {listed[name]}", said, _FETCH))
 
 
 def _check_records(path: Path, present: set[str], outcome: Verification) -> None:

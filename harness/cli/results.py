@@ -1,4 +1,4 @@
-"""Commands about results: verify, report, compare, publish, export, archive."""
+"""Commands about results: verify, report, compare, export, archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report, compare, publish, export, archive):
+    for command in (verify, report, compare, export, archive):
         app.command(rich_help_panel="Results")(command)
 
 
@@ -258,26 +258,6 @@ def _again() -> str:
     import sys
 
     return shlex.join(["harness", *sys.argv[1:]])
-
-
-def publish(
-    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign.")],
-    *,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="The archive, NAME.tar.xz; default: beside the folder, named like it.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Verify a campaign and make one archive of it, which every command that reads a campaign reads as it is."""
-    from harness.campaign.publish import publish as make_archive
-
-    if json:
-        output.use_json()
-    made = make_archive(path, out)
-    if json:
-        output.document({"archive": str(made), "bytes": made.stat().st_size})
-    else:
-        output.result(f"{made}: {made.stat().st_size / 1e6:.1f} MB, verified. Read it with: harness report {made}")
 
 
 def export(
