@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import os
@@ -20,11 +21,13 @@ from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, Requ
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import CONTENT_TYPE, RequestMetrics
 from harness.replica.registry import Workload
-from harness.replica.server import MetricsServer, Response
+from harness.replica.server import MetricsServer, Response, Routes
 from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
 
 LOG_NAME = "latencies.bin"
+LOGS_OF_LOAD = ("requests", "gaps")
+"""What the load of a server writes, each as NAME.bin and served as /NAME."""
 T = TypeVar("T")
 
 
@@ -113,12 +116,14 @@ class Replica:
             raise CannotBeMetError(f"REPLICA_DIR: cannot write in {folder}: {error.strerror}.") from error
 
     def _listen(self) -> MetricsServer:
-        routes = {
+        routes: Routes = {
             "/metrics": self._answer_metrics,
             "/health": self._answer_health,
             "/status": self._answer_status,
             "/latencies": self._answer_latencies,
             "/services": self._answer_services,
+            "/finish": self._answer_finish,
+            **{f"/{name}": functools.partial(self._answer_file, f"{name}.bin") for name in LOGS_OF_LOAD},
         }
         host, port = self._settings.host, self._settings.port
         try:
@@ -190,7 +195,7 @@ class Replica:
     def _linger(self) -> None:
         """Stay after the time to run is over, so that what was written can be fetched, until a signal or the limit."""
         with self._phase_change:
-            if self._told_to_stop.is_set() or self._settings.run_s is None:
+            if self._told_to_stop.is_set():
                 return
             self._status.update(phase="finished")
         _say(
@@ -262,6 +267,17 @@ class Replica:
             return Response(404, b"no service times are kept beside the latencies in the closed loop\n")
         log.flush()
         return Response(200, b"", "application/octet-stream", log.path)
+
+    def _answer_finish(self) -> Response:
+        """Serve no more, and stay to be asked for what was written. A GET: the harness may send pods nothing else."""
+        self._stopping.set()
+        return self._answer_status()
+
+    def _answer_file(self, name: str) -> Response:
+        folder = self._settings.replica_dir
+        if folder is None or not (folder / name).is_file():
+            return Response(404, f"there is no {name}\n".encode())
+        return Response(200, b"", "application/octet-stream", folder / name)
 
     def _end_process(self, phase: str, code: ExitCode, **facts: object) -> None:
         try:

@@ -23,7 +23,7 @@ import numpy as np
 from harness.replica.engine.asking import OK, Asker
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
-from harness.replica.engine.process import _free_port, _takes_connections
+from harness.replica.engine.process import _free_port, takes_connections
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
@@ -63,7 +63,7 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
     port, times, gap_s = _free_port(0), folder / "times.json", streams / TOKENS_PER_S
     command = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
     server = subprocess.Popen([*command, "--gap-s", str(gap_s), "--first-s", str(gap_s)], stdout=subprocess.DEVNULL)
-    while not _takes_connections(port):
+    while not takes_connections(port):
         time.sleep(0.1)
     engine = Engine(command=("x",), protocol="openai-chat", concurrency=streams)
     asker, metrics = Remembering(engine, port), RequestMetrics()

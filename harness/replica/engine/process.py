@@ -78,7 +78,7 @@ class ServerProcess:
         self._engine = engine
         self.port = _free_port(replica) if engine.port is None else engine.port + replica
         self.log = folder / LOG_NAME if folder else None
-        if engine.port is not None and _takes_connections(self.port):
+        if engine.port is not None and takes_connections(self.port):
             raise CannotBeMetError(f"port {self.port} is in use by another program; choose another `port`, or none.")
         words = {"port": self.port, "replica": replica}
         command = [_filled(word, words) for word in engine.command]
@@ -160,8 +160,8 @@ class ServerProcess:
         if ready.get("log"):
             return any(re.search(ready["log"], line) for line in self._new_lines())
         if ready.get("path"):
-            return _answers_200(f"http://{HOST}:{self.port}{ready['path']}")
-        return _takes_connections(self.port)
+            return answers_200(f"http://{HOST}:{self.port}{ready['path']}")
+        return takes_connections(self.port)
 
     def _new_lines(self) -> list[str]:
         """What it printed since the last call, in lines; the last one may go on in the next call."""
@@ -206,7 +206,8 @@ def _free_port(replica: int) -> int:
             continue
 
 
-def _takes_connections(port: int) -> bool:
+def takes_connections(port: int) -> bool:
+    """Whether something listens on a port of this machine, or pod."""
     try:
         socket.create_connection((HOST, port), timeout=ASK_TIMEOUT_S).close()
     except OSError:
@@ -214,7 +215,8 @@ def _takes_connections(port: int) -> bool:
     return True
 
 
-def _answers_200(url: str) -> bool:
+def answers_200(url: str) -> bool:
+    """Whether a GET of it is answered with 200."""
     try:
         with urllib.request.urlopen(url, timeout=ASK_TIMEOUT_S) as answer:  # noqa: S310 - http, of this machine
             return bool(answer.status == 200)

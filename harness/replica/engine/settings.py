@@ -34,6 +34,7 @@ class Engine:
     Attributes:
         settle_s: after so many seconds of the load the recording begins.
         record_s: how long that lasts.
+        beside: it runs in the container beside this one, whose processes can be seen from here.
         restore: variables that were set for the replica alone, with what the server shall have instead; None: nothing.
         logger: command that passes its input on to its output up to a limit; empty: the output is not limited.
     """
@@ -67,6 +68,7 @@ class Engine:
     request_timeout_s: float = 60.0
     settle_s: float = 0.0
     record_s: float = 0.0
+    beside: bool = False
     restore: Mapping[str, str | None] = field(default_factory=dict)
     logger: tuple[str, ...] = ()
 

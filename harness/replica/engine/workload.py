@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.replica.custom_metrics import Counter, Histogram
 from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, Outcome
+from harness.replica.engine.beside import ServerBeside
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.process import RunningServer, ServerProcess
@@ -31,7 +32,7 @@ _HINTS = {
 
 
 class ServerWorkload:
-    """A server of one replica's own, started for it or running already.
+    """A server of one replica's own: started by it, in the container beside it, or running already.
 
     Args:
         settings: the replica's.
@@ -52,11 +53,7 @@ class ServerWorkload:
         self._questions = questions(engine, self._seed)
         first = next(self._questions)  # a file that cannot be read is said before anything starts
         engine.all_headers()
-        self._process: ServerProcess | RunningServer = (
-            RunningServer(engine.url[settings.replica])
-            if engine.url
-            else ServerProcess(engine, settings.replica, settings.replica_dir)
-        )
+        self._process = _server(settings, engine)
         self._end = ""
         self._process.wait_until_up()
         said = ""
@@ -142,6 +139,14 @@ class ServerWorkload:
             hint = _HINTS.get(outcome.status, "")
             raise WorkloadError(f"the server is up and does not answer a request as it should: {outcome.said}{hint}")
         return False
+
+
+def _server(settings: Settings, engine: Engine) -> ServerProcess | RunningServer | ServerBeside:
+    if engine.beside:
+        return ServerBeside(engine)
+    if engine.url:
+        return RunningServer(engine.url[settings.replica])
+    return ServerProcess(engine, settings.replica, settings.replica_dir)
 
 
 def make(settings: Settings) -> ServerWorkload:
