@@ -61,6 +61,7 @@ class ReplicaDeath:
         last_lines: the end of its log, newest last.
         reason: why, in the words of whoever ended it, e.g. ``OOMKilled``; empty when only the exit code is known.
         neighbour: the workload it ran beside the measured ones; empty for a measured replica.
+        of_server: it is the container of the user's own server that ended; what it printed is the server's.
     """
 
     replica: int
@@ -69,6 +70,7 @@ class ReplicaDeath:
     last_lines: Sequence[str] = field(default_factory=tuple)
     reason: str = ""
     neighbour: str = ""
+    of_server: bool = False
 
     @property
     def code(self) -> ReasonCode:
@@ -81,7 +83,8 @@ class ReplicaDeath:
     def __str__(self) -> str:
         said = " | ".join(self.last_lines) or "it printed nothing"
         whose = f" of the neighbour {self.neighbour}" if self.neighbour else ""
-        return f"replica {self.replica}{whose} {self._how()}; last lines: {said}"
+        server = "the server of " if self.of_server else ""
+        return f"{server}replica {self.replica}{whose} {self._how()}; last lines: {said}"
 
     def _how(self) -> str:
         if self.exit_code is None:

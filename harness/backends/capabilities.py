@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.config import CampaignSpec, ScenarioKind, Timing
+from harness.config import CampaignSpec, ScenarioKind, ServerSpec, Timing
 from harness.config.sharing import FOUND
 from harness.errors import CampaignFileError
 
@@ -85,8 +85,11 @@ def _scenarios(spec: CampaignSpec, *, http: bool) -> Iterator[str]:
             yield f"scenario {workload.scenario.kind.value} of workload {workload.name}"
 
 
-def _servers(spec: CampaignSpec) -> Iterator[str]:
-    yield from (f"`server` of workload {each.name}" for each in spec.workloads if each.server is not None)
+def _servers(spec: CampaignSpec, asked: Callable[[ServerSpec], str]) -> Iterator[str]:
+    """What servers of one's own ask for, by workload; an empty answer: nothing of it."""
+    for each in spec.workloads:
+        if each.server is not None and (what := asked(each.server)):
+            yield f"{what} of workload {each.name}"
 
 
 def _modes_of_running(spec: CampaignSpec) -> Iterator[str]:
@@ -158,9 +161,36 @@ FEATURES = [
         },
     ),
     Feature(
-        "a server of your own (`server`)",
-        _servers,
-        {KUBERNETES: ("the harness starts the server as a process of this machine, and asks it from there", _BESIDE)},
+        "a server of your own as a command (`server.command`)",
+        lambda spec: _servers(spec, lambda one: "`server.command`" * bool(one.command and not one.image)),
+        {
+            KUBERNETES: (
+                "a pod runs an image",
+                "Name the server's in `server.image`; `command` and `args` are then its container's.",
+            )
+        },
+    ),
+    Feature(
+        "a server of your own as an image (`server.image`)",
+        lambda spec: _servers(spec, lambda one: "`server.image`" * bool(one.image)),
+        {LOCAL: ("the harness starts no container on this machine", "Give the server's `command` alone.")},
+    ),
+    Feature(
+        "a server that runs already (`server.url`)",
+        lambda spec: _servers(spec, lambda one: "`server.url`" * bool(one.url)),
+        {KUBERNETES: ("the client in a pod asks the server of that pod", _BESIDE)},
+    ),
+    Feature(
+        "a line of the server's log that shows it is up (`server.ready.log`)",
+        lambda spec: _servers(spec, lambda one: "`server.ready.log`" * bool(one.ready.log)),
+        {KUBERNETES: ("the client beside the server sees its port and not what it prints", "Use `path` or `tcp`.")},
+    ),
+    Feature(
+        "requests to a server out of a file (`server.requests.file`, `server.trace`)",
+        lambda spec: _servers(
+            spec, lambda one: "`server.trace`" if one.trace else "`server.requests.file`" * bool(one.requests.file)
+        ),
+        {KUBERNETES: ("the client is in the pod, where this machine's files are not", "Use synthetic requests.")},
     ),
     Feature(
         "a sharing mode for a server that runs already (`server.url`)",

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 
 from harness import supervisor
-from harness.config import Timing, WorkloadSpec
+from harness.config import ServerSpec, Timing, WorkloadSpec
+from harness.config.server import OF_A_CONTAINER
 
 SERVER_FACTORY = "harness.replica.engine.workload:make"
 
@@ -44,14 +45,20 @@ def server_environment(workload: WorkloadSpec, replica: Mapping[str, str], timin
     """
     if workload.server is None:
         return {}
-    recording = {"settle_s": max(timing.stabilise_s, timing.window_s), "record_s": timing.record_s}
     restore = {name: os.environ.get(name) for name in (*replica, "SERVER")}
     logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
-    return {
-        "SERVER": json.dumps(
-            {**workload.server.model_dump(mode="json"), **recording, "restore": restore, "logger": logger}
-        )
-    }
+    return {"SERVER": json.dumps({**_asked(workload.server, timing), "restore": restore, "logger": logger})}
+
+
+def client_environment(server: ServerSpec, timing: Timing) -> dict[str, str]:
+    """What the client in a pod asks the server in the container beside it."""
+    own = {"command": [], "env": {}, "url": [], "port": server.pod_port, "beside": True}
+    return {"SERVER": json.dumps({**_asked(server, timing), **own})}
+
+
+def _asked(server: ServerSpec, timing: Timing) -> dict[str, object]:
+    recording = {"settle_s": max(timing.stabilise_s, timing.window_s), "record_s": timing.record_s}
+    return {**server.model_dump(mode="json", exclude=OF_A_CONTAINER), **recording}
 
 
 def scenario_environment(workload: WorkloadSpec, timing: Timing) -> dict[str, str]:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from harness.backends.base import Finding, Severity
 from harness.backends.local_replica import import_paths
 from harness.config import ServerSpec
+from harness.config.server import OF_A_CONTAINER
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
@@ -53,7 +54,7 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
 
 def _why_not_asked(server: ServerSpec) -> str:
     """What the replica's own reader, which stands apart, says of the file of requests; empty where it takes it."""
-    environment = {**os.environ, "PYTHONPATH": import_paths(), "SERVER": server.model_dump_json()}
+    environment = {**os.environ, "PYTHONPATH": import_paths(), "SERVER": server.model_dump_json(exclude=OF_A_CONTAINER)}
     done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
 

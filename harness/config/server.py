@@ -11,15 +11,25 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
+from harness.config.pods import SUBDOMAIN
 
-PORT_PLACEHOLDER = "{port}"
+PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
+METRICS_PORT, POD_PORT = 8000, 8080
+"""Of a replica's pod: where the client beside a server serves /metrics, and where the server listens unless it is said."""
 MOST_ELEMENTS = 10_000_000
 OIP_READY = "/v2/health/ready"
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?/?", re.ASCII)
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _OF_A_COMMAND = ("env", "port", "ready", "stop_timeout_s")
+_OF_AN_IMAGE = ("args", "secret_env", "claims", "reserve")
+OF_A_CONTAINER = {"image", *_OF_AN_IMAGE}
+"""What is of no interest to whoever asks the server."""
 _SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|token|secret|password)", re.IGNORECASE)
-"""Names of headers and of parameters whose values are nobody's business."""
+"""Names of headers, parameters and variables whose values are nobody's business."""
+_PLACE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{1,253}$"
+_MOST_OF_A_VARIABLE = 100_000
+"""Linux takes 131,072 bytes."""
+_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 
 class Protocol(StrEnum):
@@ -162,7 +172,31 @@ class ServerSpec(StrictModel):
 
     command: list[Annotated[str, Field(min_length=1)]] = Field(
         default_factory=list,
-        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. [] with `url`.",
+        description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. With `image` it "
+        "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
+    )
+    image: str | None = Field(
+        default=None,
+        pattern=r"^\S+$",
+        max_length=500,
+        description="On Kubernetes: image of the server, fully qualified. Each replica's pod has a container of it, which holds the "
+        "GPU, and beside it the client that asks it.",
+    )
+    args: list[str] = Field(
+        default_factory=list, description="With `image`: arguments of its container; {port} is filled in."
+    )
+    secret_env: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(
+        default_factory=dict,
+        description="With `image`: variables of its container out of Secrets of the namespace, as secret/key, e.g. {HF_TOKEN: "
+        "hub/token}; `api_key_env` names one of them.",
+    )
+    claims: dict[Annotated[str, Field(pattern=r"^/\S+$")], Annotated[str, Field(pattern=SUBDOMAIN)]] = Field(
+        default_factory=dict,
+        description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
+    )
+    reserve: dict[Literal["cpu", "memory", "ephemeral-storage"], Annotated[str, Field(pattern=_QUANTITY)]] = Field(
+        default_factory=dict,
+        description="With `image`: what a node must have free for its container, e.g. {cpu: '4', memory: 16Gi}; it is no limit.",
     )
     url: list[str] = Field(
         default_factory=list,
@@ -173,7 +207,10 @@ class ServerSpec(StrictModel):
         default_factory=dict, description="Variables of its environment; {port} and {replica} are filled in."
     )
     port: int | None = Field(
-        default=None, ge=1, le=65_000, description="Port of replica 0, the others follow; null means any free one."
+        default=None,
+        ge=1,
+        le=65_000,
+        description="Port of replica 0, the others follow; null means any free one. With `image`: its port in every pod; null means 8080.",
     )
     ready: ReadySpec = Field(
         default=ReadySpec(tcp=True),
@@ -295,8 +332,10 @@ class ServerSpec(StrictModel):
     @model_validator(mode="after")
     def _started_or_running(self) -> ServerSpec:
         """No message shows an address: it may hold a password."""
-        if bool(self.command) is bool(self.url):
-            raise ValueError("give either `command`, which the harness starts, or `url` of what runs already.")
+        if bool(self.command or self.image) is bool(self.url):
+            raise ValueError(
+                "give either `command` or `image`, which the harness starts, or `url` of what runs already."
+            )
         if any(urlsplit(url).username is not None for url in self.url):
             raise ValueError(
                 "`url` holds a name or a password, and the file is kept with the results: leave it out, and name a variable "
@@ -310,9 +349,53 @@ class ServerSpec(StrictModel):
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
             raise ValueError("`url` names an address twice: each replica asks a server of its own.")
         for name in _OF_A_COMMAND if self.url else ():
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+            if self._is_given(name):
                 raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
         return self
+
+    def _is_given(self, name: str) -> bool:
+        default = type(self).model_fields[name].get_default(call_default_factory=True)
+        return bool(getattr(self, name) != default)
+
+    @model_validator(mode="after")
+    def _in_a_container(self) -> ServerSpec:
+        if self.image is None:
+            given = next(filter(self._is_given, _OF_AN_IMAGE), None)
+            if given is not None:
+                raise ValueError(f"`{given}` is of a container: give its `image`, or leave it out.")
+            return self
+        if any(REPLICA_PLACEHOLDER in text for text in self._texts):
+            raise ValueError(f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out.")
+        if self.port == METRICS_PORT:
+            raise ValueError(
+                f"port {METRICS_PORT} of a pod has the /metrics of the replica: choose another `port`, and tell it the server."
+            )
+        secret = next((name for name in self.env if _SECRET.fullmatch(name)), None)
+        if secret is not None:
+            raise ValueError(
+                f"{secret} in `env` holds a key, and file and pod show it: name a Secret in `secret_env`, e.g. {{{secret}: name/key}}."
+            )
+        if self.api_key_env is not None and self.api_key_env not in self.secret_env:
+            raise ValueError(
+                f"`api_key_env` names {self.api_key_env}, which no pod has: name the Secret that holds it in `secret_env`, "
+                f"e.g. {{{self.api_key_env}: name/key}}."
+            )
+        if len(self.model_dump_json()) > _MOST_OF_A_VARIABLE:
+            raise ValueError(
+                f"what is said of the server is longer than a variable of a pod may be ({_MOST_OF_A_VARIABLE:,} characters): "
+                "leave out `data` of `tensors`, or shorten `body`."
+            )
+        return self
+
+    @property
+    def _texts(self) -> list[str]:
+        """What the server is told."""
+        return [*self.command, *self.args, *self.env.values()]
+
+    @property
+    def pod_port(self) -> int:
+        """Where it listens in a pod."""
+        return self.port or POD_PORT
 
     @model_validator(mode="after")
     def _no_key_in_the_file(self) -> ServerSpec:
@@ -327,7 +410,13 @@ class ServerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
-        if self.command and not any(PORT_PLACEHOLDER in text for text in [*self.command, *self.env.values()]):
+        told = any(PORT_PLACEHOLDER in text for text in self._texts)
+        if self.image and not told and self.port is None:
+            raise ValueError(
+                f"nothing tells the image its port: say {PORT_PLACEHOLDER} in `args`, `command` or `env`, or give the `port` that it takes "
+                "by itself."
+            )
+        if self.command and not self.image and not told:
             raise ValueError(
                 f"neither `command` nor `env` holds {PORT_PLACEHOLDER}: every replica must be told its own port, "
                 "e.g. command: [serve, --port, '{port}']."
@@ -352,7 +441,7 @@ class ServerSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _ready_as_the_protocol_says(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP and given.get("command"):
+        if isinstance(given, dict) and given.get("protocol") == Protocol.OIP and not given.get("url"):
             return {"ready": {"path": OIP_READY}, **given}
         return given
 

@@ -67,6 +67,7 @@ def cluster(
     gpus: str = "",
     node: str = "",
     labels: Labels | None = None,
+    container: str = "",
 ) -> Dialect:
     """A Kubernetes cluster: pods whose names match the regular expression ``pods``.
 
@@ -80,13 +81,16 @@ def cluster(
         gpus: further matchers of the devices' metrics.
         node: further matchers of the nodes' metrics.
         labels: how this Prometheus names pods and nodes.
+        container: whose processors and memory count; empty: all of a pod.
     """
     names = labels or Labels()
     replicas = f"namespace={quote(namespace)},{names.pod}=~{quote(pods)}"
     return Dialect(
         by=names.pod,
         replicas=replicas,
-        containers=f'{replicas},container!="",container!="POD"',
+        containers=f"{replicas},container={quote(container)}"
+        if container
+        else f'{replicas},container!="",container!="POD"',
         gpus=_among(names.gpu_node, nodes, gpus),
         node=_among(names.node, nodes, node),
         node_label=names.node,

@@ -124,6 +124,11 @@ def replica_log(folder: Path, replica: int) -> Path:
     return folder / LOGS / f"replica-{replica}.log"
 
 
+def server_log(folder: Path, replica: int) -> Path:
+    """What the user's own server of a replica printed."""
+    return replica_folder(folder, replica) / "server.log"
+
+
 def mps_logs(folder: Path) -> Path:
     """Where the MPS daemon and server of an experiment log."""
     return folder / LOGS / "mps"

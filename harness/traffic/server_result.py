@@ -112,7 +112,7 @@ def evaluate(
         "by_server": {path.name: _figures(one, window) for path, one in zip(replicas, each, strict=True)},
         **({"slo": judged.to_dict()} if judged else {}),
     }
-    findings = [*_failures(every, statuses), *_load(server, every, results), *_not_judged(server)]
+    findings = [*_failures(every, statuses), *_load(server, every, results), *_not_judged(server, statuses)]
     if judged is not None:
         findings.append(Finding(Severity.INFO, ReasonCode.SLO, "", judged.sentence()))
     return content, findings
@@ -235,7 +235,9 @@ def _statuses(requests: Array) -> dict[str, int]:
     return {str(status): count for status, count in sorted(failed.items())}
 
 
-def _not_judged(server: ServerSpec) -> list[Finding]:
+def _not_judged(server: ServerSpec, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    if server.image:
+        return _unseen(statuses)
     if not server.url:
         return []
     message = (
@@ -243,6 +245,25 @@ def _not_judged(server: ServerSpec) -> list[Finding]:
         f"What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}."
     )
     return [Finding(Severity.INFO, ReasonCode.NOT_JUDGED, "", message)]
+
+
+def _unseen(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Of servers in pods, what the clients beside them could not see."""
+    hidden = {
+        "whether it computes on a GPU": [one["replica"] for one in statuses if not one.get("device")],
+        "whether it is a client of MPS": [one["replica"] for one in statuses if one.get("mps_pipe_directory") is None],
+    }
+    return [
+        Finding(
+            Severity.INFO,
+            ReasonCode.NOT_JUDGED,
+            "",
+            f"Not judged: {what}, of the server of replica {', '.join(map(str, replicas))}, whose processes the client beside it "
+            "may not see. What the node shows is all that is known.",
+        )
+        for what, replicas in hidden.items()
+        if replicas
+    ]
 
 
 def _failures(asked: Asked, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def now() -> str:
 
 @dataclass
 class PodProcess:
-    """A pod that was given to a node."""
+    """A pod that was given to a node, or its container ``server``."""
 
     name: str
     uid: str
@@ -53,6 +53,8 @@ class PodProcess:
     port: int
     environment: dict
     always: bool
+    command: list = field(default_factory=lambda: [sys.executable, "-m", "harness.replica"])
+    server: "PodProcess | None" = None
     process: subprocess.Popen | None = None
     restarts: int = 0
     last: dict | None = None
@@ -64,6 +66,11 @@ class PodProcess:
     written: str = ""
 
     @property
+    def containers(self) -> list:
+        """Of the pod."""
+        return [self, self.server] if self.server else [self]
+
+    @property
     def log(self) -> Path:
         return self.folder / f"log-{self.restarts}"
 
@@ -71,7 +78,7 @@ class PodProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.replica"],
+                self.command,
                 cwd=self.folder,
                 env={
                     "PATH": os.environ["PATH"],
@@ -105,6 +112,7 @@ class ClusterDriver:
         started_after_s: how long a pod takes until its process starts.
         plugin: configurations of a device plugin that heeds the node's label: slices, and whether they are MPS's.
         heeded: those that it lent by, in order; it begins with the first.
+        secrets: values out of Secrets, by the variable that they go into.
         last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
         marks: when the last owner was seen, complete, found deleted and ended, seconds since the epoch.
     """
@@ -123,6 +131,7 @@ class ClusterDriver:
     marks: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -142,26 +151,24 @@ class ClusterDriver:
         self._stop.set()
         self._thread.join(30)
         for pod in self.pods.values():
-            if pod.process and pod.process.poll() is None:
-                pod.process.kill()
-                pod.process.wait()
+            self._end_process(pod)
         self.kubelet.close()
         assert self.failures == []
 
     # What tests ask for.
 
-    def kill(self, name: str, number: int = signal.SIGKILL, reason: str = "") -> None:
+    def kill(self, name: str, number: int = signal.SIGKILL, reason: str = "", *, server: bool = False) -> None:
         """End a pod's process; ``reason`` is what the kubelet will say, e.g. OOMKilled."""
         with self._lock:
-            self.pods[name].reason = reason
-            self.pods[name].process.send_signal(number)
+            one = self.pods[name].server if server else self.pods[name]
+            one.reason = reason
+            one.process.send_signal(number)
 
     def evict(self, name: str, reason: str = "Evicted", message: str = "The node was low on resource: memory.") -> None:
         """As the kubelet evicts: the pod fails and stays as an object."""
         with self._lock:
             pod = self.pods[name]
-            pod.process.kill()
-            pod.process.wait()
+            self._end_process(pod)
             pod.ended = {"phase": "Failed", "reason": reason, "message": message}
 
     def drain(self, name: str) -> None:
@@ -334,8 +341,8 @@ class ClusterDriver:
         return [pod for pod in self.api.list(self.collection) if pod["spec"].get("nodeName")]
 
     def _wanted(self, spec: dict) -> int:
-        limits = spec["containers"][0].get("resources", {}).get("limits") or {}
-        return int(limits.get(GPU, 0))
+        limits = [one.get("resources", {}).get("limits") or {} for one in spec["containers"]]
+        return sum(int(one.get(GPU, 0)) for one in limits)
 
     def _play(self, pod: dict) -> None:
         name = pod["metadata"]["name"]
@@ -356,8 +363,9 @@ class ClusterDriver:
 
     def _admit(self, pod: dict) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
-        environment = dict(self.environment)
-        for entry in pod["spec"]["containers"][0]["env"]:
+        client, *beside = pod["spec"]["containers"]
+        environment = {} if beside else dict(self.environment)  # the device plugin's, of the container with the GPU
+        for entry in client["env"]:
             field_path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             indexed = annotations.get("batch.kubernetes.io/job-completion-index", "")
             environment[entry["name"]] = entry.get("value") or (name if field_path == "metadata.name" else indexed)
@@ -369,17 +377,33 @@ class ClusterDriver:
             environment=environment,
             always=pod["spec"].get("restartPolicy") == "Always",
         )
+        if beside:
+            made.server = self._server(made, beside[0])
         self.pods[name] = made
         if self.started_after_s:
             time.sleep(self.started_after_s)
-        made.start()
+        for one in made.containers:
+            one.start()
+
+    def _server(self, client: PodProcess, container: dict) -> PodProcess:
+        """Its second container, at a port of its own: the pods of this machine share one network."""
+        asked = json.loads(client.environment["SERVER"])
+        in_pod, here = str(asked["port"]), str(free_port())
+        client.environment["SERVER"] = json.dumps(asked | {"port": int(here)})
+        given = {one["name"]: one.get("value") or self.secrets[one["name"]] for one in container["env"]}
+        client.environment |= {name: value for name, value in self.secrets.items() if name in client.environment}
+        words = [word.replace(in_pod, here) for kind in ("command", "args") for word in container.get(kind, [])]
+        return replace(
+            client, folder=client.folder / "server", environment=self.environment | given, command=words, server=None
+        )
 
     def _tend(self, known: PodProcess, pod: dict) -> None:
-        code = known.process.poll()
-        if code is None:
-            known.ready = known.serves(self.address)
-        elif known.ended is None:
-            self._note_end(known, 128 - code if code < 0 else code)
+        for one in known.containers:
+            code = one.process.poll()
+            if code is None:
+                one.ready = one is not known or known.serves(self.address)
+            elif one.ended is None:
+                self._note_end(one, 128 - code if code < 0 else code)
         self._write(known.name, known, self._status(known), pod)
 
     def _note_end(self, known: PodProcess, code: int) -> None:
@@ -393,8 +417,9 @@ class ClusterDriver:
             known.ended = {"phase": "Succeeded" if code == 0 else "Failed", "terminated": state}
 
     def _status(self, known: PodProcess) -> dict:
-        ended = known.ended or {}
-        ready = "True" if known.ready and not ended else "False"
+        over = all(one.ended for one in known.containers) or (known.ended and "terminated" not in known.ended)
+        ended = known.ended if over else {}
+        ready = "True" if all(one.ready and not one.ended for one in known.containers) else "False"
         status = {
             "phase": ended.get("phase", "Running"),
             "podIP": self.address,
@@ -406,9 +431,14 @@ class ClusterDriver:
             ],
             "containerStatuses": [
                 _container(
-                    terminated=ended.get("terminated"), last=known.last, restarts=known.restarts, ready=ready == "True"
+                    name="replica" if one is known else "server",
+                    terminated=(one.ended or {}).get("terminated"),
+                    last=one.last,
+                    restarts=one.restarts,
+                    ready=one.ready and not one.ended,
                 )
-                | ({"allocatedResourcesStatus": [_sick(known.unhealthy)]} if known.unhealthy else {})
+                | ({"allocatedResourcesStatus": [_sick(one.unhealthy)]} if one.unhealthy else {})
+                for one in known.containers
             ],
         }
         return status | {key: ended[key] for key in ("reason", "message") if key in ended}
@@ -417,22 +447,24 @@ class ClusterDriver:
         if known is None or known.process is None:
             self.api.delete(f"{self.collection}/{name}", grace_s=0)
             return
-        if not known.told and known.process.poll() is None:
-            known.told = True
-            known.process.send_signal(self.last_signal)
-        code = known.process.poll()
-        if code is None:
+        for one in known.containers:
+            if not one.told and one.process.poll() is None:
+                one.told = True
+                one.process.send_signal(self.last_signal)
+        if any(one.process.poll() is None for one in known.containers):
             return
-        if known.ended is None:
-            known.always = False
-            self._note_end(known, 128 - code if code < 0 else code)
-            self._write(name, known, self._status(known), pod)
+        for one in known.containers:
+            if one.ended is None:
+                one.always, code = False, one.process.poll()
+                self._note_end(one, 128 - code if code < 0 else code)
+        self._write(name, known, self._status(known), pod)
         self.api.delete(f"{self.collection}/{name}", grace_s=0)
 
     def _end_process(self, known: PodProcess) -> None:
-        if known.process and known.process.poll() is None:
-            known.process.kill()
-            known.process.wait()
+        for one in known.containers:
+            if one.process and one.process.poll() is None:
+                one.process.kill()
+                one.process.wait()
 
     def _write(self, name: str, known: PodProcess | None, status: dict, pod: dict) -> None:
         kept = [one for one in pod.get("status", {}).get("conditions") or [] if one["type"] == "DisruptionTarget"]
@@ -467,7 +499,7 @@ def _sick(device: str) -> dict:
     return {"name": GPU, "resources": [{"resourceID": device, "health": "Unhealthy"}]}
 
 
-def _container(*, waiting=None, terminated=None, last=None, restarts=0, ready=False) -> dict:
+def _container(*, name="replica", waiting=None, terminated=None, last=None, restarts=0, ready=False) -> dict:
     state = (
         {"waiting": waiting}
         if waiting
@@ -478,7 +510,7 @@ def _container(*, waiting=None, terminated=None, last=None, restarts=0, ready=Fa
     if "running" in state:
         state = {"running": {"startedAt": "2026-01-31T00:00:00Z"}}
     return {
-        "name": "replica",
+        "name": name,
         "image": "registry.example/workload:1",
         "imageID": "registry.example/workload@sha256:" + 64 * "a",
         "ready": ready,

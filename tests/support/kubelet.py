@@ -54,6 +54,8 @@ class _Handler(BaseHTTPRequestHandler):
         if pod is None:
             self.send_error(404)
             return
+        if split.path.split("/")[4] == "server":
+            pod = pod.server
         number = pod.restarts - (query.get("previous") == "true")
         log = pod.folder / f"log-{number}"
         lines = log.read_text(errors="replace").splitlines() if log.is_file() else []

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.objects import pods_path
-from harness.backends.kubernetes.pods import CONTAINER, PodReplica
+from harness.backends.kubernetes.pods import CONTAINER, SERVER, PodReplica
 from harness.errors import BackendError, ClusterError
 from harness.results import layout
 from harness.results.files import storage_errors
@@ -21,6 +22,14 @@ QUICK_S = 2.0
 PARALLEL = 4
 LAST_LINES = 5
 MAX_LOG_BYTES = 64_000_000
+_SERVING = "serving"
+_FILES = {
+    "latencies": layout.RAW_LATENCIES,
+    "services": layout.SERVICES,
+    **{name: f"{name}.bin" for name in ("requests", "gaps")},
+}
+"""What a replica wrote, by the route that hands it out."""
+_NAMES = {"services": "service times"}
 
 
 def proxy_path(replica: PodReplica, route: str) -> str:
@@ -46,9 +55,17 @@ def log_path(replica_pod: str, namespace: str) -> str:
     return f"{pods_path(namespace)}/{replica_pod}/log"
 
 
-def save_log(api: KubernetesApi, pod: str, target: Path, *, restarted: bool, patience_s: float = PATIENCE_S) -> None:
-    """Write the log of a pod, that of its container before the last restart first. Raises ClusterError, StorageError."""
-    query = {"container": CONTAINER, "limitBytes": str(MAX_LOG_BYTES)}
+def save_log(
+    api: KubernetesApi,
+    pod: str,
+    target: Path,
+    *,
+    container: str = CONTAINER,
+    restarted: bool,
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Write the log of a container, that before its last restart first. Raises ClusterError, StorageError."""
+    query = {"container": container, "limitBytes": str(MAX_LOG_BYTES)}
     path = log_path(pod, api.namespace)
     before = api.text(path, {**query, "previous": "true"}, patience_s=patience_s) if restarted else ""
     now = api.text(path, query, patience_s=patience_s)
@@ -57,9 +74,9 @@ def save_log(api: KubernetesApi, pod: str, target: Path, *, restarted: bool, pat
         target.write_text(before + now, encoding="utf-8")
 
 
-def last_lines(api: KubernetesApi, pod: str, *, previous: bool) -> tuple[str, ...]:
-    """The end of a pod's log; empty when it cannot be had any more."""
-    query = {"container": CONTAINER, "tailLines": str(4 * LAST_LINES)}
+def last_lines(api: KubernetesApi, pod: str, *, container: str = CONTAINER, previous: bool) -> tuple[str, ...]:
+    """The end of a container's log; empty when it cannot be had any more."""
+    query = {"container": container, "tailLines": str(4 * LAST_LINES)}
     try:
         path = log_path(pod, api.namespace)
         text = api.text(path, query | ({"previous": "true"} if previous else {}), patience_s=QUICK_S)
@@ -68,31 +85,57 @@ def last_lines(api: KubernetesApi, pod: str, *, previous: bool) -> tuple[str, ..
     return tuple(line.strip() for line in text.splitlines() if line.strip())[-LAST_LINES:]
 
 
-def results(api: KubernetesApi, replicas: Sequence[PodReplica], folder: Path, *, services: bool) -> list[str]:
-    """Fetch status, latencies and log of every replica; a sentence for each that could not be had.
+def finished(api: KubernetesApi, replica: PodReplica) -> bool:
+    """Have a replica send no more requests; whether each that it sent is answered, or given up, and written down. Raises ClusterError."""
+    return bool(json.loads(api.text(proxy_path(replica, "finish"), patience_s=QUICK_S))["phase"] != _SERVING)
+
+
+def log_file(folder: Path, replica: int, container: str) -> Path:
+    """Where the log of a container lies in an attempt's folder."""
+    return layout.replica_log(folder, replica) if container == CONTAINER else layout.server_log(folder, replica)
+
+
+def results(
+    api: KubernetesApi,
+    replicas: Sequence[PodReplica],
+    folder: Path,
+    routes: Sequence[str],
+    restarted: Collection[tuple[str, str]],
+) -> list[str]:
+    """Fetch status, log and files of every replica; a sentence for each that could not be had.
 
     Args:
         api: of the cluster.
         replicas: to ask.
         folder: the attempt's.
-        services: fetch the service times of a scenario, too.
+        routes: of the files.
+        restarted: pods with the containers of theirs that were started again, whose earlier log is kept, too.
     """
     with ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="collect") as pool:
-        found = pool.map(lambda replica: _results(api, replica, folder, services=services), replicas)
+        found = pool.map(lambda replica: _results(api, replica, folder, routes, restarted), replicas)
         return [sentence for sentences in found for sentence in sentences]
 
 
-def _results(api: KubernetesApi, replica: PodReplica, folder: Path, *, services: bool) -> list[str]:
+def _results(
+    api: KubernetesApi,
+    replica: PodReplica,
+    folder: Path,
+    routes: Sequence[str],
+    restarted: Collection[tuple[str, str]],
+) -> list[str]:
+    def log(container: str) -> None:
+        file, again = log_file(folder, replica.index, container), (replica.pod, container) in restarted
+        save_log(api, replica.pod, file, container=container, restarted=again)
+
     place = layout.replica_folder(folder, replica.index)
     with storage_errors(place):
         place.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], None]] = {
-        "latencies": lambda: _download(api, replica, "latencies", place / layout.RAW_LATENCIES),
+        **{_NAMES.get(one, one): partial(_download, api, replica, one, place / _FILES[one]) for one in routes},
         "status": lambda: _save_status(api, replica, place / STATUS_FILE),
-        "log": lambda: save_log(api, replica.pod, layout.replica_log(folder, replica.index), restarted=False),
+        "log": lambda: log(CONTAINER),
+        **({"server's log": lambda: log(SERVER)} if replica.asks_a_server else {}),
     }
-    if services:
-        parts["service times"] = lambda: _download(api, replica, "services", place / layout.SERVICES)
     sentences = []
     for what, fetch in parts.items():
         try:
@@ -104,13 +147,13 @@ def _results(api: KubernetesApi, replica: PodReplica, folder: Path, *, services:
 
 def _download(api: KubernetesApi, replica: PodReplica, route: str, target: Path) -> None:
     """Through a file of another name: half a log must not look like a whole one."""
-    partial = target.with_name(f".{target.name}")
+    half = target.with_name(f".{target.name}")
     with storage_errors(target):
         try:
-            api.download(proxy_path(replica, route), partial, patience_s=PATIENCE_S)
-            partial.replace(target)
+            api.download(proxy_path(replica, route), half, patience_s=PATIENCE_S)
+            half.replace(target)
         finally:
-            partial.unlink(missing_ok=True)
+            half.unlink(missing_ok=True)
 
 
 def _save_status(api: KubernetesApi, replica: PodReplica, target: Path) -> None:

@@ -162,6 +162,6 @@ class KubernetesBackend:
         except BaseException:
             # Why it failed is what counts; what cannot be deleted now is swept when the campaign goes on.
             with contextlib.suppress(BackendError):
-                deployment.stop(timeout_s=experiment.timing.drain_timeout_s)
+                deployment.stop(timeout_s=experiment.drain_timeout_s)
             raise
         return deployment

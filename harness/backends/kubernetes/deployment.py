@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,8 @@ from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
 from harness.config import Device, ExperimentSpec, KubernetesSpec
-from harness.errors import BackendError, ClusterError, ReplicaDiedError
+from harness.errors import BackendError, ClusterError, ReasonCode, ReplicaDiedError
 from harness.metrics.recording import Recording
-from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 
@@ -29,6 +29,11 @@ RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], 
 LOOK_S = 0.25
 FORCE_AFTER_S = 20.0
 FORCED_GONE_S = 20.0
+FINISH_S = 20.0
+"""A load waits 10 s at its end for its last answers."""
+SERVER_ADVICE = (
+    "Mend `server` as its last lines say; its command has to stay in the foreground, and needs no right to be root."
+)
 START_ADVICE = {
     3: "Change the workload's device, factory or settings in the campaign file as the message says.",
     4: "Use fewer replicas, a smaller batch, or a node with more memory.",
@@ -188,10 +193,15 @@ class KubernetesDeployment:
     def _died(self, ended: rollout.Ended) -> ReplicaDiedError:
         found = sorted(self._pods.objects, key=pods.sort_key)
         index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
-        previous = pods.restarts(ended.pod) > 0
-        lines = artifacts.last_lines(self._api, pods.name(ended.pod), previous=previous)
-        death = ReplicaDeath(index, self._clock.now_s(), ended.end.exit_code, lines, ended.end.reason)
+        container, of_server = ended.end.container, ended.end.container == pods.SERVER
+        previous = pods.restarts(ended.pod, container) > 0
+        lines = artifacts.last_lines(self._api, pods.name(ended.pod), container=container, previous=previous)
         code = ended.end.exit_code
+        death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, of_server=of_server)
+        if of_server:
+            return ReplicaDiedError(
+                f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=SERVER_ADVICE, code=death.code
+            )
         advice = "Run the workload by itself to see why: python -m harness.replica"
         return ReplicaDiedError(
             f"{death} (while starting; pod {pods.name(ended.pod)}).",
@@ -255,7 +265,7 @@ class KubernetesDeployment:
     def _refuse_silent_cpu(self) -> None:
         """A replica that was given a GPU and does not use it would be measured for hours on the CPU."""
         workload = self._experiment.workload
-        if not self._spec.gpus_per_replica or workload.device is not Device.AUTO or workload.factory is not None:
+        if not self._spec.gpus_per_replica or workload.device is Device.CPU or workload.factory is not None:
             return
         on_cpu = [status for status in self._statuses if status.get("device") == "cpu"]
         if on_cpu:
@@ -263,6 +273,7 @@ class KubernetesDeployment:
                 f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
                 f"{self._spec.gpu_resource}: {self._spec.gpus_per_replica}.",
                 advice="Check `kubernetes.runtime_class` and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
+                code=ReasonCode.NOT_ON_GPU,
             )
 
     def _refuse_other_mode(self) -> None:
@@ -283,21 +294,60 @@ class KubernetesDeployment:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
             alive = [one for one in self.replicas if one.index not in dead]
-            services = self._experiment.workload.scenario is not None
-            return artifacts.results(self._api, alive, self._folder, services=services)
+            workload, routes, unanswered = self._experiment.workload, ["latencies"], []
+            if workload.scenario is not None:
+                routes.append("services")
+            if workload.server is not None:
+                unanswered = self._finish(alive)
+                routes += ["requests", "gaps"]
+            restarted = {
+                (pods.name(pod), name)
+                for pod in self._pods.objects
+                for name in (pods.CONTAINER, pods.SERVER)
+                if pods.restarts(pod, name)
+            }
+            return [*unanswered, *artifacts.results(self._api, alive, self._folder, routes, restarted)]
         for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
-            log = layout.replica_log(self._folder, index)
-            try:
-                restarted = pods.restarts(pod) > 0
-                artifacts.save_log(self._api, pods.name(pod), log, restarted=restarted, patience_s=artifacts.QUICK_S)
-            except BackendError:
-                continue  # it never ran, so that there is no log; why it did not is said already
+            for container in [one["name"] for one in pod["spec"]["containers"]]:
+                log = artifacts.log_file(self._folder, index, container)
+                again = pods.restarts(pod, container) > 0
+                # Where it never ran there is no log; why it did not is said already.
+                with contextlib.suppress(BackendError):
+                    artifacts.save_log(
+                        self._api,
+                        pods.name(pod),
+                        log,
+                        container=container,
+                        restarted=again,
+                        patience_s=artifacts.QUICK_S,
+                    )
         return []
+
+    def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
+        """Wait until what was asked of servers is answered or given up; a sentence for each that was asked on."""
+        deadline_s = self._clock.now_s() + FINISH_S
+        left, why = list(replicas), ""
+        while left:
+            for replica in list(left):
+                try:
+                    if artifacts.finished(self._api, replica):
+                        left.remove(replica)
+                except (ClusterError, ValueError, KeyError) as error:
+                    why = f" ({error})"
+            if self._clock.now_s() >= deadline_s:
+                break
+            self._news.wait(LOOK_S)
+        return [
+            f"replica {replica.index} ({replica.pod}) asked its server on when it was told to finish{why}: "
+            "what had no answer when its files were fetched is missing in them."
+            for replica in left
+        ]
 
     def _end(self, timeout_s: float) -> list[str]:
         """Delete the object and wait for its pods; those that stay are removed by force."""
         if not self._made:
             return []
+        timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
         self._api.delete(self._workload.path, propagation="Foreground")
         if self._gone_within(timeout_s + FORCE_AFTER_S):
             return self._unclean()

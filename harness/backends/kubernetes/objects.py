@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.environment import scenario_environment, workload_environment
-from harness.config import ExperimentSpec, KubernetesSpec, Timing, WorkloadKind
+from harness.backends.environment import client_environment, scenario_environment, workload_environment
+from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, Timing, WorkloadKind
+from harness.config.server import METRICS_PORT as PORT
+from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
 
-PORT = 8000
 REPLICA_DIR = "/var/run/replica"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
@@ -99,19 +101,24 @@ def _name(experiment: ExperimentSpec, folder: Path, campaign_id: str) -> str:
 
 
 def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
-    timing, indexed = experiment.timing, spec.kind is WorkloadKind.JOB
+    timing, indexed, server = experiment.timing, spec.kind is WorkloadKind.JOB, experiment.workload.server
     run_s = run_time_s(timing)
-    bounded = {"RUN_SECONDS": repr(run_s), "LINGER_SECONDS": repr(float(KEEP_S))} if indexed else {}
+    bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
+    if indexed or server:
+        bounded["LINGER_SECONDS"] = repr(float(KEEP_S))
+    beside = client_environment(server, timing) if server else {}
+    if server and spec.gpus_per_replica:
+        beside["NVIDIA_VISIBLE_DEVICES"] = "void"  # whatever the image of the replicas says: the GPU is the server's
     return {
         "indexed": indexed,
         "name": name,
         "namespace": spec.namespace,
         "labels": labels,
         "replicas": experiment.replicas,
-        "deadline_s": math.ceil(timing.ready_timeout_s + run_s + KEEP_S + timing.drain_timeout_s),
+        "deadline_s": math.ceil(timing.ready_timeout_s + run_s + KEEP_S + experiment.drain_timeout_s),
         "keep_s": KEEP_S,
         "startup_tries": math.ceil(timing.ready_timeout_s),
-        "grace_s": math.ceil(timing.drain_timeout_s),
+        "grace_s": math.ceil(experiment.drain_timeout_s),
         "port": PORT,
         "service_account": spec.service_account,
         "runtime_class": spec.runtime_class if spec.gpus_per_replica else None,
@@ -136,8 +143,34 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
             "USER": "replica",  # where the cluster chooses the user's number, no file gives it a name
             **bounded,
+            **beside,
         },
+        "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
+        "server": _server(server) if server else None,
     }
+
+
+def _server(server: ServerSpec) -> dict[str, Any]:
+    """The container of the user's own server."""
+
+    def filled(text: str) -> str:
+        return text.replace(PORT_PLACEHOLDER, str(server.pod_port))
+
+    return {
+        "image": server.image,
+        "command": [filled(word) for word in server.command],
+        "args": [filled(word) for word in server.args],
+        "environment": {"HOME": "/tmp"} | {name: filled(text) for name, text in server.env.items()},  # noqa: S108
+        "secrets": _secrets(server, server.secret_env),
+        "reserve": server.reserve,
+        "claims": server.claims,
+    }
+
+
+def _secrets(server: ServerSpec, names: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Where each variable's value is kept, as a container refers to it."""
+    places = ((name, server.secret_env[name].split("/")) for name in names)
+    return {name: {"name": secret, "key": key} for name, (secret, key) in places}
 
 
 def run_time_s(timing: Timing) -> float:

@@ -11,12 +11,13 @@ from harness.backends.base import ReplicaDeath
 from harness.backends.kubernetes import artifacts, nodes, pods
 from harness.backends.kubernetes.client import KubernetesApi, Object
 from harness.backends.kubernetes.informer import Watcher
-from harness.backends.kubernetes.pods import End, PodReplica
+from harness.backends.kubernetes.pods import SERVER, End, PodReplica
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
-from harness.results import layout
 
 Notice = Callable[[str], None]
+KILLED = 137
+"""Exit code of who did not heed SIGTERM; what else a server ends with is its own way."""
 
 
 class PodMonitor:
@@ -51,7 +52,7 @@ class PodMonitor:
         self._lock = threading.RLock()
         self._stopping = False
         self._dead: set[int] = set()
-        self._ends: dict[int, End] = {}
+        self._ends: dict[tuple[int, str], End] = {}
         self._remarks: dict[str, str] = {}
         self._silent = ""
         self._notice: Notice | None = None
@@ -98,10 +99,14 @@ class PodMonitor:
     def unclean_ends(self) -> list[str]:
         """A sentence for each replica that did not end with 0 when it was told to."""
         with self._lock:
+            ends = [(index, end) for (index, _), end in sorted(self._ends.items()) if index not in self._dead]
             return [
-                f"replica {index} ended with {end.exit_code} when it was told to stop ({end.reason or 'no reason given'})."
-                for index, end in sorted(self._ends.items())
-                if end.exit_code and index not in self._dead
+                f"the server of replica {index} did not end in time when it was told to stop, and was killed; "
+                "raise server.stop_timeout_s."
+                if end.container == SERVER
+                else f"replica {index} ended with {end.exit_code} when it was told to stop ({end.reason or 'no reason given'})."
+                for index, end in ends
+                if (end.exit_code == KILLED if end.container == SERVER else end.exit_code)
             ]
 
     def _see_pod(self, kind: str, pod: Object) -> None:
@@ -117,9 +122,10 @@ class PodMonitor:
             return
         with self._lock:
             if self._stopping:
-                self._ends[replica.index] = end
+                ended = pods.ends_of(pod, restarts_before=replica.restarts)
+                self._ends |= {(replica.index, one.container): one for one in ended}
                 return
-        self._report(replica, end, previous=pods.restarts(pod) > replica.restarts)
+        self._report(replica, end, previous=pods.restarts(pod, end.container) > replica.restarts)
 
     def _see_node(self, kind: str, node: Object) -> None:
         name = str(node["metadata"]["name"])
@@ -146,10 +152,15 @@ class PodMonitor:
             if replica.index in self._dead or self._stopping:
                 return
             self._dead.add(replica.index)
-        lines = artifacts.last_lines(self._api, replica.pod, previous=previous)
+        container = end.container
+        lines = artifacts.last_lines(self._api, replica.pod, container=container, previous=previous)
         with contextlib.suppress(BackendError):  # gone with its pod; the last lines are all there is
-            log = layout.replica_log(self._folder, replica.index)
-            artifacts.save_log(self._api, replica.pod, log, restarted=previous, patience_s=artifacts.QUICK_S)
-        death = ReplicaDeath(replica.index, self._clock.now_s(), end.exit_code, lines, end.reason)
+            log = artifacts.log_file(self._folder, replica.index, container)
+            artifacts.save_log(
+                self._api, replica.pod, log, container=container, restarted=previous, patience_s=artifacts.QUICK_S
+            )
+        death = ReplicaDeath(
+            replica.index, self._clock.now_s(), end.exit_code, lines, end.reason, of_server=container == SERVER
+        )
         self.deaths.append(death)
         self._on_death(death)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 Object = dict[str, Any]
 
-CONTAINER = "replica"
+CONTAINER, SERVER = "replica", "server"
+"""Names of the containers: the replica's, and that of the user's own server, where it asks one."""
+_BY_CAUSE = (SERVER, CONTAINER)
+"""A client may end because its server did."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
@@ -43,6 +47,8 @@ class PodReplica:
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
+        asks_a_server: the user's own, in a container of its pod.
+        server_image_id: what ran in that.
     """
 
     index: int
@@ -57,6 +63,8 @@ class PodReplica:
     gpu_uuid: str = ""
     restarts: int = 0
     sharing: str = ""
+    asks_a_server: bool = False
+    server_image_id: str = ""
 
     def on_gpu(self, uuid: str, sharing: str) -> PodReplica:
         """The same replica, on this device, which is shared so."""
@@ -73,6 +81,7 @@ class PodReplica:
             "image_id": self.image_id,
             "gpu_uuid": self.gpu_uuid,
             "sharing": self.sharing,
+            **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
         }
 
 
@@ -83,10 +92,12 @@ class End:
     Attributes:
         exit_code: None: there is none.
         reason: in the words of the kubelet or of whoever ended it.
+        container: whose end it is.
     """
 
     exit_code: int | None
     reason: str
+    container: str = CONTAINER
 
 
 def name(pod: Object) -> str:
@@ -105,25 +116,30 @@ def condition(one: Object, kind: str) -> Mapping[str, Any]:
     return next((entry for entry in found if entry.get("type") == kind), {})
 
 
-def container_status(pod: Object) -> Mapping[str, Any]:
-    """The status of the replica's container; empty before the kubelet has written one."""
+def container_status(pod: Object, container: str = CONTAINER) -> Mapping[str, Any]:
+    """The status of one of its containers; empty before the kubelet has written one."""
     found = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((entry for entry in found if entry.get("name") == CONTAINER), {})
+    return next((entry for entry in found if entry.get("name") == container), {})
 
 
-def restarts(pod: Object) -> int:
-    """How often its container was started again."""
-    return int(container_status(pod).get("restartCount") or 0)
+def _statuses(pod: Object) -> list[Mapping[str, Any]]:
+    return [status for name in _BY_CAUSE if (status := container_status(pod, name))]
+
+
+def restarts(pod: Object, container: str = CONTAINER) -> int:
+    """How often one of its containers was started again."""
+    return int(container_status(pod, container).get("restartCount") or 0)
 
 
 def unhealthy_devices(pod: Object) -> list[str]:
-    """Devices that its container holds and their plugin calls unhealthy, as ``nvidia.com/gpu GPU-...::2``.
+    """Devices that its containers hold and their plugin calls unhealthy, as ``nvidia.com/gpu GPU-...::2``.
 
     Kubernetes 1.36 and newer tell (ResourceHealthStatus).
     """
     return [
         f"{resource['name']} {device['resourceID']}"
-        for resource in container_status(pod).get("allocatedResourcesStatus") or []
+        for status in _statuses(pod)
+        for resource in status.get("allocatedResourcesStatus") or []
         for device in resource.get("resources") or []
         if device.get("health") == "Unhealthy"
     ]
@@ -149,18 +165,27 @@ def as_replica(pod: Object, index: int) -> PodReplica:
         image=str(pod["spec"]["containers"][0]["image"]),
         image_id=str(status.get("imageID") or ""),
         restarts=restarts(pod),
+        asks_a_server=any(one["name"] == SERVER for one in pod["spec"]["containers"]),
+        server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),
     )
+
+
+def ends_of(pod: Object, *, restarts_before: int = 0) -> Iterator[End]:
+    """How its containers ended, that of the server first; none for one that runs."""
+    why = _why_ended(pod)
+    for container in _statuses(pod):
+        for state in islice(_terminated(container, restarts_before), 1):
+            reason = str(state.get("reason") or "")
+            known = reason if reason not in {"", "Error", "Completed"} else ""
+            yield End(int(state["exitCode"]), "; ".join(part for part in (known, why) if part), str(container["name"]))
 
 
 def end_of(pod: Object, *, restarts_before: int = 0) -> End | None:
     """How this pod ended, or is being ended; None while nothing speaks against it."""
     status = pod.get("status") or {}
     why = _why_ended(pod)
-    container = container_status(pod)
-    for state in _terminated(container, restarts_before):
-        reason = str(state.get("reason") or "")
-        known = reason if reason not in {"", "Error", "Completed"} else ""
-        return End(int(state["exitCode"]), "; ".join(part for part in (known, why) if part))
+    for end in ends_of(pod, restarts_before=restarts_before):
+        return end
     if status.get("phase") == "Failed":
         return End(None, why or "the pod failed")
     if "deletionTimestamp" in pod["metadata"]:
@@ -207,12 +232,19 @@ class Obstacle:
 
 def obstacle(pod: Object) -> Obstacle | None:
     """What this pod waits for that will not come by itself; None while there is hope."""
-    status = container_status(pod)
-    waiting = (status.get("state") or {}).get("waiting") or {}
-    reason = str(waiting.get("reason") or "")
-    if reason in HOPELESS_WAITS:
-        return Obstacle(reason, str(waiting.get("message") or ""), HOPELESS_WAITS[reason])
+    for waiting in _waiting(pod):
+        reason = str(waiting.get("reason") or "")
+        if reason in HOPELESS_WAITS:
+            return Obstacle(reason, str(waiting.get("message") or ""), HOPELESS_WAITS[reason])
     return None
+
+
+def _waiting(pod: Object) -> Iterator[Mapping[str, Any]]:
+    """What containers of it wait for."""
+    for status in _statuses(pod):
+        waiting = (status.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason"):
+            yield waiting
 
 
 def unschedulable(pod: Object) -> Obstacle | None:
@@ -226,9 +258,7 @@ def unschedulable(pod: Object) -> Obstacle | None:
 
 def waits_for(pod: Object) -> str:
     """What a pod that does not serve yet is doing, in a few words."""
-    status = container_status(pod)
-    waiting = (status.get("state") or {}).get("waiting") or {}
-    if waiting.get("reason"):
+    for waiting in _waiting(pod):
         return _sentence(waiting["reason"], waiting.get("message"))
     found = unschedulable(pod)
     if found is not None:

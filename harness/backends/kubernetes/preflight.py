@@ -62,7 +62,9 @@ def check(
         ]
         lost = capacity.lost(nodes, spec)
         findings += [replace(one, away=lost and one.severity is Severity.ERROR) for one in found]
-        findings += rbac.check_image(usable, spec)
+        servers = [one.workload.server.image for one in experiments if one.workload.server]
+        for image in dict.fromkeys([spec.image, *filter(None, servers)]):
+            findings += rbac.check_image(usable, spec, image)
     with prometheus() as server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))

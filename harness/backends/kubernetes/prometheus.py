@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.pods import PodReplica
+from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.config import KubernetesSpec
 from harness.config.prometheus import PrometheusAccess
 from harness.errors import PrometheusError
@@ -87,6 +87,7 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
         pods=tuple(replica.pod for replica in replicas),
         nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
         labels=Labels(pod=labels.pod, node=labels.node, gpu_node=labels.gpu_node),
+        container=SERVER if any(replica.asks_a_server for replica in replicas) else "",
     )
     if not spec.gpus_per_replica:
         return where

@@ -193,28 +193,30 @@ def check_runtime_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
         )
 
 
-def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec) -> Iterator[Finding]:
-    """Whether the image can be there when a replica starts, as far as the nodes tell."""
-    registry, _, rest = spec.image.partition("/")
-    tagged = ":" in rest or _DIGEST in spec.image
-    if not tagged or spec.image.endswith(":latest"):
+def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec, image: str) -> Iterator[Finding]:
+    """Whether an image can be there when a replica starts, as far as the nodes tell."""
+    registry, _, rest = image.partition("/")
+    tagged = ":" in rest or _DIGEST in image
+    if not tagged or image.endswith(":latest"):
         yield Finding(
             Severity.WARNING,
             "image",
-            f"{spec.image} may be another image tomorrow.",
+            f"{image} may be another image tomorrow.",
             "Name a version or a digest, so that a repeat runs the same.",
         )
     if spec.image_pull_policy is PullPolicy.ALWAYS or (
         registry != "localhost" and spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT
     ):
         return
-    without = [str(node["metadata"]["name"]) for node in nodes if _lacks(node, spec.image)]
+    without = [str(node["metadata"]["name"]) for node in nodes if _lacks(node, image)]
     if without:
         yield Finding(
             Severity.ERROR if len(without) == len(nodes) else Severity.WARNING,
             "image",
-            f"{spec.image} is not in the store of {', '.join(without)}, and no registry has it.",
-            "Build it there: playbooks/workloads.yml.",
+            f"{image} is not in the store of {', '.join(without)}, and no registry has it.",
+            "Build it there: playbooks/workloads.yml."
+            if image == spec.image
+            else "Load it there, e.g. with podman load.",
         )
 
 

@@ -28,6 +28,7 @@ class Origin:
         labels: how this server names pods and nodes.
         gpus: UUIDs of the devices that the replicas are on; empty: every device of the nodes.
         gpus_why: why it is every device of the nodes; empty when it is not.
+        container: whose processors and memory are the replica's; empty: all containers' of its pod.
     """
 
     url: str
@@ -37,11 +38,14 @@ class Origin:
     labels: Labels = field(default_factory=Labels)
     gpus: tuple[str, ...] = ()
     gpus_why: str = ""
+    container: str = ""
 
     def dialect(self) -> Dialect:
         """The dialect that selects exactly these pods, nodes and devices."""
         gpus = f"{GPU_UUID}=~{quote(one_of(self.gpus))}" if self.gpus else ""
-        return cluster(self.namespace, one_of(self.pods), nodes=self.nodes, gpus=gpus, labels=self.labels)
+        return cluster(
+            self.namespace, one_of(self.pods), nodes=self.nodes, gpus=gpus, labels=self.labels, container=self.container
+        )
 
     def with_gpus(self, server: Queryable, uuids: Sequence[str]) -> Self:
         """The same with the devices of the replicas alone, where each says its own and the server knows them all."""
@@ -72,6 +76,7 @@ class Origin:
                 labels=Labels(**data["labels"]),
                 gpus=tuple(map(str, data.get("gpus", ()))),  # older files have none
                 gpus_why=str(data.get("gpus_why", "")),
+                container=str(data.get("container", "")),
             )
         except (KeyError, TypeError) as error:
             raise UsageError(

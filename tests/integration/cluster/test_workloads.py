@@ -4,11 +4,15 @@ import json
 import os
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
+from harness.backends.kubernetes.objects import workload
+from harness.config import KubernetesSpec, WorkloadSpec
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, Cluster, found
 from tests.integration.cluster.playbook import Run, home, play, possible
+from tests.support.experiments import experiment
 from tests.unit.ansible.tree import module
 
 pytestmark = [
@@ -107,3 +111,15 @@ def test_a_privileged_pod_is_refused_there(furnished):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "namespace": "inference"}, "spec": spec}
     done = furnished.kubectl("create", "-f", "-", given=json.dumps(pod), check=False)
     assert 'violates PodSecurity "restricted' in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_a_pod_with_a_server_of_the_users_own_is_let_in(furnished, kind):
+    server = {"image": "registry.example/i:1", "args": ["{port}"], "secret_env": {"A": "b/c"}, "claims": {"/m": "m"}}
+    spec = experiment().model_copy(update={"workload": WorkloadSpec.model_validate({"name": "llm", "server": server})})
+    owner = workload(spec, Path("one-1"), KubernetesSpec(kind=kind, runtime_class=None), "c0ffee").body
+    furnished.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(owner))
+    template = owner["spec"]["template"]
+    metadata = template["metadata"] | {"name": "p", "namespace": "inference"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
+    furnished.kubectl("create", "--dry-run=server", "-f", "-", given=json.dumps(pod))

@@ -22,6 +22,7 @@ SERVER = {"command": ["serve", "--port", "{port}"]}
 RUNNING = {"url": ["http://localhost:8000", "http://[::1]:8001/"]}
 TENSOR = {"name": "x", "shape": [1, 4], "datatype": "FP32"}
 TRACE = {"trace": {"file": "t.jsonl"}}
+IMAGE = {"image": "registry.example/engine:1", "args": ["--port", "{port}"]}
 OIP = SERVER | {"protocol": "oip", "model": "sum", "tensors": [TENSOR]}
 
 
@@ -54,6 +55,13 @@ def test_tensors_are_asked_once_the_server_says_that_it_is_ready():
     assert not workload.server.streams
     assert parsed(OIP | {"ready": {"tcp": True}}).workloads[0].server.ready.path is None
     assert WorkloadSpec.model_validate(workload.model_dump(mode="json")) == workload
+
+
+def test_an_image_is_told_its_port_or_has_one():
+    (told,), (has,) = (parsed(server).workloads for server in (IMAGE, {"image": "x/y:1", "port": 11434}))
+    assert (told.server.pod_port, has.server.pod_port) == (8080, 11434)
+    assert told.own
+    assert parsed(OIP | IMAGE).workloads[0].server.ready.path == "/v2/health/ready"
 
 
 def test_a_rate_is_an_open_loop_that_stress_can_raise():
@@ -112,6 +120,16 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         ({"command": ["serve"]}, {}, "neither `command` nor `env` holds {port}"),
         ({"command": []}, {}, "give either `command`"),
         (SERVER | RUNNING, {}, "give either `command`"),
+        (IMAGE | RUNNING, {}, "give either `command` or `image`"),
+        (SERVER | {"args": ["x"]}, {}, "`args` is of a container: give its `image`"),
+        (SERVER | {"secret_env": {"A": "b/c"}}, {}, "`secret_env` is of a container"),
+        (IMAGE | {"args": []}, {}, "nothing tells the image its port"),
+        (IMAGE | {"args": ["{port}", "{replica}"]}, {}, "{replica} is not known in a container"),
+        (IMAGE | {"port": 8000}, {}, "port 8000 of a pod has the /metrics of the replica"),
+        (IMAGE | {"env": {"HF_TOKEN": "s3cr3t"}}, {}, "HF_TOKEN in `env` holds a key"),
+        (IMAGE | {"api_key_env": "KEY"}, {}, "`api_key_env` names KEY, which no pod has"),
+        (IMAGE | {"body": 100_000 * "x"}, {}, "longer than a variable of a pod may be"),
+        (IMAGE | {"reserve": {"memory": "much"}}, {}, "should match pattern"),
         (RUNNING | {"port": 8000}, {}, "`port` has no effect on a server that runs already"),
         (RUNNING | {"ready": {"path": "/"}}, {}, "`ready` has no effect on a server that runs already"),
         (RUNNING, {"device": "cuda"}, "`device` has no effect on a server"),

@@ -370,7 +370,7 @@ def test_clocks_that_differ():
     ],
 )
 def test_the_image(spec, images, severity):
-    found = list(check_image([node(images=images)], spec))
+    found = list(check_image([node(images=images)], spec, spec.image))
     assert [one.severity for one in found] == ([severity] if severity else [])
 
 

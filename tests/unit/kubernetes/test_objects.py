@@ -11,8 +11,9 @@ import yaml
 from harness.backends.kubernetes.objects import workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.config import KubernetesSpec, Toleration
+from harness.config import KubernetesSpec, Toleration, WorkloadSpec
 from harness.config.pods import NodeRequirement
+from harness.replica.engine.settings import from_environment
 from tests.support.experiments import experiment
 from tests.support.pod_security import violations
 
@@ -40,6 +41,23 @@ FULL = {
     ],
     "run_as_user": None,
 }
+
+SERVER = {
+    "image": "registry.example/vllm:1",
+    "args": ["--model", "/models/a", "--port", "{port}"],
+    "env": {"CACHE": "/tmp/{port}", "NOTE": 'a "quoted" & <odd> word'},
+    "secret_env": {"HF_TOKEN": "hub/token", "LLM_KEY": "llm/api-key"},
+    "claims": {"/models": "models"},
+    "reserve": {"cpu": "4", "memory": "16Gi"},
+    "api_key_env": "LLM_KEY",
+    "protocol": "openai-chat",
+    "stop_timeout_s": 100,
+}
+
+
+def serving(**changes):
+    workload = WorkloadSpec.model_validate({"name": "llm", "server": SERVER | changes})
+    return experiment(replicas=3).model_copy(update={"workload": workload})
 
 
 def made(of=None, *, attempt="one-1", **changes):
@@ -163,6 +181,54 @@ def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
         {"key": "pool", "operator": "In", "values": ["a", "b"]},
         {"key": "spot", "operator": "DoesNotExist"},
     ]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+@pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
+def test_a_pod_with_a_server_is_valid_and_passes_the_level_restricted(minor, kind, changes):
+    body = made(serving(command=["vllm", "serve"]), kind=kind, **changes).body
+
+    kubernetes_validate.validate(body, minor, strict=True)
+    assert violations(body["spec"]["template"]["spec"]) == []
+
+
+def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
+    spec = made(serving()).body["spec"]["template"]["spec"]
+    client, server = spec["containers"]
+    told = {entry["name"]: entry for entry in client["env"]}
+
+    assert (client["name"], server["name"]) == ("replica", "server")
+    assert "resources" not in client
+    assert told["NVIDIA_VISIBLE_DEVICES"]["value"] == "void"
+    assert server["resources"] == {
+        "limits": {"nvidia.com/gpu": 1},
+        "requests": {"cpu": "4", "memory": "16Gi"},
+    }
+    assert spec["shareProcessNamespace"] is True
+    assert spec["terminationGracePeriodSeconds"] >= 100 + 10
+    assert server["args"] == ["--model", "/models/a", "--port", "8080"]
+    assert "command" not in server, "the entrypoint of the image"
+    engine = from_environment({"SERVER": told["SERVER"]["value"]})
+    assert (engine.beside, engine.port, engine.target) == (True, 8080, "/v1/chat/completions")
+    assert "startupProbe" in client, "the pod is ready when the client has had an answer"
+    assert "startupProbe" not in server
+    assert {volume["name"]: volume for volume in spec["volumes"]}["claim-1"]["persistentVolumeClaim"] == {
+        "claimName": "models",
+        "readOnly": True,
+    }
+    assert {"name": "claim-1", "mountPath": "/models", "readOnly": True} in server["volumeMounts"]
+
+
+def test_keys_are_named_and_never_held():
+    client, server = made(serving()).body["spec"]["template"]["spec"]["containers"]
+    key = {"name": "LLM_KEY", "valueFrom": {"secretKeyRef": {"name": "llm", "key": "api-key"}}}
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+
+    assert [entry for entry in client["env"] if "secretKeyRef" in str(entry)] == [key], "what it sends, and no more"
+    assert [entry for entry in server["env"] if "secretKeyRef" in str(entry)] == [token, key]
+    assert {"name": "NOTE", "value": 'a "quoted" & <odd> word'} in server["env"]
+    assert {"name": "CACHE", "value": "/tmp/8080"} in server["env"]
 
 
 def test_where_the_cluster_chooses_the_user_none_is_asked_for():

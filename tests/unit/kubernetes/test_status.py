@@ -122,6 +122,31 @@ def test_how_a_pod_ended(one, end):
     assert pods.end_of(one) == end
 
 
+def with_server(one, state=None, **status):
+    """The same pod with the container of a server beside the replica's."""
+    found = one["status"]["containerStatuses"]
+    found.append({"name": "server", "state": state or {"running": {}}, "lastState": {}, "restartCount": 0, **status})
+    return one
+
+
+def test_a_server_that_ended_is_why_its_client_did():
+    both = with_server(pod(state=terminated(1)), terminated(137, "OOMKilled"))
+    assert pods.end_of(both) == pods.End(137, "OOMKilled", "server")
+    assert [end.container for end in pods.ends_of(both)] == ["server", "replica"]
+    assert pods.end_of(with_server(pod(state=terminated(1)))) == pods.End(1, "")
+    again = with_server(pod(), restartCount=1, lastState=terminated(2))
+    assert pods.end_of(again) == pods.End(2, "", "server")
+    assert pods.end_of(with_server(pod())) is None
+
+
+def test_an_image_of_a_server_that_is_not_there_is_stuck():
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    one = with_server(pod(phase="Pending", ready=False), waiting)
+
+    assert str(rollout.look(deployment(), [one], 2).stuck) == "ErrImagePull: no such image"
+    assert pods.waits_for(one) == "ErrImagePull: no such image"
+
+
 def test_restarts_from_before_it_served_are_no_end():
     assert pods.end_of(pod(last=terminated(7), restarts=1), restarts_before=1) is None
 

@@ -114,6 +114,12 @@ def test_only_the_devices_of_the_replicas_are_selected_where_they_and_the_server
     assert all('node=~"n1"' in query for query in [selector, *server.asked])
 
 
+def test_processors_and_memory_are_those_of_the_server_without_its_client():
+    origin = Origin("http://x:9090", "inference", ("a-1",), container="server")
+    assert Origin.from_dict(origin.to_dict()) == origin
+    assert origin.dialect().containers == 'namespace="inference",pod=~"a-1",container="server"'
+
+
 def test_an_origin_written_before_devices_were_told_apart_is_still_read():
     written = Origin("http://x:9090", "inference", ("a-1",)).to_dict()
     del written["gpus"], written["gpus_why"]

@@ -66,6 +66,21 @@ def test_of_servers_that_ran_already_no_place_and_no_mode_is_claimed(tmp_path, u
     assert ReasonCode.NOT_JUDGED not in {each.code for each in judged(tmp_path)[1]}
 
 
+def test_of_servers_in_pods_what_their_clients_could_not_see_is_said(tmp_path):
+    seen = {"replica": 0, "device": "cuda", "mps_pipe_directory": ""}
+    hidden = {"replica": 1, "device": "", "mps_pipe_directory": None}
+
+    def said(*statuses):
+        _, findings = judged(tmp_path, statuses=statuses, image="registry.example/engine:1")
+        return [each.message for each in findings if each.code is ReasonCode.NOT_JUDGED]
+
+    assert said(seen) == []
+    assert [message.partition(", whose")[0] for message in said(seen, hidden)] == [
+        "Not judged: whether it computes on a GPU, of the server of replica 1",
+        "Not judged: whether it is a client of MPS, of the server of replica 1",
+    ]
+
+
 def test_the_figures_are_those_of_the_requests_that_ended_in_the_recording(tmp_path):
     replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in [999.0, *ends(200), 1011.0]], [(t, 9) for t in ends(400)])
     replica(tmp_path, 1, [(t, 200, 60, 9, 200) for t in ends(100)])

@@ -1,0 +1,146 @@
+"""The user's own server in the pods: a container of its image beside the client, which asks it and sees what it may."""
+
+import json
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from harness.backends.kubernetes.backend import KubernetesBackend
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.config import WorkloadSpec
+from harness.errors import BackendError, ReplicaDiedError
+from harness.replica.engine.ledger import FIELDS
+from harness.results import latencies, layout
+from tests.support.experiments import experiment
+from tests.support.processes import eventually
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
+]
+COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server"]
+TOKENS = 4
+
+
+def asked(*arguments, replicas=1, ready_timeout_s=120, **server):
+    values = {
+        "image": "registry.example/engine:1",
+        "command": COMMAND,
+        "args": ["--port", "{port}", "--first-s", "0.01", "--gap-s", "0.01", *arguments],
+        "ready": {"path": "/health"},
+        "stop_timeout_s": 60,
+        "protocol": "openai-chat",
+        "requests": {"output_tokens": {"mean": TOKENS}},
+    }
+    workload = {"name": "llm", "device": "cpu", "warmup_requests": 1, "server": values | server}
+    spec = experiment(replicas=replicas, timing={"ready_timeout_s": ready_timeout_s})
+    return spec.model_copy(update={"workload": WorkloadSpec.model_validate(workload)})
+
+
+@pytest.fixture
+def deaths():
+    return []
+
+
+@pytest.fixture
+def deploy(backend, tmp_path, deaths):
+    """Deploys, and stops what a test has left running."""
+    made = []
+
+    def deploying(of, *, by=backend):
+        folder = tmp_path / f"attempt-{len(made)}"
+        folder.mkdir()
+        made.append(by.deploy(of, folder, abort=threading.Event(), on_death=deaths.append))
+        return made[-1], folder
+
+    yield deploying
+    for deployment in made:
+        deployment.stop(timeout_s=4)
+
+
+def requests_of(folder, replica):
+    log = layout.replica_folder(folder, replica) / "requests.bin"
+    return dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_written_down(deploy, server, driver, kind):
+    driver.environment = {"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"}  # where the GPU is, and nowhere else
+    deployment, folder = deploy(
+        asked(replicas=2, concurrency=2), by=KubernetesBackend(server.spec(kind=kind), "c0ffee")
+    )
+
+    statuses = deployment.statuses()
+    assert [status["phase"] for status in statuses] == ["serving"] * 2
+    assert [status["mps_pipe_directory"] for status in statuses] == ["/mps/nvidia.com/gpu/pipe"] * 2
+    assert {status["server_image_id"] for status in statuses} == {statuses[0]["image_id"]}
+    logs = [driver.folder / status["pod"] / "requests.bin" for status in statuses]
+    assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+
+    assert list(deployment.stop(timeout_s=4)) == []
+    assert driver.left() == []
+    for index in range(2):
+        place = layout.replica_folder(folder, index)
+        told = json.loads((place / "replica.json").read_text())
+        assert told["phase"] == "finished", "what was under way was answered before the files were fetched"
+        found = requests_of(folder, index)
+        assert set(found["status"]) == {200}
+        assert set(found["output_tokens"]) == {TOKENS}
+        assert len(found["status"]) == told["requests"] == len(latencies.read(place / layout.RAW_LATENCIES))
+        assert len(latencies.read(place / "gaps.bin")) == (TOKENS - 1) * told["requests"]
+        assert "Application startup complete" in layout.server_log(folder, index).read_text()
+        assert "serving" in layout.replica_log(folder, index).read_text()
+
+
+def test_a_server_that_is_killed_is_noticed_as_what_it_is_with_its_own_last_words(deploy, driver, deaths):
+    deployment, folder = deploy(asked(replicas=2))
+
+    driver.kill(deployment.statuses()[1]["pod"], reason="OOMKilled", server=True)
+    assert eventually(lambda: deaths)
+
+    said = "the server of replica 1 was killed by signal 9 (OOMKilled); last lines: Application startup complete"
+    assert str(deaths[0]) == said
+    assert deaths[0].code.value == "out-of-memory"
+    deployment.stop(timeout_s=4)
+    assert len(deaths) == 1
+    assert driver.left() == []
+    assert "Application startup complete" in layout.server_log(folder, 1).read_text()
+    assert set(requests_of(folder, 0)["status"]) == {200}, "what the others measured is kept"
+
+
+@pytest.mark.parametrize(
+    ("of", "error", "said"),
+    [
+        (
+            asked("--live-s", "0"),
+            ReplicaDiedError,
+            r"the server of replica 0 exited with 1; last lines: .*the engine ran out of luck",
+        ),
+        (asked("--fault", "404"), ReplicaDiedError, "does not answer a request as it should: HTTP 404"),
+        (asked("--fault", "500", ready_timeout_s=6), BackendError, "not every replica served within 6 s"),
+    ],
+    ids=["ends", "404", "never answers"],
+)
+def test_one_that_cannot_serve_is_named_with_its_reason_and_nothing_is_left(deploy, driver, of, error, said):
+    with pytest.raises(error, match=said):
+        deploy(of)
+
+    assert driver.left() == []
+
+
+def test_a_key_comes_out_of_a_secret_and_is_shown_nowhere(deploy, server, driver, tmp_path):
+    driver.secrets = {"LLM_KEY": "s3cr3t"}
+    keyed = {"api_key_env": "LLM_KEY", "secret_env": {"LLM_KEY": "llm/key"}}
+    deployment, _ = deploy(asked(**keyed))
+    spec = server.spec()
+    pods = KubernetesApi(spec).list(f"/api/v1/namespaces/{spec.namespace}/pods")
+    deployment.stop(timeout_s=4)
+    with pytest.raises(ReplicaDiedError, match=r"HTTP 401: .*\(key\)"):
+        deploy(asked("--fault", "401", **keyed))
+
+    assert "s3cr3t" not in json.dumps(pods)
+    written = [file.read_bytes() for file in tmp_path.glob("attempt-*/**/*") if file.is_file()]
+    assert written
+    assert not [content for content in written if b"s3cr3t" in content]
