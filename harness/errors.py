@@ -8,6 +8,7 @@
     ├── PreflightError           3   this machine cannot run what was asked
     ├── ExperimentsFailedError   4   the campaign ended, with INVALID experiments in it
     ├── ObjectiveMissedError    11   --fail-on slo: an objective is not met, or it cannot be decided
+    ├── NotReproducedError      12   a campaign that ran again gives other figures than the published one
     ├── VerificationError        5   files on disk are not what the manifest says
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
@@ -138,6 +139,12 @@ class ObjectiveMissedError(HarnessError):
     """A service level objective is not met, or it cannot be decided whether it is."""
 
     exit_code = 11
+
+
+class NotReproducedError(HarnessError):
+    """A campaign that ran again gives other figures than the published one."""
+
+    exit_code = 12
 
 
 class VerificationError(HarnessError):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 EXIT_CODES = """Exit codes: 0 done · 1 a defect of ours · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
 harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
-not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 130 interrupted (resume goes on)."""
+not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
+campaign was not reproduced · 130 interrupted (resume goes on)."""
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
 

@@ -1,20 +1,26 @@
-"""Commands about results that others read: publish."""
+"""Commands about results that others read: publish, reproduce."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import output
+from harness.cli.numbers import positive
+
+if TYPE_CHECKING:
+    from harness.analysis.reproduction import Reproduction
+    from harness.campaign.source import CampaignSource
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    app.command(rich_help_panel="Results")(publish)
+    for command in (publish, reproduce):
+        app.command(rich_help_panel="Results")(command)
 
 
 def publish(
@@ -50,3 +56,109 @@ def publish(
         output.document({"archive": str(made), "bytes": made.stat().st_size})
     else:
         output.result(f"{made}: {made.stat().st_size / 1e6:.1f} MB, verified. Read it with: harness report {made}")
+
+
+def reproduce(
+    archive: Annotated[
+        Path, typer.Argument(metavar="ARCHIVE", help="A published set, or the folder of a campaign that is finished.")
+    ],
+    *,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against", metavar="RESULTS/CAMPAIGN", help="A campaign that ran again already; nothing is run."
+        ),
+    ] = None,
+    within: Annotated[
+        float, typer.Option("--within", callback=positive, help="Percent that a figure may differ and still agree.")
+    ] = 10.0,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measure",
+            help="What decides; may be repeated. Default: throughput, latency_p50_exact and energy.",
+        ),
+    ] = None,
+    results: Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")] = Path(
+        "results"
+    ),
+    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    json: Json = False,
+) -> None:
+    """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
+    from harness.analysis.campaign import analyse
+    from harness.analysis.reproduction import COMPARED, reproduction
+    from harness.campaign.reproduce import published_source, refuse_same
+    from harness.results.published import opened
+
+    if json:
+        output.use_json()
+    with opened(archive) as published:
+        source = published_source(published, archive)
+        again = against or _run_again(source, archive, results, force=force)
+        with opened(again) as other:
+            refuse_same(published, other)
+            found = reproduction(analyse(published), analyse(other), within=within / 100, measures=measure or COMPARED)
+    if json:
+        output.document({"archive": str(archive), "campaign": str(again), **found.to_dict()})
+    else:
+        _print_reproduction(found)
+    _refuse_other_figures(found, archive, again)
+
+
+def _run_again(source: CampaignSource, archive: Path, results: Path, *, force: bool) -> Path:
+    """Run the campaign to its end; returns its folder."""
+    from harness.backends.choose import make_backend
+    from harness.campaign.begin import begin
+    from harness.campaign.runner import CampaignRunner
+    from harness.cli.progress import progress_listener
+
+    folder = begin(source, results, force=force, say=output.note)
+    output.note(
+        f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
+        f"{archive} --against {folder.path}"
+    )
+    with progress_listener() as listener:
+        CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener).run()
+    return folder.path
+
+
+def _print_reproduction(found: Reproduction) -> None:
+    from harness.analysis.reproduction import Outcome
+
+    for sentence in found.environment:
+        output.result(f"differs here: {sentence}")
+    if not found.environment:
+        output.result("The environment is the same: GPU, driver, CPU, memory and versions.")
+    output.result()
+    conditions = any(cell.key.condition for cell in found.cells)
+    output.table(
+        [
+            "workload",
+            "sharing",
+            "replicas",
+            *(["condition"] if conditions else []),
+            "measure",
+            "published",
+            "here",
+            "here / published",
+            "outcome",
+        ],
+        [[*(cell.key if conditions else cell.key[:3]), *line.words] for cell in found.cells for line in cell.lines],
+    )
+    output.result()
+    counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in Outcome)
+    output.result(f"Of {len(found.cells)} cells, within {100 * found.within:g} %: {counts}.")
+
+
+def _refuse_other_figures(found: Reproduction, archive: Path, again: Path) -> None:
+    from harness.analysis.reproduction import Outcome
+    from harness.errors import NotReproducedError
+
+    different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]
+    if different:
+        names = ", ".join("/".join(map(str, filter(None, cell.key))) for cell in different)
+        raise NotReproducedError(
+            f"{again} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
+            advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
+        )

@@ -1,0 +1,57 @@
+"""A campaign of real replicas is published, runs again from its archive alone, and is compared cell by cell."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.reproduction import Outcome
+from harness.campaign.folder import open_folder
+from harness.campaign.verify import verify_campaign
+
+pytestmark = pytest.mark.integration
+
+CAMPAIGN = """
+name: published
+workloads:
+  - {name: tiny, factory: "tests.support.tiny_workload:steady", warmup_requests: 1}
+replicas: [1, 2]
+repeats: 2
+timing: {step_s: 0.1, stabilise_s: 0, record_s: 0.5, cooldown_s: 0}
+metrics: [throughput]
+"""
+
+
+def harness(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "harness", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+
+
+def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
+    file = tmp_path / "campaign.yaml"
+    file.write_text(CAMPAIGN)
+    ran = harness("run", file, "--results", tmp_path / "there", "--no-report")
+    assert ran.returncode in {0, 4}, ran.stderr  # a busy machine may starve a recording of half a second
+    (original,) = (tmp_path / "there").iterdir()
+    file.unlink()
+    archive = tmp_path / "published.tar.xz"
+    made = harness("publish", original, "--out", archive)
+    assert made.returncode == 0, made.stderr
+
+    done = harness("reproduce", archive, "--results", tmp_path / "here", "--json")
+
+    found = json.loads(done.stdout)
+    assert done.returncode == (12 if found["outcome"] == "differs" else 0), done.stderr
+    again = open_folder(Path(found["campaign"]))
+    assert again.path.parent == tmp_path / "here"
+    assert again.spec == open_folder(original).spec
+    assert verify_campaign(again.path).ok
+    assert {cell["outcome"] for cell in found["cells"]} <= {outcome.value for outcome in Outcome}
+    assert [cell["replicas"] for cell in found["cells"]] == [1, 2]
+    assert found["environment"] == []
+    # Without running: the same answer.
+    assert json.loads(harness("reproduce", archive, "--against", again.path, "--json").stdout) == found
