@@ -59,6 +59,11 @@ def _layers(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"a layer in condition {each.name}" for each in spec.conditions if each.layer)
 
 
+def _layers_of_servers(spec: CampaignSpec) -> Iterator[str]:
+    for what in _layers(spec):
+        yield from (f"{what}, around the server of workload {each.name}" for each in spec.workloads if each.server)
+
+
 def _stress(spec: CampaignSpec) -> Iterator[str]:
     if spec.stress is not None:
         yield "`stress`"
@@ -200,7 +205,12 @@ FEATURES = [
     Feature("`conditions` of a server that runs already", _conditions_of_running, dict.fromkeys(BACKENDS, _UNCHANGED)),
     Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
     Feature("neighbours", _neighbours, {KUBERNETES: (_ALONE, _BESIDE)}),
-    Feature("layers", _layers, {KUBERNETES: ("the command of a pod is that of the image", _BESIDE)}),
+    Feature("layers (on a cluster `preload` is a library of the replicas' image)", _layers),
+    Feature(
+        "a layer of a server of your own",
+        _layers_of_servers,
+        {KUBERNETES: ("the harness does not know the command of the server's image", "Put it into `server.command`.")},
+    ),
     Feature("`stress`", _stress),
     Feature("`timing.stop_when_known`", _stop_when_known, {KUBERNETES: (_LATER, "Remove it, or shorten record_s.")}),
     Feature(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from harness import supervisor
-from harness.config import ServerSpec, Timing, WorkloadSpec
+from harness.config import LayerSpec, ServerSpec, Timing, WorkloadSpec
+from harness.config.condition import PRELOAD_VARIABLE
 from harness.config.server import OF_A_CONTAINER
 
 SERVER_FACTORY = "harness.replica.engine.workload:make"
@@ -33,6 +35,21 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
     if workload.threads is not None:
         environment["TORCH_THREADS"] = str(workload.threads)
     return environment
+
+
+def layered(command: Sequence[str], layer: LayerSpec | None, *, here: bool = True) -> list[str]:
+    """The command under a layer, whose library is for the replica alone.
+
+    Args:
+        command: of the replica.
+        layer: None: nothing lies between.
+        here: the library is a file of this machine, and not of an image.
+    """
+    if layer is None:
+        return list(command)
+    library = str(Path(layer.preload).resolve()) if layer.preload and here else layer.preload
+    inside = ["env", f"{PRELOAD_VARIABLE}={library}"] if library else []
+    return [*layer.prefix, *inside, *command]
 
 
 def server_environment(workload: WorkloadSpec, replica: Mapping[str, str], timing: Timing) -> dict[str, str]:

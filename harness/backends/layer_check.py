@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.backends.base import Finding, Severity
 from harness.backends.environment import workload_environment
 from harness.backends.orphans import CAMPAIGN_VARIABLE
-from harness.config import ExperimentSpec
+from harness.config import ExperimentSpec, LayerSpec
 
 _CHECK = "layer"
 _OWN = frozenset(
@@ -19,23 +19,46 @@ _OWN = frozenset(
 _ELF = b"\x7fELF"
 
 
+_OF_A_POD = frozenset({"HOME", "USER", "SCENARIO", "SERVER", "REPLICA_NAME", "RUN_SECONDS", "LINGER_SECONDS"})
+
+
+def check_layer_of_image(experiment: ExperimentSpec) -> Iterator[Finding]:
+    """The same for a replica in a pod: what the image holds is seen when one runs."""
+    for where, layer in _layer(experiment):
+        yield from _taken(where, layer, experiment, _OWN | _OF_A_POD)
+        if layer.preload is not None and not layer.preload.startswith("/"):
+            message = f"{where} preloads {layer.preload}, and on a cluster that is a library of the replicas' image."
+            yield Finding(Severity.ERROR, _CHECK, message, "Give its whole path in the image.")
+
+
 def check_layer(experiment: ExperimentSpec) -> Iterator[Finding]:
     """Findings on the layer of one experiment's condition; none where it has none."""
+    for where, layer in _layer(experiment):
+        yield from _check(where, layer, experiment)
+
+
+def _layer(experiment: ExperimentSpec) -> Iterator[tuple[str, LayerSpec]]:
     condition = experiment.condition
-    if condition is None or condition.layer is None:
-        return
-    layer, where = condition.layer, f"the layer of condition {condition.name}"
+    if condition is not None and condition.layer is not None:
+        yield f"the layer of condition {condition.name}", condition.layer
+
+
+def _check(where: str, layer: LayerSpec, experiment: ExperimentSpec) -> Iterator[Finding]:
     if layer.prefix and shutil.which(layer.prefix[0]) is None:
         message = f"{where} starts with {layer.prefix[0]}, and there is no such command."
         yield Finding(Severity.ERROR, _CHECK, message, "Install it, or give its path.")
-    taken = sorted(layer.environment.keys() & (_OWN | workload_environment(experiment.workload).keys()))
-    if taken:
-        message = f"{where} sets {', '.join(taken)}, which the harness sets itself."
-        yield Finding(Severity.ERROR, _CHECK, message, "Say it with the workload's own fields, or leave it out.")
+    yield from _taken(where, layer, experiment, _OWN)
     if layer.preload is not None and not _is_library(Path(layer.preload)):
         message = f"{where} preloads {layer.preload}, and that is no shared library."
         advice = "Give the path of a .so file, from where the harness is started. The loader would start without it."
         yield Finding(Severity.ERROR, _CHECK, message, advice)
+
+
+def _taken(where: str, layer: LayerSpec, experiment: ExperimentSpec, own: frozenset[str]) -> Iterator[Finding]:
+    taken = sorted(layer.environment.keys() & (own | workload_environment(experiment.workload).keys()))
+    if taken:
+        message = f"{where} sets {', '.join(taken)}, which the harness sets itself."
+        yield Finding(Severity.ERROR, _CHECK, message, "Say it with the workload's own fields, or leave it out.")
 
 
 def _is_library(path: Path) -> bool:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
+from harness.backends.environment import layered
 from harness.backends.supervised import Lifeline
 from harness.config import ExperimentSpec, LayerSpec, WorkloadSpec
-from harness.config.condition import PRELOAD_VARIABLE
 from harness.errors import BackendError, HarnessError
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
@@ -173,15 +173,6 @@ class LocalReplica:
             return psutil.Process(self.guard.pid).children(recursive=True)
         except psutil.Error:
             return []
-
-
-def layered(command: Sequence[str], layer: LayerSpec | None) -> list[str]:
-    """The command under a layer, whose library is for the replica alone."""
-    if layer is None:
-        return list(command)
-    preload = [f"{PRELOAD_VARIABLE}={Path(layer.preload).resolve()}"] if layer.preload else []
-    inside = ["env", *preload] if preload else []
-    return [*layer.prefix, *inside, *command]
 
 
 def _maps(process: psutil.Process) -> set[str]:

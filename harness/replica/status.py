@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from datetime import UTC, datetime
+from pathlib import Path
 
 from harness.replica.host import describe_host
 from harness.replica.settings import Settings
 
 FILE_NAME = "replica.json"
+
+
+def _preloaded() -> dict[str, object]:
+    """Which of the libraries that were to be loaded before all others were; nothing where there were none."""
+    wanted = re.split("[ :]+", os.environ.get("LD_PRELOAD", "").strip())
+    if wanted == [""]:
+        return {}
+    maps = Path("/proc/self/maps").read_text(errors="replace")
+    return {"preloaded": [name for name in wanted if str(Path(name).resolve()) in maps]}
 
 
 class ReplicaStatus:
@@ -31,6 +42,7 @@ class ReplicaStatus:
             "device": "",
             "device_name": "",
             "mps_pipe_directory": os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
+            **_preloaded(),
             "precision": settings.precision,
             "execution": settings.execution,
             "batch_size": settings.batch_size,

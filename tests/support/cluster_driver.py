@@ -377,6 +377,8 @@ class ClusterDriver:
             environment=environment,
             always=pod["spec"].get("restartPolicy") == "Always",
         )
+        if client.get("command"):
+            made.command = [sys.executable if word == "python" else word for word in client["command"]]
         if beside:
             made.server = self._server(made, beside[0])
         self.pods[name] = made

@@ -236,6 +236,7 @@ class KubernetesDeployment:
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
         ]
+        self._refuse_missing_library()
         self._refuse_silent_cpu()
         self._refuse_other_mode()
 
@@ -261,6 +262,18 @@ class KubernetesDeployment:
         except ClusterError:
             return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
         return [node for node in found if node is not None]
+
+    def _refuse_missing_library(self) -> None:
+        """The loader leaves out what it does not find, with a mere remark: a layer without cost would be measured."""
+        condition = self._experiment.condition
+        library = condition.layer.preload if condition and condition.layer else None
+        for status in self._statuses if library else []:
+            if library not in status.get("preloaded", ()):
+                raise BackendError(
+                    f"replica {status['replica']} (pod {status['pod']}) runs without the layer's library {library}: the loader did "
+                    "not take it.",
+                    advice="Is it in `kubernetes.image`, and built for it? The replica's log has what the loader says.",
+                )
 
     def _refuse_silent_cpu(self) -> None:
         """A replica that was given a GPU and does not use it would be measured for hours on the CPU."""

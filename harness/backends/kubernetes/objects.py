@@ -12,13 +12,15 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.environment import client_environment, scenario_environment, workload_environment
+from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
 from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, Timing, WorkloadKind
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
 
 REPLICA_DIR = "/var/run/replica"
+COMMAND = ("python", "-m", "harness.replica")
+"""Of the image, which a layer is put before."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
@@ -102,6 +104,7 @@ def _name(experiment: ExperimentSpec, folder: Path, campaign_id: str) -> str:
 
 def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
     timing, indexed, server = experiment.timing, spec.kind is WorkloadKind.JOB, experiment.workload.server
+    layer = experiment.condition.layer if experiment.condition else None
     run_s = run_time_s(timing)
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
@@ -135,6 +138,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "gpu_resource": spec.gpu_resource,
         "gpus": spec.gpus_per_replica,
         "replica_dir": REPLICA_DIR,
+        "command": layered(COMMAND, layer, here=False) if layer and (layer.prefix or layer.preload) else None,
         "environment": {
             **workload_environment(experiment.workload),
             **scenario_environment(experiment.workload, timing),
@@ -144,6 +148,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
             "USER": "replica",  # where the cluster chooses the user's number, no file gives it a name
             **bounded,
             **beside,
+            **(layer.environment if layer else {}),
         },
         "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
         "server": _server(server) if server else None,

@@ -11,6 +11,7 @@ from harness.backends.kubernetes import capacity, grafana, monitoring, quota, rb
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
+from harness.backends.layer_check import check_layer_of_image
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -45,6 +46,7 @@ def check(
         nodes = None
     most = max((experiment.replicas for experiment in experiments), default=1)
     findings = [
+        *(one for experiment in experiments for one in check_layer_of_image(experiment)),
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
         *_tried("rights", lambda: rbac.check_rights(api, spec)),
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),

@@ -5,11 +5,12 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import ScenarioSpec
+from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
@@ -243,6 +244,36 @@ def test_an_abort_ends_a_deployment_that_has_begun(deploy, driver):
 
     with pytest.raises(BackendError, match="stopped before every replica had served"):
         deploy(experiment(factory="slow_to_load", load_s=30, replicas=1), abort=abort)
+
+    assert driver.left() == []
+
+
+def hooked(**layer):
+    return experiment(replicas=1, condition=ConditionSpec(name="hooked", layer=LayerSpec(**layer)))
+
+
+def test_a_layer_is_on_the_replica(deploy, driver):
+    library = next(region.path for region in psutil.Process().memory_maps() if "libc.so" in region.path)
+    layer = hooked(prefix=["nice", "-n", "1"], environment={"HOOK_LOG": "off"}, preload=library)
+    deployment, _ = deploy(layer)
+    (status,) = deployment.statuses()
+
+    replica = psutil.Process(driver.pods[status["pod"]].process.pid)
+    assert replica.nice() == min(psutil.Process().nice() + 1, 19)
+    assert (replica.environ()["HOOK_LOG"], replica.environ()["LD_PRELOAD"]) == ("off", library)
+    assert status["preloaded"] == [library]
+
+
+def test_a_library_that_the_loader_leaves_out_is_an_error(deploy, driver):
+    with pytest.raises(BackendError, match=r"replica 0 .* runs without the layer's library /opt/no-such\.so"):
+        deploy(hooked(preload="/opt/no-such.so"))
+
+    assert driver.left() == []
+
+
+def test_a_prefix_that_the_image_does_not_have_is_said(deploy, driver):
+    with pytest.raises(ReplicaDiedError, match=r"replica 0 exited with 127; last lines: .*no-such-hypervisor"):
+        deploy(hooked(prefix=["env", "no-such-hypervisor"]))
 
     assert driver.left() == []
 

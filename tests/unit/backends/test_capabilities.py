@@ -40,6 +40,10 @@ EXAMPLES = {
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
     "neighbours": {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
     "layers": {"more": "conditions: [{name: b, layer: {prefix: [env]}}]"},
+    "a layer of a server": {
+        "more": "conditions: [{name: b, layer: {prefix: [env]}}]",
+        "workload": "-mine, server: {command: [a, '{port}']}",
+    },
     "`stress`": {"more": "stress: {first: 1, most: 8}"},
     "`timing.stop_when_known`": {"more": "timing: {stop_when_known: {}}"},
     "cool-down until the GPUs are cool": {"more": "timing: {cooldown_gpu_celsius: 50}"},

@@ -5,9 +5,9 @@ import sys
 import pytest
 
 from harness.backends.base import Severity
-from harness.backends.layer_check import check_layer
+from harness.backends.environment import layered
+from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
-from harness.backends.local_replica import layered
 from harness.config import ConditionSpec, LayerSpec
 from tests.support.experiments import experiment, neighbour
 
@@ -79,3 +79,17 @@ def test_neighbours_are_checked_like_the_measured_workload():
         "2 replicas of tiny and 1 replicas of noisy and 1 replicas of hungry need about 100000.6 GB" in message
         for message in errors
     )
+
+
+def test_in_a_pod_the_library_is_the_images_and_the_pods_own_variables_are_taken():
+    def told(**layer):
+        condition = ConditionSpec(name="hooked", layer=LayerSpec(**layer))
+        return [one.message for one in check_layer_of_image(experiment(condition=condition))]
+
+    assert told(prefix=["only-in-the-image"], preload="/opt/only-in-the-image.so") == []
+    assert told(preload="./hook.so") == [
+        "the layer of condition hooked preloads ./hook.so, and on a cluster that is a library of the replicas' image."
+    ]
+    assert told(environment={"REPLICA_NAME": "a", "WORKLOAD": "b"}) == [
+        "the layer of condition hooked sets REPLICA_NAME, WORKLOAD, which the harness sets itself."
+    ]

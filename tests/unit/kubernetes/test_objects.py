@@ -1,5 +1,6 @@
 """The objects that the harness makes: valid for two minors, as the policy wants them, named apart."""
 
+import json
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import yaml
 from harness.backends.kubernetes.objects import workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.config import KubernetesSpec, Toleration, WorkloadSpec
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, Toleration, WorkloadSpec
 from harness.config.pods import NodeRequirement
 from harness.replica.engine.settings import from_environment
 from tests.support.experiments import experiment
@@ -288,3 +289,15 @@ def test_names_are_valid_and_another_one_for_every_attempt():
     for name in names:
         assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
         assert len(name) <= 52, "a ReplicaSet's hash and a pod's suffix still fit into 63"
+
+
+def test_a_layer_is_put_before_the_command_of_the_image():
+    layer = LayerSpec(prefix=["taskset", "-c", "0"], environment={"HOOK_LOG": "off"}, preload="/opt/hook.so")
+    body = made(experiment(condition=ConditionSpec(name="hooked", layer=layer))).body
+    own = ["python", "-m", "harness.replica"]
+
+    assert container(body)["command"] == ["taskset", "-c", "0", "env", "LD_PRELOAD=/opt/hook.so", *own]
+    assert {"name": "HOOK_LOG", "value": "off"} in container(body)["env"]
+    assert "command" not in container(made().body)
+    entrypoint = (ROOT / "roles/workload_image/files/Containerfile").read_text().splitlines()[-1]
+    assert entrypoint == f"ENTRYPOINT {json.dumps(own)}"
