@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.measures import MEASURES, OWN, Measured, measure
-from harness.analysis.read import ExperimentData, last_steps, read_campaign, read_experiment
+from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
+from harness.analysis.until_known import Progress, judge, share_of_look
 from harness.config import CampaignSpec, CellSpec
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.manifest import Status
+
+REPEATS_FOLLOWED = (
+    "The number of repeats followed from the results (`repeats: until_known`). Intervals and p-values allow for every look "
+    "that was taken, which makes them wider than those of as many repeats that were planned; scaling laws do not allow for it."
+)
+"""For whoever reads figures of such a campaign."""
 
 
 class Key(NamedTuple):
@@ -75,7 +83,8 @@ class Cell:
     Attributes:
         key: which.
         experiments: every finished repeat, used or not.
-        planned: repeats that the campaign asks for; None when the plan is not known.
+        planned: repeats that the campaign asks for; None when the plan is not known, or follows from the results.
+        shares: what an interval may take of the usual error, by campaign whose repeats ended when something was known.
         estimates: measure to its mean over the repeats used.
         absent: measure to the reason why there is none.
         speed_up: throughput over that of one replica; None with a reason in ``absent``.
@@ -85,6 +94,7 @@ class Cell:
     key: Key
     experiments: list[Experiment]
     planned: int | None
+    shares: dict[str, float] = field(default_factory=dict)
     estimates: dict[str, Estimate] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     speed_up: Estimate | None = None
@@ -142,6 +152,18 @@ class Cell:
         return [figure for figure in found if figure is not None]
 
 
+def shared(*cells: Cell) -> float:
+    """Share of the usual error that one interval of these cells together may take; 1 where all repeats were planned.
+
+    Looks at one campaign are in step, those at several are not: each look of one may meet each of the other.
+    """
+    by_campaign: dict[str, float] = {}
+    for cell in cells:
+        for name, share in cell.shares.items():
+            by_campaign[name] = min(share, by_campaign.get(name, 1.0))
+    return math.prod(by_campaign.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """An experiment that the campaign asks for and that is not there."""
@@ -164,6 +186,7 @@ class CampaignAnalysis:
         cells: by workload, sharing mode and replicas.
         unfinished: what is missing.
         ladders: of a stress campaign, how far each load was raised.
+        progress: of repeats until something is known, how far they came.
     """
 
     folder: Path
@@ -175,6 +198,7 @@ class CampaignAnalysis:
     cells: list[Cell]
     unfinished: list[Unfinished]
     ladders: list[Ladder] = field(default_factory=list)
+    progress: Progress | None = None
 
     @property
     def planned(self) -> int:
@@ -208,11 +232,15 @@ def analyse(folder: Path) -> CampaignAnalysis:
         raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
     experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
     spec: CampaignSpec | None = identity.get("spec")
-    cells = _cells(experiments, spec)
+    cells = _cells(folder, experiments, spec)
     _relate_to_one_replica(cells)
     stressed = spec is not None and spec.stress is not None
     runs = {each.name: run_of(each.data) for each in experiments if not each.damage} if stressed else {}
     ladders = ladders_of(spec, runs)
+    progress = None
+    if spec is not None and spec.until_known is not None:
+        figures = {each.name: each.measured.figures if each.used else {} for each in experiments}
+        progress = judge(spec.until_known, spec.cells(), figures)
     return CampaignAnalysis(
         folder=folder,
         name=folder.resolve().name,
@@ -221,8 +249,9 @@ def analyse(folder: Path) -> CampaignAnalysis:
         source=str(identity.get("source", "")),
         experiments=experiments,
         cells=cells,
-        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}, ladders),
+        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}, ladders, progress),
         ladders=ladders,
+        progress=progress,
     )
 
 
@@ -231,6 +260,7 @@ def pooled_cell(cells: Sequence[Cell]) -> Cell:
     if len(cells) == 1:
         return cells[0]
     pooled = Cell(cells[0].key, [experiment for cell in cells for experiment in cell.experiments], planned=None)
+    pooled.shares = {name: share for cell in cells for name, share in cell.shares.items()}
     _average(pooled)
     return pooled
 
@@ -252,7 +282,7 @@ def _was_left_out(path: Path) -> bool:
     return path.parent.name == LATENCIES and not path.exists()
 
 
-def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
+def _cells(folder: Path, experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:
     keys: list[Key] = []
     if spec is not None:
         keys = _planned_keys(spec, {experiment.key for experiment in experiments})
@@ -260,7 +290,10 @@ def _cells(experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list
     cells = []
     for key in keys:
         members = [experiment for experiment in experiments if experiment.key == key]
-        cell = Cell(key, members, spec.repeats if spec else None)
+        cell = Cell(key, members, spec.most_repeats if spec and not spec.until_known else None)
+        if spec and spec.until_known:
+            looks = max((each.data.manifest.experiment.repeat for each in members), default=1)
+            cell.shares[str(folder.resolve())] = share_of_look(spec.until_known.max, looks)
         _average(cell)
         cells.append(cell)
     return cells
@@ -287,7 +320,7 @@ def _average(cell: Cell) -> None:
     for name in (*MEASURES, *own):
         figures = cell.figures(name)
         if figures:
-            cell.estimates[name] = t_interval(figures)
+            cell.estimates[name] = t_interval(figures, shared(cell))
             continue
         reasons = [experiment.measured.absent.get(name) for experiment in cell.used]
         cell.absent[name] = next((reason for reason in reasons if reason), "no run can be used")
@@ -305,7 +338,7 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
                 raise ValueError(cell.absent.get("throughput", "no run of it can be used"))  # noqa: TRY301
             if not alone:
                 raise ValueError("no usable run of one replica to compare with")  # noqa: TRY301
-            speed_up = _one(own) if cell is single else ratio(own, alone)
+            speed_up = _one(own) if cell is single else ratio(own, alone, shared(cell, single or cell))
         except ValueError as error:
             cell.absent |= {"speed_up": str(error), "efficiency": str(error)}
             continue
@@ -328,13 +361,18 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
     )
 
 
-def _unfinished(folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[Ladder]) -> list[Unfinished]:
+def _unfinished(
+    folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[Ladder], progress: Progress | None
+) -> list[Unfinished]:
     if spec is None:
         return []
     stories = last_steps(folder)
     if spec.stress is not None:
-        following = [ladder.following for ladder in ladders if ladder.following is not None]
-        names = [cell.experiment_id(repeat) for cell, repeat in following]
-        return [Unfinished(name, stories.get(name, "not begun yet")) for name in names]
-    names = [cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.repeats + 1)]
+        points = [ladder.following for ladder in ladders if ladder.following is not None]
+        names = [cell.experiment_id(repeat) for cell, repeat in points]
+    elif progress is not None:
+        following = [] if has_ended(folder) else progress.following
+        names = [cell.experiment_id(progress.blocks + 1) for cell in following]
+    else:
+        names = [cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.most_repeats + 1)]
     return [Unfinished(name, stories.get(name, "not begun yet")) for name in names if name not in done]

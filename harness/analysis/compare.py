@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from harness.analysis.campaign import Cell
+from harness.analysis.campaign import Cell, shared
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.statistics import Difference, Estimate, difference, holm, ratio
 
@@ -81,7 +81,7 @@ def compare(pool: Pool) -> Comparison:
 def relative(top: Cell, bottom: Cell, measure: str) -> Estimate | None:
     """Ratio of one measure of two cells; None where one of them does not have it, or is not positive."""
     try:
-        return ratio(top.figures(measure), bottom.figures(measure))
+        return ratio(top.figures(measure), bottom.figures(measure), shared(top, bottom))
     except ValueError:
         return None
 
@@ -94,7 +94,7 @@ def _line(place: Place, measure: str, a: Setup, b: Setup) -> Line:
         a.label,
         b.label,
         relative(second, first, measure),
-        difference(first.figures(measure), second.figures(measure)),
+        difference(first.figures(measure), second.figures(measure), shared(first, second)),
     )
 
 

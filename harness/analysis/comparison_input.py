@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, analyse, pooled_cell
+from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, analyse, pooled_cell
 from harness.analysis.comparability import differences, refuse_unlike
 from harness.config import Order, Sharing
 from harness.errors import ResultsPathError, UsageError
@@ -158,7 +158,8 @@ def gather(
         refuse_unlike(manifests)
     sides = By(by) if by else _natural(analyses)
     setups = _setups(analyses, sides)
-    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups)])
+    followed = [REPEATS_FOLLOWED] if any(one.progress for one in analyses) else []
+    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups), *followed])
 
 
 def _one_after_another(setups: Sequence[Setup]) -> list[str]:

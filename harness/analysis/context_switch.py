@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.analysis.campaign import Cell
+from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, missing_modes
@@ -123,8 +123,9 @@ def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, fl
     own, other = ([1 / rate for rate in one.figures("throughput") if rate > 0] for one in (cell, reference))
     if not own or not other:
         return []
-    extra = mean_difference(own, other)
-    p = difference(other, own).welch_p
+    share = shared(cell, reference)
+    extra = mean_difference(own, other, share)
+    p = difference(other, own, share).welch_p
     base = sum(other) / len(other)
     return [(Switching(cell.workload, cell.replicas, name, extra, extra.mean / base, None), p)]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key
+from harness.analysis.campaign import CampaignAnalysis, Cell, Key, shared
 from harness.analysis.format import number
 from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
@@ -140,14 +140,14 @@ def in_words(overhead: Overhead | str) -> str:
     return f"{size}{interval}: {overhead.outcome.value}{reason}"
 
 
-def paired_ratio(baseline: Sequence[float], other: Sequence[float]) -> Estimate:
+def paired_ratio(baseline: Sequence[float], other: Sequence[float], share: float = 1.0) -> Estimate:
     """Ratio of ``other`` to ``baseline``, pair by pair: geometric mean and Student's 95 % interval of the logarithms.
 
-    Raises ValueError without a pair, or where a value is not positive.
+    ``share``: see ``harness.analysis.statistics.student``. Raises ValueError without a pair, or where a value is not positive.
     """
     if min([*baseline, *other], default=0.0) <= 0:
         raise ValueError("a ratio needs pairs of positive values")
-    logs = t_interval([math.log(b / a) for a, b in zip(baseline, other, strict=True)])
+    logs = t_interval([math.log(b / a) for a, b in zip(baseline, other, strict=True)], share)
     if logs.low is None or logs.high is None:
         return Estimate(math.exp(logs.mean), None, None, logs.n, None, "one repeat has no interval")
     return Estimate(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, None)
@@ -188,7 +188,8 @@ def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Ov
         reasons = [each.absent[name] for each in (baseline, cell) if name in each.absent]
         return reasons[0] if reasons else "no repeat can be used under both conditions"
     try:
-        ratio = paired_ratio([before[repeat] for repeat in pairs], [after[repeat] for repeat in pairs])
+        first, second = ([side[repeat] for repeat in pairs] for side in (before, after))
+        ratio = paired_ratio(first, second, shared(baseline, cell))
     except ValueError as error:
         return str(error)
     percent = _percent_worse(ratio, higher_is_better=name == "throughput")
@@ -249,7 +250,7 @@ def _neighbours(cell: Cell) -> list[NeighbourCell]:
     for name, replicas in beside.items():
         runs = measured[name]
         estimates = {
-            one: t_interval([figures[one] for figures in runs if one in figures])
+            one: t_interval([figures[one] for figures in runs if one in figures], shared(cell))
             for one in OF_NEIGHBOURS
             if any(one in figures for figures in runs)
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.format import clipped, number, quantity, with_interval
 from harness.analysis.measures import ALL
@@ -69,7 +69,7 @@ def _saturation(cells: Sequence[Cell]) -> str:
     if len(cells) < 3:
         return ""
     before, last = cells[-2], cells[-1]
-    found = difference(before.figures("throughput"), last.figures("throughput"))
+    found = difference(before.figures("throughput"), last.figures("throughput"), shared(before, last))
     outcome = found.sentence
     if found.significant is None and found.change is not None:
         outcome = f"{100 * found.change:+.1f} % (too few runs to call it significant)"
@@ -93,6 +93,7 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
         *_unfinished(analysis),
         *_degraded(analysis),
         *_few_repeats(analysis),
+        *([REPEATS_FOLLOWED] if analysis.progress else []),
         *_restless(analysis),
         *_power_capped(analysis),
         *_absent(analysis),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from harness.analysis.campaign import Cell, Experiment
+from harness.analysis.campaign import Cell, Experiment, shared
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, cells
@@ -36,7 +36,7 @@ def cost_per_million(cell: Cell, asked: Asked) -> Estimate | None:
     if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
         return None
     costs = costs_per_million(cell, asked)
-    return t_interval(costs) if costs else None
+    return t_interval(costs, shared(cell)) if costs else None
 
 
 def costs_per_million(cell: Cell, asked: Asked) -> list[float]:
@@ -113,7 +113,7 @@ def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
 
 def _over_runs(cell: Cell, figure: Figure) -> Estimate | None:
     found = [value for run in cell.used if (value := figure(run)) is not None]
-    return t_interval(found) if found else None
+    return t_interval(found, shared(cell)) if found else None
 
 
 def _kwh(run: Experiment) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -159,10 +159,26 @@ def read_campaign(folder: Path) -> dict[str, Any]:
     return identity
 
 
+def has_ended(folder: Path) -> bool:
+    """Whether the last thing in the campaign's journal is its end."""
+    *_, last = [{}, *_events(folder)]
+    return last.get("event") == "campaign-ends"
+
+
 def last_steps(folder: Path) -> dict[str, str]:
     """How far each experiment came, in words, from the campaign's journal; a torn last line is left out."""
-    path = folder / STATE
     found: dict[str, str] = {}
+    for event in _events(folder):
+        name, step = event.get("experiment"), event.get("step")
+        if name and step and event.get("event") == "step-begins":
+            found[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
+        elif name and event.get("event") == "step-ends" and event.get("reasons"):
+            found[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
+    return found
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
+    path = folder / STATE
     with storage_errors(path, "read"):
         lines = read_document(path).splitlines() if path.is_file() else []
     for line in lines:
@@ -170,14 +186,8 @@ def last_steps(folder: Path) -> dict[str, str]:
             event = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if not isinstance(event, dict):
-            continue
-        name, step = event.get("experiment"), event.get("step")
-        if name and step and event.get("event") == "step-begins":
-            found[name] = f"attempt {event.get('attempt')} was stopped in the step {step}"
-        elif name and event.get("event") == "step-ends" and event.get("reasons"):
-            found[name] = f"attempt {event.get('attempt')}: {'; '.join(event['reasons'])}"
-    return found
+        if isinstance(event, dict):
+            yield event
 
 
 def _replica_of(path: Path) -> int:

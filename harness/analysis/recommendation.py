@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.analysis.campaign import Cell
+from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison, relative
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, counts, missing_modes
@@ -186,7 +186,7 @@ def _choose(pool: Pool, workload: str, goal: Goal) -> Choice | None:
     if len(best_of) < 2:
         return None
     first, second, *_ = sorted(best_of, key=lambda one: goal.mean(one[1]), reverse=goal.highest)
-    p = difference(goal.figures(second[1]), goal.figures(first[1])).welch_p
+    p = difference(goal.figures(second[1]), goal.figures(first[1]), shared(second[1], first[1])).welch_p
     return Choice(workload, goal, first, second, p)
 
 
@@ -229,12 +229,13 @@ def _named(one: tuple[str, Cell]) -> str:
 
 
 def _entry(goal: Goal, cell: Cell) -> Entry:
-    return figure_entry(t_interval(goal.figures(cell)), goal.unit)
+    return figure_entry(t_interval(goal.figures(cell), shared(cell)), goal.unit)
 
 
 def _gain(choice: Choice) -> Estimate | None:
     try:
-        return ratio(choice.goal.figures(choice.best[1]), choice.goal.figures(choice.next[1]))
+        best, runner_up = choice.best[1], choice.next[1]
+        return ratio(choice.goal.figures(best), choice.goal.figures(runner_up), shared(best, runner_up))
     except ValueError:
         return None
 

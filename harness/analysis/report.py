@@ -137,6 +137,7 @@ def _content(
         "analysis": analysis,
         "answers": objectives(analysis)
         + [sentence for ladder in analysis.ladders for sentence in ladder.sentences()]
+        + (analysis.progress.sentences() if analysis.progress else [])
         + answers(analysis),
         "caveats": caveats(analysis),
         "tables": {name: _tables(analysis, name, columns) for name in analysis.workloads()},

@@ -15,7 +15,6 @@ import numpy as np
 
 from harness.analysis.distributions import Floats, mann_whitney, student_cdf, student_quantile
 
-CONFIDENCE = 0.95
 SIGNIFICANCE = 0.05
 BATCHES = 20
 MIN_BATCHES = 5
@@ -55,10 +54,10 @@ class Estimate:
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
-def t_interval(values: Sequence[float]) -> Estimate:
+def t_interval(values: Sequence[float], share: float = 1.0) -> Estimate:
     """Mean of independent repeats with Student's 95 % interval; a single value has none.
 
-    Raises ValueError without any value.
+    ``share``: see ``student``. Raises ValueError without any value.
     """
     if not values:
         raise ValueError("an estimate needs at least one value")
@@ -66,7 +65,7 @@ def t_interval(values: Sequence[float]) -> Estimate:
     if len(values) == 1:
         return Estimate(mean, None, None, 1, None, "one run has no interval")
     deviation = float(np.std(values, ddof=1))
-    half = student(len(values) - 1) * deviation / math.sqrt(len(values))
+    half = student(len(values) - 1, share) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, len(values), deviation / abs(mean) if mean else None)
 
 
@@ -138,10 +137,10 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares)
 
 
-def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
+def ratio(numerator: Sequence[float], denominator: Sequence[float], share: float = 1.0) -> Estimate:
     """Ratio of two means with a 95 % interval (Welch's, on the logarithms by the delta method).
 
-    Raises ValueError when either is empty or a mean is not positive.
+    ``share``: see ``student``. Raises ValueError when either is empty or a mean is not positive.
     """
     top, bottom = t_interval(numerator), t_interval(denominator)
     if top.mean <= 0 or bottom.mean <= 0:
@@ -154,7 +153,7 @@ def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
         return Estimate(value, None, None, min(top.n, bottom.n), None, NO_SPREAD)
     first, second = spread[0] / top.mean**2, spread[1] / bottom.mean**2
     freedom = _freedom(first, top.n, second, bottom.n)
-    factor = math.exp(student(freedom) * math.sqrt(first + second))
+    factor = math.exp(student(freedom, share) * math.sqrt(first + second))
     return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
 
 
@@ -185,10 +184,10 @@ def _freedom(first: float, runs: int, second: float, other_runs: int) -> float:
     return min(welchs, max(few, 2 * few**2 / many))
 
 
-def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
+def mean_difference(a: Sequence[float], b: Sequence[float], share: float = 1.0) -> Estimate:
     """Mean of ``a`` less mean of ``b``, in their unit, with Welch's 95 % interval; none with a single run on a side.
 
-    Raises ValueError when either is empty.
+    ``share``: see ``student``. Raises ValueError when either is empty.
     """
     gap = t_interval(a).mean - t_interval(b).mean
     runs = min(len(a), len(b))
@@ -197,7 +196,7 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> Estimate:
     spread = _spread(a, b)
     if spread is None:
         return Estimate(gap, None, None, runs, None, NO_SPREAD)
-    half = student(_freedom(spread[0], len(a), spread[1], len(b))) * math.sqrt(sum(spread))
+    half = student(_freedom(spread[0], len(a), spread[1], len(b)), share) * math.sqrt(sum(spread))
     return Estimate(gap, gap - half, gap + half, runs, None)
 
 
@@ -245,24 +244,29 @@ class Difference:
         return direction if self.change is None else f"{100 * abs(self.change):.1f} % {direction}"
 
 
-def difference(a: Sequence[float], b: Sequence[float]) -> Difference:
+def difference(a: Sequence[float], b: Sequence[float], share: float = 1.0) -> Difference:
     """Compare two sets of independent runs: Welch decides, Mann-Whitney stands beside it, effect sizes say how much.
 
-    Raises ValueError when either is empty.
+    ``share``: see ``student``; p-values are divided by it. Raises ValueError when either is empty.
     """
-    first, second = t_interval(a), t_interval(b)
+    first, second = t_interval(a, share), t_interval(b, share)
     change = second.mean / first.mean - 1 if first.mean else None
     pairs = np.sign(np.subtract.outer(np.asarray(b, dtype=float), np.asarray(a, dtype=float)))
     delta = float(pairs.mean())
     if len(a) < 2 or len(b) < 2:
         return Difference(first, second, change, None, None, None, None, delta)
-    floor = min(1.0, 2 / math.comb(len(a) + len(b), len(a)))
-    return Difference(first, second, change, welch(a, b), mann_whitney(a, b), floor, _hedges_g(a, b), delta)
+    p = welch(a, b)
+    exact, floor = (min(1.0, value / share) for value in (mann_whitney(a, b), 2 / math.comb(len(a) + len(b), len(a))))
+    p = None if p is None else min(1.0, p / share)
+    return Difference(first, second, change, p, exact, floor, _hedges_g(a, b), delta)
 
 
-def student(freedom: float) -> float:
-    """Student's t of the 95 % interval."""
-    return student_quantile(float(freedom), (1 + CONFIDENCE) / 2)
+def student(freedom: float, share: float = 1.0) -> float:
+    """Student's t of the 95 % interval.
+
+    ``share``: how much of the 5 % this interval may err in; less than 1 where it is one of several that were looked at.
+    """
+    return student_quantile(float(freedom), 1 - SIGNIFICANCE * share / 2)
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:

@@ -188,7 +188,7 @@ def ladders_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[Ladde
     """Every ladder of a stress campaign, by workload and sharing mode; none of any other campaign."""
     if spec is None or spec.stress is None:
         return []
-    return [climb(spec.stress, cells, runs, spec.repeats) for cells in spec.ladders()]
+    return [climb(spec.stress, cells, runs, spec.most_repeats) for cells in spec.ladders()]
 
 
 def in_words(load: float, unit: StressLoad) -> str:

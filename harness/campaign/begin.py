@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.backends.choose import make_backend
 from harness.campaign import preflight
 from harness.campaign.folder import CampaignFolder, create
-from harness.campaign.plan import certain, check_limits, estimate, expand
+from harness.campaign.plan import certain, check_limits, most
 from harness.campaign.source import CampaignSource
 
 
@@ -26,7 +26,7 @@ def begin(source: CampaignSource, results: Path, *, force: bool, say: Callable[[
         PreflightError: this machine cannot run it, and ``force`` is not set.
         StorageError: ``results`` cannot be written.
     """
-    check_limits(source.spec, estimate(expand(source.spec)))
+    check_limits(source.spec, most(source.spec))
     findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
     for finding in findings:
         say(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())

@@ -5,9 +5,18 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from harness.config import CampaignSpec, CellSpec, ExperimentSpec, MetricSelection, Order, Sharing, WorkloadSpec
+from harness.config import (
+    FIRST_LOOK,
+    CampaignSpec,
+    CellSpec,
+    ExperimentSpec,
+    MetricSelection,
+    Order,
+    Sharing,
+    WorkloadSpec,
+)
 from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
 
@@ -47,10 +56,10 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
     whatever drifts hits all of them alike. Where a cluster's nodes have to be switched between sharing modes, those of
     one mode follow each other within a repeat, which begins with the mode of the repeat before. Of a stress campaign these are the most that it may come to: every
-    load once, and the last with all its repeats. Raises UsageError for a metric that the catalogue does not have.
+    load once, and the last with all its repeats; of repeats until something is known, all that there may be. Raises UsageError for a metric that the catalogue does not have.
     """
     if spec.stress is not None:
-        repeats_of_last = range(2, spec.repeats + 1)
+        repeats_of_last = range(2, spec.most_repeats + 1)
         return [
             one_experiment(spec, cell, repeat)
             for cells in spec.ladders()
@@ -58,7 +67,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
         ]
     groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]
 
-    repeats = range(1, spec.repeats + 1)
+    repeats = range(1, spec.most_repeats + 1)
     if spec.order is Order.LISTED:
         return [one_experiment(spec, cell, repeat) for cells in groups for repeat in repeats for cell in cells]
     shuffle = random.Random(spec.seed)  # noqa: S311 - an order to repeat, not a secret
@@ -91,7 +100,7 @@ def _setup(cell: CellSpec) -> tuple[Sharing, int]:
 
 def planned_ids(spec: CampaignSpec) -> set[str]:
     """Ids of all experiments that the campaign may come to."""
-    return {cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.repeats + 1)}
+    return {cell.experiment_id(repeat) for cell in spec.cells() for repeat in range(1, spec.most_repeats + 1)}
 
 
 def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> ExperimentSpec:
@@ -138,9 +147,12 @@ def _is_unseen(metric: Metric, workload: WorkloadSpec) -> bool:
 
 
 def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
-    """The experiments that will be run in any case: all, or the first point of each of a stress campaign's ladders."""
+    """The experiments that will be run in any case.
+
+    All; or the first point of each of a stress campaign's ladders; or the repeats before the first look at what is known.
+    """
     if spec.stress is None:
-        return expand(spec)
+        return [each for each in expand(spec) if spec.until_known is None or each.repeat <= FIRST_LOOK]
     return [one_experiment(spec, cells[0], 1) for cells in spec.ladders()]
 
 
@@ -157,6 +169,15 @@ def estimate(experiments: Sequence[ExperimentSpec]) -> Estimate:
         starts_s=sum(START_S + START_PER_PROCESS_S * experiment.cell.processes for experiment in experiments),
         disk_bytes=sum(_disk_bytes(experiment) for experiment in experiments),
     )
+
+
+def most(spec: CampaignSpec) -> Estimate:
+    """What a campaign costs at most: every experiment that it may come to, or as many as its budget of time allows."""
+    cost = estimate(expand(spec))
+    if spec.until_known is None:
+        return cost
+    duration_s = min(cost.duration_s, spec.until_known.budget_s)
+    return replace(cost, duration_s=duration_s, starts_s=min(cost.starts_s, spec.until_known.budget_s - duration_s))
 
 
 def _disk_bytes(experiment: ExperimentSpec) -> int:

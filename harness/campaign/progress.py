@@ -10,7 +10,8 @@ from typing import Any
 from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate
-from harness.campaign.stress import known_experiments
+from harness.campaign.repeats import told
+from harness.campaign.stages import known_experiments
 from harness.errors import ResultsPathError
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
@@ -30,13 +31,14 @@ class ExperimentStatus:
 
 @dataclass(frozen=True, slots=True)
 class CampaignStatus:
-    """A campaign: its experiments, whether a harness works on it, and the phases still to come."""
+    """A campaign: its experiments, whether a harness works on it, the phases still to come, and what it has told so far."""
 
     campaign: str
     experiments: list[ExperimentStatus]
     done: int
     running: bool
     remaining_s: float
+    answers: list[str]
 
     @property
     def activity(self) -> str:
@@ -78,6 +80,7 @@ def campaign_status(path: Path) -> CampaignStatus:
         done=len(experiments) - len(pending),
         running=running,
         remaining_s=estimate(pending).duration_s,
+        answers=told(folder),
     )
 
 

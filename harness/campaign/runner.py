@@ -15,7 +15,9 @@ from harness.campaign.experiment_run import Attempt, Surroundings
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
-from harness.campaign.stress import ladders, stages
+from harness.campaign.repeats import out_of_time
+from harness.campaign.stages import stages
+from harness.campaign.stress import ladders
 from harness.clock import Clock, SystemClock
 from harness.config import ExperimentSpec, OnReplicaDeath
 from harness.errors import CampaignInterruptedError
@@ -107,7 +109,7 @@ class CampaignRunner:
         surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
         statuses: dict[str, Status] = {}
         begun = False
-        for experiments in stages(self._folder, journal):
+        for experiments in stages(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence))):
             found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
             pending = [experiment for experiment in experiments if found[experiment.experiment_id] is None]
             if not begun:
@@ -116,6 +118,8 @@ class CampaignRunner:
             for experiment in experiments:
                 status = found[experiment.experiment_id]
                 position = len(statuses) + 1
+                if status is None and out_of_time(self._folder):
+                    continue
                 if status is None:
                     pending.remove(experiment)
                     remaining_s = estimate(pending).duration_s
@@ -127,9 +131,9 @@ class CampaignRunner:
         return Outcome(statuses, self._explained())
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
-        """Say what there is to do; a stress campaign can say the most that it may come to."""
+        """Say what there is to do, or the most that it may come to."""
         done = len(experiments) - len(pending)
-        if self._folder.spec.stress is not None:
+        if self._folder.spec.open_ended:
             experiments = expand(self._folder.spec)
             pending = experiments[done:]
         self._listener(

@@ -8,29 +8,23 @@ from harness.analysis.read import read_experiment
 from harness.analysis.stress import Ladder, Run, climb, ladders_of, run_of
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal, read_events
-from harness.campaign.plan import expand, one_experiment
-from harness.config import CampaignSpec, CellSpec, ExperimentSpec
+from harness.campaign.plan import one_experiment
+from harness.config import CampaignSpec, CellSpec, ExperimentSpec, StressSpec
 from harness.errors import HarnessError
 from harness.results import layout
 
 POINT, ENDS = "stress-point", "stress-ends"
 
 
-def stages(folder: CampaignFolder, journal: Journal) -> Iterator[list[ExperimentSpec]]:
-    """What to run next, one list after another: all at once, or point by point where the campaign raises a load.
-
-    The points of an earlier run come first, in its order; ask for the next list when this one is done.
-    """
+def points(folder: CampaignFolder, stress: StressSpec, journal: Journal) -> Iterator[list[ExperimentSpec]]:
+    """What to run next, point by point; those of an earlier run come first, in its order."""
     spec = folder.spec
-    if spec.stress is None:
-        yield expand(spec)
-        return
     known = [str(event["experiment"]) for event in read_events(folder.state) if event["event"] == POINT]
     planned = {each.experiment_id: each for cell in spec.cells() for each in _repeats(spec, cell)}
     yield [planned[name] for name in known]
     asked: set[str] = set()
     for cells in spec.ladders():
-        while (ladder := climb(spec.stress, cells, _runs(folder, cells, spec.repeats), spec.repeats)).following:
+        while (ladder := climb(stress, cells, _runs(folder, cells), spec.most_repeats)).following:
             cell, repeat = ladder.following
             experiment = one_experiment(spec, cell, repeat)
             if experiment.experiment_id in asked:
@@ -46,16 +40,12 @@ def stages(folder: CampaignFolder, journal: Journal) -> Iterator[list[Experiment
 
 def ladders(folder: CampaignFolder) -> list[Ladder]:
     """How far every ladder of a stress campaign has come; none of any other."""
-    return ladders_of(
-        folder.spec, _runs(folder, folder.spec.cells(), folder.spec.repeats) if folder.spec.stress else {}
-    )
+    return ladders_of(folder.spec, _runs(folder, folder.spec.cells()) if folder.spec.stress else {})
 
 
-def known_experiments(folder: CampaignFolder) -> list[ExperimentSpec]:
-    """What a campaign has run or runs next; of a stress campaign only the points that are known by now."""
+def known_points(folder: CampaignFolder) -> list[ExperimentSpec]:
+    """What a stress campaign has run or runs next."""
     spec = folder.spec
-    if spec.stress is None:
-        return expand(spec)
     found = [each for cell in spec.cells() for each in _repeats(spec, cell)]
     following = {
         cell.experiment_id(repeat)
@@ -69,11 +59,11 @@ def known_experiments(folder: CampaignFolder) -> list[ExperimentSpec]:
 
 
 def _repeats(spec: CampaignSpec, cell: CellSpec) -> list[ExperimentSpec]:
-    return [one_experiment(spec, cell, repeat) for repeat in range(1, spec.repeats + 1)]
+    return [one_experiment(spec, cell, repeat) for repeat in range(1, spec.most_repeats + 1)]
 
 
-def _runs(folder: CampaignFolder, cells: list[CellSpec], repeats: int) -> dict[str, Run]:
-    names = [cell.experiment_id(repeat) for cell in cells for repeat in range(1, repeats + 1)]
+def _runs(folder: CampaignFolder, cells: list[CellSpec]) -> dict[str, Run]:
+    names = [cell.experiment_id(repeat) for cell in cells for repeat in range(1, folder.spec.most_repeats + 1)]
     return {
         name: run_of(read_experiment(folder.final_folder(name))) for name in names if folder.final_folder(name).exists()
     }

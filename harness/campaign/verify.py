@@ -141,7 +141,7 @@ def _check_plan(folder: CampaignFolder, present: set[str], done: set[str], outco
         outcome.problems.append(
             Problem(folder.path / name, "the campaign's plan has no such experiment.", advice=advice)
         )
-    if folder.spec.stress is None and not planned <= present:
+    if not folder.spec.open_ended and not planned <= present:
         outcome.notes.append(f"{folder.path}: {len(planned & present)} of {len(planned)} experiments are finished.")
 
 

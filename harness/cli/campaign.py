@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -75,23 +76,26 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
     if json:
         output.document({"ok": True, "campaign": source.spec.name, "experiments": len(experiments)})
     else:
-        output.result(f"{file} is a valid campaign of {len(experiments)} experiments.")
+        count = f"{'at most ' if source.spec.open_ended else ''}{len(experiments)}"
+        output.result(f"{file} is a valid campaign of {count} experiments.")
 
 
 def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json = False) -> None:
     """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing."""
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s
+    from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
     from harness.cli.render import duration
 
     _json(wanted=json)
     source = read_source(file)
     experiments = expand(source.spec)
-    cost = estimate(experiments)
+    cost = most(source.spec)
     check_limits(source.spec, cost)
-    findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="plan"))
+    sure = certain(source.spec)
+    least = estimate(sure)
+    findings = preflight.check(sure, results, make_backend(source.spec, campaign_id="plan"))
     if json:
         output.document(
             {
@@ -105,6 +109,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
                 "duration_s": cost.duration_s,
                 "starts_s": cost.starts_s,
                 "disk_bytes": cost.disk_bytes,
+                "certain": {"experiments": len(sure), **asdict(least)},
                 "preflight": [_finding(finding) for finding in findings],
             }
         )
@@ -119,10 +124,15 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
                 each.timing.rows,
                 *(duration(s) for s in (each.timing.stabilise_s, each.timing.record_s, each.timing.cooldown_s)),
             ]
-            for number, each in enumerate(experiments, start=1)
+            for number, each in enumerate(sure if source.spec.until_known else experiments, start=1)
         ],
     )
     output.result()
+    if source.spec.until_known is not None:
+        output.result(
+            f"At least {len(sure)} experiments (above), {duration(least.duration_s)} of phases, roughly "
+            f"{duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
+        )
     output.result(
         f"{_at_most(source.spec)}{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
         f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
@@ -264,7 +274,7 @@ def _run_steps(
     fail_on: str | None,
     again: tuple[Status, ...] = (),
 ) -> None:
-    from harness.campaign.stress import ladders
+    from harness.campaign.stages import answers
     from harness.cli import figures
     from harness.errors import ExperimentsFailedError, ObjectiveMissedError, UsageError
     from harness.traffic.server_result import objectives
@@ -273,9 +283,9 @@ def _run_steps(
         raise UsageError("--fail-on slo: the campaign file has no `slo`.", advice="Add e.g. slo: {latency_p99_ms: 500}")
     outcome = runner.run(again=again)
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
-    told = [sentence for ladder in ladders(folder) for sentence in ladder.sentences()]
-    if told:
-        answer["stress"] = told
+    found = answers(folder)
+    answer |= found
+    told = [sentence for sentences in found.values() for sentence in sentences]
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo
@@ -345,6 +355,8 @@ def status(
         [[each.experiment_id, each.status, each.attempts, each.note] for each in found.experiments],
     )
     output.result()
+    for sentence in found.answers:
+        output.result(sentence)
     output.result(
         f"{found.done} of {len(found.experiments)} done; {found.activity}; {duration(found.remaining_s)} of phases to go."
     )
@@ -359,7 +371,7 @@ def schema() -> None:
 
 def _at_most(spec: CampaignSpec) -> str:
     """What stands before the figures of a plan that may be cut short."""
-    return "At most " if spec.stress is not None or spec.timing.stop_when_known is not None else ""
+    return "At most " if spec.open_ended or spec.timing.stop_when_known is not None else ""
 
 
 def _finding(finding: Finding) -> dict[str, str]:

@@ -23,11 +23,12 @@ from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing
 from harness.config.slo import SloSpec
-from harness.config.stopping import KnownMetric, StopWhenKnown
+from harness.config.stopping import FIRST_LOOK, KnownMetric, Repeats, StopWhenKnown, UntilKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
 from harness.config.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
+    "FIRST_LOOK",
     "Arrivals",
     "CampaignSpec",
     "CellSpec",
@@ -50,6 +51,7 @@ __all__ = [
     "PrometheusLabels",
     "Protocol",
     "PullPolicy",
+    "Repeats",
     "ScenarioKind",
     "ScenarioSpec",
     "ServerSpec",
@@ -60,6 +62,7 @@ __all__ = [
     "StressSpec",
     "Timing",
     "Toleration",
+    "UntilKnown",
     "WorkloadKind",
     "WorkloadSpec",
 ]

@@ -15,7 +15,7 @@ from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
 from harness.config.sharing import ANYWHERE, FOUND, MpsSpec, Sharing
 from harness.config.slo import SloSpec
-from harness.config.stopping import StopWhenKnown
+from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, StopWhenKnown, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
 from harness.config.workload import WorkloadSpec
 
@@ -205,8 +205,10 @@ class CampaignSpec(StrictModel):
         le=1000,
         description="Overhead that a condition may have against the first one, percent; the report says whether it is kept.",
     )
-    repeats: int = Field(
-        default=1, ge=1, le=100, description="How often every experiment is run; 3 or more give intervals."
+    repeats: RepeatsOrNumber = Field(
+        default=1,
+        description="How often every experiment is run, 3 or more giving intervals; or {until_known: "
+        "{compare: [throughput, latency_p99], within: 0.05, decide: 0.95, max: 30, budget: 2 h}}.",
     )
     order: Order = Field(
         default=Order.INTERLEAVED,
@@ -223,7 +225,7 @@ class CampaignSpec(StrictModel):
     def _can_be_counted(self) -> CampaignSpec:
         """Before anything makes the matrix."""
         points = len(self.stress.loads()) if self.stress else len(self.replicas) * max(1, len(self.conditions))
-        count = len(self.workloads) * len(self.sharing) * points * self.repeats
+        count = len(self.workloads) * len(self.sharing) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
             raise ValueError(
                 f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
@@ -347,6 +349,43 @@ class CampaignSpec(StrictModel):
                     "name one for each, or take fewer replicas."
                 )
         return self
+
+    @model_validator(mode="after")
+    def _repeats_can_be(self) -> CampaignSpec:
+        wanted = self.until_known
+        if wanted is None:
+            return self
+        if self.stress is not None:
+            raise ValueError(
+                "`stress` takes a number of `repeats`, of its last good point: `until_known` has no use there."
+            )
+        if self.order is Order.LISTED:
+            raise ValueError(
+                "`repeats.until_known` judges after one repeat of every cell: `order` must be interleaved or random."
+            )
+        cells, timing = len(self.cells()), self.timing
+        least_s = FIRST_LOOK * cells * (timing.stabilise_s + timing.record_s + timing.cooldown_s)
+        if wanted.budget_s < least_s:
+            raise ValueError(
+                f"`repeats.until_known.budget` of {wanted.budget} is too short to know anything: the {FIRST_LOOK} repeats of "
+                f"{cells} cells before the first look take {least_s:g} s of phases. Raise it, or take shorter phases."
+            )
+        return self
+
+    @property
+    def until_known(self) -> UntilKnown | None:
+        """What has to be known before the repeats end; None: their number is given."""
+        return self.repeats.until_known if isinstance(self.repeats, Repeats) else None
+
+    @property
+    def most_repeats(self) -> int:
+        """Repeats of a cell, at most."""
+        return self.repeats.until_known.max if isinstance(self.repeats, Repeats) else self.repeats
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether the plan follows from the results, so that only the most that it may come to is known before."""
+        return self.stress is not None or self.until_known is not None
 
     @property
     def switches_sharing(self) -> bool:

@@ -78,7 +78,9 @@ def _describe(tree: yaml.Node, fault: Any) -> Fault:
 
 def _is_union_tag(part: int | str) -> bool:
     """Pydantic puts the branch of a union into the location; no key of ours contains these."""
-    return isinstance(part, str) and (part.startswith(("list[", "function-", "json")) or part == "MetricSelection")
+    return isinstance(part, str) and (
+        part.startswith(("list[", "function-", "json")) or part == "MetricSelection" or " " in part
+    )
 
 
 def _line_of(node: yaml.Node, location: Location) -> int:

@@ -1,6 +1,7 @@
 """The campaign file: every fault is named with its line and what to do."""
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from harness.campaign import init_template
 from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source, shipped_names
-from harness.config import CampaignSpec, KubernetesSpec
+from harness.config import CampaignSpec, KubernetesSpec, UntilKnown
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
 from harness.errors import CampaignFileError
@@ -335,6 +336,37 @@ def test_every_field_of_a_cluster_has_a_default():
 )
 def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
     assert expected in faults(GOOD + f"timing: {timing}\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ("repeats: 0\n", "`repeats`: Input should be greater than or equal to 1"),
+        ("repeats: {until_known: {max: 2}}\n", "`repeats.until_known.max`: Input should be greater than or equal to 3"),
+        ("repeats: {until_known: {within: 0}}\n", "`repeats.until_known.within`: Input should be greater than 0"),
+        ("repeats: {until_known: {within: .nan}}\n", "not a finite number"),
+        ("repeats: {until_known: {decide: 1}}\n", "`repeats.until_known.decide`: Input should be less than 1"),
+        ("repeats: {until_known: {compare: [p42]}}\n", "'throughput', 'latency_p50_exact'"),
+        ("repeats: {until_known: {compare: [throughput, throughput]}}\n", "the same metric is listed twice"),
+        ("repeats: {until_known: {budget: 2 days}}\n", "String should match pattern"),
+        ("repeats: {until_known: {budget: 2 h}}\n", "of 2 h is too short to know anything: the 3 repeats of 2 cells"),
+        ("repeats: {until_known: {maxx: 5}}\n", "did you mean `max`?"),
+        ("repeats: {until_known: {}}\norder: listed\n", "`order` must be interleaved or random"),
+        ("repeats: {until_known: {}}\nstress: {}\n", "`stress` takes a number of `repeats`"),
+    ],
+)
+def test_repeats_that_can_never_tell_are_a_fault(more, expected):
+    text = GOOD.replace("replicas: [1, 3]\n", "") if "stress" in more else GOOD
+
+    assert expected in faults(text + more)
+
+
+def test_repeats_until_known_take_their_defaults_and_a_budget_in_words():
+    spec = parse_campaign(GOOD + "repeats: {until_known: {budget: 7.5 h}}\n", origin="c.yaml")
+
+    assert (spec.most_repeats, spec.until_known.within, spec.until_known.decide) == (30, 0.05, 0.95)
+    assert spec.until_known.budget_s == 27_000
+    assert [UntilKnown(budget=given).budget_s for given in ("90min", "600 s", None)] == [5400, 600, math.inf]
 
 
 def test_a_test_of_loadgen_is_not_cut_short():

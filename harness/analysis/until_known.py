@@ -1,0 +1,244 @@
+"""Whether more repeats are needed: every question of a campaign judged after each block of one repeat of its cells.
+
+A question is one figure of one cell held against that of its reference, which has the first sharing mode (or the first condition)
+with the same workload and replicas, as in ``harness compare``: is it another figure, or practically the same? Either the
+interval of the ratio leaves out 1, or it lies inside what counts as equal; one of the two comes when the interval is narrow enough.
+A cell without a counterpart is asked for a narrow interval alone.
+
+Who looks after each block and stops at the first answer errs more often than one who looks once. So the error that ``decide``
+leaves is divided: evenly over the questions, and over the looks in proportion to 1/block; every interval takes its share
+(Bonferroni, which holds for looks and questions that depend on each other in any way; group sequential with alpha spending, Lan
+and DeMets 1983). The intervals are Student's and Welch's over whole runs. Everything follows from the figures of the
+finished runs, block by block, so that a campaign that was killed goes on as it would have.
+``tests/benchmarks/until_known.py`` holds the error against simulated campaigns of known truth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from harness.analysis.format import number
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, ratio, student, t_interval
+from harness.config import FIRST_LOOK, CellSpec, UntilKnown
+
+HOPELESS_FROM = 5
+"""Repeats before a question may be given up: fewer do not tell the spread."""
+FAILED_IN_A_ROW = 2
+"""Runs of a cell without the figure, after which no more are tried."""
+_CHI_TAIL = 1.96
+
+Figures = Mapping[str, float]
+"""Measure to its value in one run; empty where the run is INVALID."""
+
+
+class State(StrEnum):
+    """What became of a question."""
+
+    OPEN = "open"
+    DIFFERENT = "different"
+    EQUAL = "practically equal"
+    KNOWN = "known"
+    HOPELESS = "given up"
+    """With max repeats like those so far there would be no answer."""
+    NOT_MEASURED = "not measured"
+    MAX = "not known after max repeats"
+
+
+class Question(NamedTuple):
+    """One figure of one cell; with a reference to hold it against, or for itself."""
+
+    metric: str
+    cell: CellSpec
+    reference: CellSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Where a question stands.
+
+    Attributes:
+        state: the answer, or why there is none.
+        repeats: blocks it took.
+        estimate: of the ratio of cell over reference, or of the cell's figure; its interval has the question's share of the
+            error. None before there is one.
+    """
+
+    question: Question
+    state: State
+    repeats: int
+    estimate: Estimate | None
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        metric, cell, reference = self.question
+        what = f"{cell.workload.name} r{cell.replicas} {_setup(cell)}{f' against {_setup(reference)}' if reference else ''}"
+        return f"{what}: {metric} {self._answer(reference is not None)}, after {self.repeats} repeats."
+
+    def _answer(self, ratios: bool) -> str:
+        found = self.estimate
+        if found is None or found.low is None or found.high is None:
+            return f"is {self.state}"
+        unit = " times" if ratios else ""
+        return f"is {self.state} ({number(found.mean)}{unit}, {number(found.low)} to {number(found.high)})"
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far the repeats have come.
+
+    Attributes:
+        blocks: whole ones that are done.
+        verdicts: one for each question.
+        following: cells of the block that comes next, one repeat each; empty: no more is needed.
+    """
+
+    blocks: int
+    verdicts: list[Verdict]
+    following: list[CellSpec] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """Where each question stands, and all of them together."""
+        return [*(verdict.sentence for verdict in self.verdicts), self.summary]
+
+    @property
+    def summary(self) -> str:
+        """Where it stands, in a sentence."""
+        counts = {state: sum(each.state is state for each in self.verdicts) for state in State}
+        told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+        return f"Questions after {self.blocks} whole blocks of repeats: {told}."
+
+
+def share_of_look(most: int, block: int) -> float:
+    """Share of the error that the look after this block may take, where there are looks from the third block to the last."""
+    return 1 / max(block, FIRST_LOOK) / sum(1 / look for look in range(FIRST_LOOK, most + 1))
+
+
+def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[Question]:
+    """What a campaign asks: each cell against the first sharing mode and the first condition that its place has."""
+    first: dict[tuple[str, int, str, str], CellSpec] = {}
+    pairs: list[tuple[CellSpec, CellSpec]] = []
+    for cell in cells:
+        place, condition = (cell.workload.name, cell.replicas), cell.condition.name if cell.condition else ""
+        references = [
+            first.setdefault((*place, "condition", condition), cell),
+            first.setdefault((*place, "sharing", cell.sharing.value), cell),
+        ]
+        pairs += [(cell, reference) for reference in references if reference is not cell]
+    compared = {id(cell) for pair in pairs for cell in pair}
+    asked = [*pairs, *((cell, None) for cell in cells if id(cell) not in compared)]
+    return [Question(metric, cell, reference) for cell, reference in asked for metric in metrics]
+
+
+def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> Progress:
+    """Go through the blocks as they were run, and look after each.
+
+    Args:
+        wanted: of the campaign.
+        cells: all of them.
+        runs: finished experiments by id.
+    """
+    asked = questions(cells, [metric.value for metric in wanted.compare])
+    verdicts = [Verdict(question, State.OPEN, 0, None) for question in asked]
+    taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
+    for block in range(1, wanted.max + 1):
+        needed = _needed(cells, verdicts)
+        if not all(cell.experiment_id(block) in runs for cell in needed):
+            return Progress(block - 1, verdicts, needed)
+        for cell in needed:
+            taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
+        if block >= FIRST_LOOK:
+            error = (1 - wanted.decide) * share_of_look(wanted.max, block) / len(asked)
+            look = _Look(wanted, block, error / SIGNIFICANCE, taken)
+            verdicts = [look.judge(each) if each.state is State.OPEN else each for each in verdicts]
+        if not _needed(cells, verdicts):
+            return Progress(block, verdicts)
+    return Progress(wanted.max, verdicts)
+
+
+def _needed(cells: Sequence[CellSpec], verdicts: Sequence[Verdict]) -> list[CellSpec]:
+    """Cells about which something is still asked."""
+    open_ones = {
+        id(cell)
+        for verdict in verdicts
+        if verdict.state is State.OPEN
+        for cell in (verdict.question.cell, verdict.question.reference)
+    }
+    return [cell for cell in cells if id(cell) in open_ones]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One look at every open question.
+
+    Attributes:
+        share: of the usual 5 %, what an interval may err in.
+        taken: runs of each cell, by its id.
+    """
+
+    wanted: UntilKnown
+    block: int
+    share: float
+    taken: Mapping[str, Sequence[Figures]]
+
+    def judge(self, verdict: Verdict) -> Verdict:
+        """The verdict after this look."""
+        metric, cell, reference = question = verdict.question
+        sides = [self.taken[each.experiment_id(0)] for each in (cell, reference) if each is not None]
+        if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
+            return Verdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
+        figures = [[run[metric] for run in runs if metric in run] for runs in sides]
+        estimate = self._estimate(figures)
+        state = self._state(estimate, figures)
+        if state is State.OPEN and self.block == self.wanted.max:
+            state = State.MAX
+        return Verdict(question, state, self.block, estimate)
+
+    def _estimate(self, figures: Sequence[Sequence[float]]) -> Estimate | None:
+        try:
+            return (
+                t_interval(figures[0], self.share) if len(figures) == 1 else ratio(figures[0], figures[1], self.share)
+            )
+        except ValueError:
+            return None
+
+    def _state(self, estimate: Estimate | None, figures: Sequence[Sequence[float]]) -> State:
+        if estimate is None or estimate.low is None or estimate.high is None or estimate.mean <= 0:
+            return State.HOPELESS if self.block >= HOPELESS_FROM else State.OPEN
+        equal = 1 + self.wanted.within
+        if len(figures) == 1:
+            if estimate.high - estimate.mean <= self.wanted.within * estimate.mean:
+                return State.KNOWN
+        elif estimate.low > 1 or estimate.high < 1:
+            return State.DIFFERENT
+        elif 1 / equal <= estimate.low and estimate.high <= equal:
+            return State.EQUAL
+        return State.HOPELESS if self._hopeless(estimate.mean, figures) else State.OPEN
+
+    def _hopeless(self, mean: float, figures: Sequence[Sequence[float]]) -> bool:
+        """Whether max repeats would not do, were the figure to stay and the spread the least that it may be."""
+        if self.block < HOPELESS_FROM:
+            return False
+        most = self.wanted.max
+        share = self.share * share_of_look(most, most) / share_of_look(most, self.block)
+        least = _least_variance(figures)
+        half = student(len(figures) * (most - 1), share) * math.sqrt(least / most)
+        if len(figures) == 1:
+            return half > self.wanted.within
+        effect = abs(math.log(mean))
+        return half > max(effect, math.log1p(self.wanted.within) - effect)
+
+
+def _least_variance(figures: Sequence[Sequence[float]]) -> float:
+    """Sum of the sides' squared coefficients of variation, at the low end of its 95 % interval (Wilson and Hilferty 1931)."""
+    freedom = sum(len(runs) - 1 for runs in figures)
+    chi_square = freedom * (1 - 2 / (9 * freedom) + _CHI_TAIL * math.sqrt(2 / (9 * freedom))) ** 3
+    return sum((t_interval(runs).cv or 0.0) ** 2 for runs in figures) * freedom / chi_square
+
+
+def _setup(cell: CellSpec) -> str:
+    return f"{cell.sharing.value}{f' {cell.condition.name}' if cell.condition else ''}"
