@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness import __version__
-from harness.cli import campaign, node, output, profile, publishing, results, scenarios
+from harness.cli import campaign, node, output, probe, profile, publishing, results, scenarios
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -66,6 +66,7 @@ def _root(
 
 campaign.register(app)
 profile.register(app)
+probe.register(app)
 results.register(app)
 publishing.register(app)
 scenarios.register(app)

@@ -1,0 +1,147 @@
+"""When processes that share a GPU had their turns: how long a turn lasts, what a switch takes, and what of the GPU's time goes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.analysis.format import DASH, quantity, with_interval
+from harness.analysis.statistics import Estimate, t_interval
+
+Slices = npt.NDArray[np.int64]
+"""Begin and end of each time that a process was on the GPU, ns of the GPU's clock, shape (n, 2), in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What one measurement showed, in the time in which every process ran.
+
+    Attributes:
+        seconds: of that time.
+        slice_s: length of each whole turn, seconds; those that the time cuts off at its ends are left out.
+        switch_s: from the end of a process's turn to the beginning of another's, seconds.
+        switching_share: share of the time in which nobody ran.
+        together_share: share of the time in which two or more ran at once: 1 where nobody takes turns.
+    """
+
+    seconds: float
+    slice_s: Sequence[float]
+    switch_s: Sequence[float]
+    switching_share: float
+    together_share: float
+
+
+def turns(processes: Sequence[Slices]) -> Turns | None:
+    """The turns of ``processes``; None where they did not run at the same time."""
+    begin = max(int(slices[0, 0]) for slices in processes)
+    end = min(int(slices[-1, 1]) for slices in processes)
+    if end <= begin:
+        return None
+    rows = np.concatenate([np.column_stack([s, np.full(len(s), owner)]) for owner, s in enumerate(processes)])
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    whole = (rows[:, 0] > begin) & (rows[:, 1] < end)
+    clipped = np.clip(rows[:, :2], begin, end)
+    # +1 where somebody begins, -1 where somebody ends: between two such moments the number at work is constant.
+    moments = np.concatenate([clipped[:, 0], clipped[:, 1]])
+    steps = np.repeat([1, -1], len(rows))
+    order = np.argsort(moments, kind="stable")
+    at_work = np.cumsum(steps[order])[:-1]
+    lengths = np.diff(moments[order])
+    # What lies between the first and the last moment, and what lies outside of them, where nobody is at work.
+    nobody = lengths[at_work == 0].sum() + (end - begin) - lengths.sum()
+    between = rows[1:, 0] - rows[:-1, 1]
+    switches = (between > 0) & (rows[1:, 2] != rows[:-1, 2]) & (rows[:-1, 1] >= begin) & (rows[1:, 0] <= end)
+    alternating = len(processes) > 1
+    return Turns(
+        seconds=(end - begin) / 1e9,
+        slice_s=[float(length) / 1e9 for length in rows[whole, 1] - rows[whole, 0]] if alternating else [],
+        switch_s=[float(gap) / 1e9 for gap in between[switches]],
+        switching_share=float(nobody / (end - begin)),
+        together_share=float(lengths[at_work > 1].sum() / (end - begin)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlices:
+    """Over repeats: means of each repeat's own figure, with 95 % intervals between the repeats.
+
+    Attributes:
+        slice_s: median length of a turn; None where no process was ever interrupted.
+        slice_s_range: 5th and 95th percentile over all turns.
+        switch_s: median time from one process to the next; None where there was no switch.
+        switch_s_range: 5th and 95th percentile over all switches.
+        switches: how many were seen.
+        switching_percent: of the GPU's time, in which nobody ran.
+        together_percent: of the time, in which two or more ran at once.
+    """
+
+    slice_s: Estimate | None
+    slice_s_range: tuple[float, float] | None
+    switch_s: Estimate | None
+    switch_s_range: tuple[float, float] | None
+    switches: int
+    switching_percent: Estimate
+    together_percent: Estimate
+
+
+def time_slices(repeats: Sequence[Turns]) -> TimeSlices:
+    """What the repeats say together; there must be one at least."""
+    return TimeSlices(
+        slice_s=_medians([one.slice_s for one in repeats]),
+        slice_s_range=_range([one.slice_s for one in repeats]),
+        switch_s=_medians([one.switch_s for one in repeats]),
+        switch_s_range=_range([one.switch_s for one in repeats]),
+        switches=sum(len(one.switch_s) for one in repeats),
+        switching_percent=t_interval([100 * one.switching_share for one in repeats]),
+        together_percent=t_interval([100 * one.together_share for one in repeats]),
+    )
+
+
+def sentence(found: TimeSlices, processes: int) -> str:
+    """The answer, for people."""
+    if found.slice_s is None or found.switch_s is None:
+        return f"The {processes} processes ran side by side: nobody waited for a turn."
+    return (
+        f"The {processes} processes take turns of {with_interval(found.slice_s, 's')}. A switch takes "
+        f"{with_interval(found.switch_s, 's')}, so that {found.switching_percent.mean:.1f} % of the GPU's time go to nobody."
+    )
+
+
+def rows(found: TimeSlices) -> list[tuple[str, str, str]]:
+    """A table of the figures: name, value with its interval between repeats, range of the single turns."""
+    return [
+        ("turn", *_figures(found.slice_s, found.slice_s_range)),
+        ("switch", *_figures(found.switch_s, found.switch_s_range)),
+        ("time of the GPU that nobody has", with_interval(found.switching_percent, "%"), DASH),
+        ("time in which two or more run", with_interval(found.together_percent, "%"), DASH),
+    ]
+
+
+def _figures(median: Estimate | None, span: tuple[float, float] | None) -> tuple[str, str]:
+    return (
+        with_interval(median, "s") if median else DASH,
+        " to ".join(quantity(end, "s") for end in span) if span else DASH,
+    )
+
+
+def as_document(found: TimeSlices) -> dict[str, object]:
+    """The same for programs: of an estimate its mean, the ends of its interval and its number of repeats."""
+    return {
+        field.name: {name: getattr(value, name) for name in ("mean", "low", "high", "n")}
+        if isinstance(value := getattr(found, field.name), Estimate)
+        else value
+        for field in fields(found)
+    }
+
+
+def _medians(repeats: Sequence[Sequence[float]]) -> Estimate | None:
+    medians = [float(np.median(values)) for values in repeats if values]
+    return t_interval(medians) if medians else None
+
+
+def _range(repeats: Sequence[Sequence[float]]) -> tuple[float, float] | None:
+    values = [value for one in repeats for value in one]
+    return (float(np.percentile(values, 5)), float(np.percentile(values, 95))) if values else None

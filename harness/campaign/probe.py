@@ -1,0 +1,160 @@
+"""Measure the turns that processes take on one GPU: each watches the GPU's clock, and sees when it was taken off."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from harness import supervisor
+from harness.analysis.time_slices import Slices, Turns, turns
+from harness.backends.local_replica import import_paths
+from harness.backends.mps import MpsDaemon, foreign_daemons
+from harness.backends.supervised import Lifeline, await_end
+from harness.config import Sharing
+from harness.errors import BackendError, PreflightError, UsageError
+from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
+
+COMMAND = (sys.executable, "-m", "harness.replica.time_slices")
+READY, GO, SLICES, LOG = "ready", "go", "slices.bin", "process.log"
+"""Files of a process's folder, and, for all of them, of the one above."""
+TURNS = (Sharing.TIME_SLICING, Sharing.MPS)
+START_S = 60.0
+LATE_S = 30.0
+POLL_S = 0.01
+
+
+def gpu_to_probe(sharing: Sharing) -> GpuFacts:
+    """The first GPU that CUDA_VISIBLE_DEVICES lets through, free to be measured under ``sharing``.
+
+    Raises:
+        UsageError: nobody takes turns under that mode.
+        PreflightError: there is no GPU, or what runs on it would be measured, too.
+    """
+    if sharing not in TURNS:
+        raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
+    gpus, why_none = gpu_facts()
+    if not gpus:
+        raise PreflightError(f"There is no GPU to probe: {why_none}.", advice="harness doctor says what is missing.")
+    gpu = gpus[0]
+    problem, advice = _problem(gpu)
+    if problem:
+        raise PreflightError(f"{gpu.name} cannot be probed: {problem}.", advice=advice)
+    return gpu
+
+
+def _problem(gpu: GpuFacts) -> tuple[str, str]:
+    if gpu.mig:
+        return "MIG is on, and its instances take no turns with each other", "Turn MIG off: nvidia-smi -mig 0."
+    if gpu.compute_mode not in {"", "default"}:
+        return f"its compute mode is {gpu.compute_mode}", "Set it back: nvidia-smi -c DEFAULT."
+    if gpu.processes:
+        return (
+            f"other processes compute on it: {', '.join(map(str, gpu.processes))}",
+            "End them, or choose another GPU.",
+        )
+    daemons = foreign_daemons([gpu.uuid])
+    if daemons:
+        return (
+            f"an MPS daemon serves it: {', '.join(map(str, daemons))}",
+            "End it: echo quit | nvidia-cuda-mps-control.",
+        )
+    return "", ""
+
+
+def probe(
+    gpu: GpuFacts, sharing: Sharing, *, processes: int, seconds: float, repeats: int, say: Callable[[str], None]
+) -> list[Turns]:
+    """The turns of each repeat; nothing is left running or on the disk.
+
+    Args:
+        gpu: where.
+        sharing: time-slicing, or MPS with a daemon of our own.
+        processes: that want the GPU all the time.
+        seconds: for which they are watched, each time.
+        repeats: new processes each time.
+        say: takes a sentence for each repeat.
+
+    Raises:
+        BackendError: a process or the daemon failed.
+    """
+    found = []
+    for repeat in range(1, repeats + 1):
+        with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder, ExitStack() as stack:
+            lifeline = Lifeline()
+            stack.callback(lifeline.cut)
+            environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths()}
+            daemon = None
+            if sharing is Sharing.MPS:
+                daemon = MpsDaemon(
+                    f"probe-{uuid.uuid4().hex[:8]}",
+                    lifeline=lifeline,
+                    logs=Path(folder) / "mps",
+                    limits=None,
+                    replicas=processes,
+                    gpus=[gpu.uuid],
+                )
+                stack.callback(daemon.stop)
+                environment |= daemon.replica_environment()
+            slices = _watch(Path(folder), lifeline, environment, daemon, processes, seconds)
+        one = turns(slices)
+        if one is None:
+            raise BackendError("The processes did not watch at the same time.", advice="Watch for longer: --seconds.")
+        say(f"{repeat}/{repeats}: {len(one.switch_s)} switches in {one.seconds:.2f} s")
+        found.append(one)
+    return found
+
+
+def _watch(
+    folder: Path,
+    lifeline: Lifeline,
+    environment: Mapping[str, str],
+    daemon: MpsDaemon | None,
+    processes: int,
+    seconds: float,
+) -> list[Slices]:
+    places = [folder / str(index) for index in range(processes)]
+    command = [*COMMAND, "--seconds", repr(seconds)]
+    started = []
+    try:
+        for place in places:
+            place.mkdir()
+            started.append(lifeline.start([*command, str(place)], log=place / LOG, environment=environment))
+        _await(places, READY, started, START_S)
+        if daemon is not None:
+            daemon.require_clients([supervisor.descendants(process.pid) for process in started])
+        (folder / GO).touch()
+        _await(places, SLICES, started, seconds * processes + LATE_S)
+    finally:
+        for process in started:
+            process.terminate()
+        for process in started:
+            await_end(process)
+    return [np.fromfile(place / SLICES, dtype="<i8").reshape(-1, 2) for place in places]
+
+
+def _await(places: Sequence[Path], name: str, processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
+    """Until the file is in every place. Raises BackendError when a process ends without it, or takes too long."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        over = [process.poll() for process in processes]  # before the look: who wrote it may end
+        missing = [index for index, place in enumerate(places) if not (place / name).exists()]
+        if not missing:
+            return
+        ended = [index for index in missing if over[index] is not None]
+        if ended or time.monotonic() > deadline_s:
+            index = (ended or missing)[0]
+            said = (places[index] / LOG).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            how = f"ended with {over[index]}" if ended else f"took longer than {timeout_s:g} s"
+            raise BackendError(
+                f"Process {index} {how}; its last line: {said[-1] if said else 'it printed nothing'}",
+                advice="It needs the CUDA driver's library and a GPU of compute capability 7.0 or newer.",
+            )
+        time.sleep(POLL_S)
