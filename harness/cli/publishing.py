@@ -1,4 +1,4 @@
-"""Commands about results that others read: publish, reproduce."""
+"""Commands about results that others read: publish, reproduce, leaderboard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (publish, reproduce):
+    for command in (publish, reproduce, leaderboard):
         app.command(rich_help_panel="Results")(command)
 
 
@@ -162,3 +162,20 @@ def _refuse_other_figures(found: Reproduction, archive: Path, again: Path) -> No
             f"{again} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
             advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
         )
+
+
+def leaderboard(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with campaigns, or with published sets.")],
+    *,
+    json: Json = False,
+) -> None:
+    """Verify all campaigns in a folder and print one Markdown table of what they measured; the others with the reason."""
+    from harness.campaign.leaderboard import leaderboard as index
+
+    if json:
+        output.use_json()
+    found = index(folder, say=output.note)
+    if json:
+        output.document(found.to_dict())
+    else:
+        output.result(found.to_markdown())

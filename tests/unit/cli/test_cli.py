@@ -34,6 +34,8 @@ COMMANDS = [
     "report",
     "compare",
     "publish",
+    "reproduce",
+    "leaderboard",
     "schema",
 ]
 
