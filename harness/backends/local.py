@@ -95,6 +95,7 @@ class LocalDeployment:
 
     def __init__(self, experiment: ExperimentSpec, folder: Path, campaign_id: str, *, clock: Clock) -> None:
         self._experiment = experiment
+        self._campaign_id = campaign_id
         self._clock = clock
         self._deaths: list[ReplicaDeath] = []
         self._stopping = threading.Event()
@@ -263,8 +264,9 @@ class LocalDeployment:
             problems += self._mps.stop()
             self._mps = None
         self._lifeline.cut()
-        for replica in self._replicas:
-            await_end(replica.guard)
+        codes = [await_end(replica.guard) for replica in self._replicas]
+        if min(codes, default=0) < 0:
+            end_strays(self._campaign_id)  # a guard that was killed itself has left what made a session of its own
         return problems
 
     def _await_end(self, replica: LocalReplica, deadline_s: float) -> int | None:
