@@ -45,7 +45,8 @@ class State(StrEnum):
     HOPELESS = "given up"
     """With max repeats like those so far there would be no answer."""
     NOT_MEASURED = "not measured"
-    MAX = "not known after max repeats"
+    MAX = "not known"
+    """Nor will it be: these were max repeats."""
 
 
 class Question(NamedTuple):
@@ -110,7 +111,7 @@ class Progress:
         """Where it stands, in a sentence."""
         counts = {state: sum(each.state is state for each in self.verdicts) for state in State}
         told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
-        return f"Questions after {self.blocks} whole blocks of repeats: {told}."
+        return f"Whole blocks of repeats: {self.blocks}; questions: {told}."
 
 
 def share_of_look(most: int, block: int) -> float:

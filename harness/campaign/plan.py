@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -172,12 +173,11 @@ def estimate(experiments: Sequence[ExperimentSpec]) -> Estimate:
 
 
 def most(spec: CampaignSpec) -> Estimate:
-    """What a campaign costs at most: every experiment that it may come to, or as many as its budget of time allows."""
+    """What a campaign costs at most: every experiment that it may come to, and no more time than its budget."""
     cost = estimate(expand(spec))
-    if spec.until_known is None:
-        return cost
-    duration_s = min(cost.duration_s, spec.until_known.budget_s)
-    return replace(cost, duration_s=duration_s, starts_s=min(cost.starts_s, spec.until_known.budget_s - duration_s))
+    budget_s = spec.until_known.budget_s if spec.until_known else math.inf
+    part = min(1.0, budget_s / (cost.duration_s + cost.starts_s))
+    return replace(cost, duration_s=part * cost.duration_s, starts_s=part * cost.starts_s)
 
 
 def _disk_bytes(experiment: ExperimentSpec) -> int:

@@ -138,6 +138,8 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
         f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
         f"to start and end replicas (more where models are downloaded or compiled), at most {cost.disk_bytes / 1e9:.1f} GB."
     )
+    if cost.duration_s < estimate(experiments).duration_s:
+        output.result("These hours are those of its budget, which ends it before all of the experiments are run.")
     _print_findings(findings)
 
 

@@ -53,7 +53,7 @@ def test_killed_in_the_middle_of_a_block_it_goes_on_until_the_answer_is_there(tm
     identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
     assert eventually(lambda: not marked(identity))
     first = (folder() / "tiny_r1_time-slicing_alone_rep1" / "manifest.json").stat().st_mtime_ns
-    assert "Questions after 1 whole blocks of repeats: 1 open." in harness("status", str(folder()))
+    assert "Whole blocks of repeats: 1; questions: 1 open." in harness("status", str(folder()))
 
     answer = json.loads(harness("resume", str(folder()), "--json"))
 
