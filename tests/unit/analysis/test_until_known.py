@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from harness.analysis.campaign import Cell, Key, shared
 from harness.analysis.statistics import difference, student, t_interval
 from harness.analysis.until_known import State, judge, questions, share_of_look
 from harness.config import ConditionSpec, Sharing, UntilKnown
@@ -104,3 +105,11 @@ def test_false_answers_are_rare_where_they_are_easiest():
 
     assert false <= 0.08  # two of 25; the benchmark holds the 5 %
     assert without < 0.5
+
+
+def test_cells_of_one_campaign_share_their_looks_and_those_of_several_do_not():
+    one, later, other = (
+        Cell(Key("tiny", "mps", 1), [], None, shares) for shares in ({"x": 0.5}, {"x": 0.2}, {"y": 0.1})
+    )
+
+    assert [shared(), shared(one), shared(one, later), shared(one, later, other)] == pytest.approx([1, 0.5, 0.2, 0.02])
