@@ -9,9 +9,10 @@ from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key
 from harness.analysis.comparability import environment
+from harness.analysis.compare import relative
 from harness.analysis.format import number, whole_interval, with_interval
 from harness.analysis.measures import ALL
-from harness.analysis.statistics import Estimate, ratio
+from harness.analysis.statistics import Estimate
 from harness.errors import UsageError
 
 COMPARED = ("throughput", "latency_p50_exact", "energy")
@@ -173,10 +174,9 @@ def _line(published: Cell, again: Cell, name: str, within: float) -> Line:
     first, second = published.estimates[name], again.estimates.get(name)
     if second is None:
         return Line(name, first, None, None, Outcome.UNDECIDED, again.absent.get(name, "not measured here"))
-    try:
-        held = ratio(again.figures(name), published.figures(name))
-    except ValueError as error:
-        return Line(name, first, second, None, Outcome.UNDECIDED, str(error))
+    held = relative(again, published, name)
+    if held is None:
+        return Line(name, first, second, None, Outcome.UNDECIDED, "a ratio needs positive means")
     if held.low is None or held.high is None:
         return Line(name, first, second, held, Outcome.UNDECIDED, held.note)
     lowest, highest = 1 / (1 + within), 1 + within

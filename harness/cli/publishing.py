@@ -148,7 +148,7 @@ def _print_reproduction(found: Reproduction) -> None:
     )
     output.result()
     counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in Outcome)
-    output.result(f"Of {len(found.cells)} cells, within {100 * found.within:g} %: {counts}.")
+    output.result(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
 def _refuse_other_figures(found: Reproduction, archive: Path, again: Path) -> None:
