@@ -7,7 +7,7 @@ beside it, ``info`` ones that nothing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -38,6 +38,7 @@ MISSING_ADVICE = "Look at the replica's log and the recorder's summary."
 TOP_BOUND_S = 60.0
 """Highest finite bucket of the replicas' histogram: a quantile there is saturation, not a measurement."""
 _GRID_TOLERANCE_S = 0.0011
+_ALL_BUT_ROUNDING = 1 - 1e-9
 
 
 class Severity(StrEnum):
@@ -84,13 +85,20 @@ def judge(
     except MetricsError as error:
         return [Finding(Severity.INVALID, ReasonCode.ROWS, "", error.message, error.advice)]
     bursty = _bursty(experiment)
+    groups = [
+        (CATALOGUE[name], neighbour, series)
+        for name, named in experiment.metrics.items()
+        for neighbour, series in _by_workload(named).items()
+    ]
+    # Whether a request ends in a row is up to those who ask, where they come at times of their own.
+    resting = bursty | {""} if open_loop else bursty
     return [
         *_grid(experiment, rows),
+        *_gaps(groups, resting),
         *(
             finding
-            for name, named in experiment.metrics.items()
-            for neighbour, series in _by_workload(named).items()
-            for finding in _metric(CATALOGUE[name], series, neighbour, bursty=neighbour in bursty)
+            for metric, neighbour, series in groups
+            for finding in _metric(metric, series, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
         ),
         *_replicas(experiment, bursty),
         *_saturation(experiment),
@@ -151,8 +159,36 @@ def _bursty(experiment: ExperimentColumns) -> frozenset[str]:
     )
 
 
-def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool) -> Iterator[Finding]:
-    """Missing values, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
+def _gaps(
+    groups: Iterable[tuple[Metric, str, dict[str, SeriesColumns]]], resting: Collection[str]
+) -> Iterator[Finding]:
+    """Values that are missing, one finding for all series that lack as many for the same reason."""
+    alike: dict[tuple[int, int, str, Severity, str], dict[str, list[str]]] = {}
+    for metric, neighbour, named in groups:
+        if not any(len(series.present) for series in named.values()):
+            continue  # told as a metric without any value
+        for name, series in named.items():
+            rows, missing = len(series.values), int(np.isnan(series.values).sum())
+            if not missing or (missing == rows and metric.level is Level.DEVICE):
+                continue
+            # Who rests serves nothing meanwhile, and nothing is wrong with that.
+            flaws = missing - series.reasons.get(NO_REQUESTS, 0) if neighbour in resting else missing
+            severity = Severity.DEGRADED if flaws > MISSING_SHARE * rows else Severity.INFO
+            advice = WINDOW_ADVICE if NO_REQUESTS in series.reasons else MISSING_ADVICE
+            key = (missing, rows, _commonest([series]), severity, advice if flaws else "")
+            alike.setdefault(key, {}).setdefault(metric.name, []).append(name)
+    for (missing, rows, reason, severity, advice), metrics in alike.items():
+        first, (name, *_) = next(iter(metrics.items()))
+        others = sum(map(len, metrics.values())) - 1
+        beside = f" and {others} other series" if others else ""
+        message = f"{first} {name}{beside}: {missing} of {rows} values are missing: {reason}."
+        yield Finding(severity, ReasonCode.MISSING_VALUES, first, message, advice)
+
+
+def _metric(
+    metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, *, bursty: bool, open_loop: bool
+) -> Iterator[Finding]:
+    """No value at all, bounds and zeros of one metric of the measured replicas, or of a neighbour."""
     if not any(len(series.present) for series in named.values()):
         reason = _commonest(named.values())
         advice = (
@@ -163,24 +199,13 @@ def _metric(metric: Metric, named: Mapping[str, SeriesColumns], neighbour: str, 
         yield Finding(severity, ReasonCode.NO_VALUE, metric.name, f"{whose} has no value at all: {reason}.", advice)
         return
     for name, series in named.items():
-        missing = int(np.isnan(series.values).sum())
-        if missing == len(series.values) and metric.level is Level.DEVICE:
+        if not len(series.present) and metric.level is Level.DEVICE:
             message = f"{metric.name} {name}: {_commonest([series])}."
             yield Finding(Severity.INFO, ReasonCode.NO_VALUE, metric.name, message)
-        elif missing:
-            # Who rests serves nothing meanwhile, and nothing is wrong with that.
-            flaws = missing - series.reasons.get(NO_REQUESTS, 0) if bursty else missing
-            advice = WINDOW_ADVICE if NO_REQUESTS in series.reasons else MISSING_ADVICE
-            yield Finding(
-                Severity.DEGRADED if flaws > MISSING_SHARE * len(series.values) else Severity.INFO,
-                ReasonCode.MISSING_VALUES,
-                metric.name,
-                f"{metric.name} {name}: {missing} of {len(series.values)} values are missing: {_commonest([series])}.",
-                advice if flaws else "",
-            )
         yield from _bounds(metric, name, series)
     if metric.nonzero_expected and not bursty:
-        yield from _zeros(metric, named)
+        # At a rate, a row without work says that nothing was asked in it; every row, that nothing was done.
+        yield from _zeros(metric, named, ZERO_SHARE if neighbour or not open_loop else _ALL_BUT_ROUNDING)
 
 
 def _severity_of_none(metric: Metric, neighbour: str) -> Severity:
@@ -205,7 +230,7 @@ def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Findin
         )
 
 
-def _zeros(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Finding]:
+def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float) -> Iterator[Finding]:
     """Zeros where work must show; a counter starts at 0, so its first values are left out."""
     shares = {}
     for name, series in named.items():
@@ -218,7 +243,7 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns]) -> Iterator[Findi
         # One idle device of several is normal: only the busiest has to show work.
         shares = {name: share for name, share in shares.items() if share == min(shares.values())}
     for name, share in shares.items():
-        if share > ZERO_SHARE:
+        if share > most_share:
             yield Finding(
                 Severity.DEGRADED,
                 ReasonCode.ZEROS,

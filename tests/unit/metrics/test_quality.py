@@ -355,7 +355,34 @@ def test_a_workload_that_rests_by_itself_may_serve_nothing_for_a_while(judged):
 
 def test_the_same_data_of_a_workload_that_should_work_are_degraded(judged):
     found = {finding.metric for finding in bad(judged(lambda columns: resting(columns, active=False)))}
-    assert {"latency_p50", "throughput", "cpu_usage", "total_count"} <= found
+    assert {"latency_avg", "throughput", "cpu_usage", "total_count"} <= found
+
+
+def test_series_that_lack_the_same_rows_are_told_in_one_sentence(judged):
+    said = [f.message for f in judged(lambda columns: resting(columns, active=False)) if f.code == "missing-values"]
+    assert said == [
+        "latency_avg replica-0 and 11 other series: 40 of 60 values are missing: no request finished in the window."
+    ]
+
+
+def asked_now_and_then(columns, share=2):
+    """A server that is asked at a rate so low that no request ends in every second row."""
+    for replica in ("replica-0", "replica-1", "all"):
+        columns["throughput", replica] = [200.0 * (k % share == 0) for k in range(ROWS)]
+        for name in ("latency_avg", "latency_p50", "latency_p95", "latency_p99"):
+            columns[name, replica] = [(None, NO_REQUESTS) if k % share else GOOD[name] for k in range(ROWS)]
+
+
+def test_rows_in_which_nobody_asked_are_no_fault_of_a_server_that_is_asked_at_a_rate(judged):
+    assert bad(judged(asked_now_and_then, open_loop=True)) == []
+    assert {finding.metric for finding in bad(judged(asked_now_and_then))} == {"latency_avg", "throughput"}
+
+
+def test_a_server_asked_at_a_rate_that_computes_in_no_row_at_all_degrades(judged):
+    def change(columns):
+        columns["cpu_usage", "replica-0"] = [0.0] * ROWS
+
+    only(judged(change, open_loop=True), Severity.DEGRADED, "cpu_usage", "cpu_usage replica-0 is 0 in 100% of the rows")
 
 
 def test_a_workload_that_rests_may_not_be_gone(judged):
