@@ -87,8 +87,7 @@ class KubernetesDeployment:
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What each replica says of itself now, or said last, and which pod, node and image it is."""
         if self.replicas and not self._stopped:
-            with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
-                self._statuses = list(pool.map(self._ask_again, self.replicas, self._statuses))
+            self._refresh()
         return self._statuses
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
@@ -240,6 +239,10 @@ class KubernetesDeployment:
         self._refuse_silent_cpu()
         self._refuse_other_mode()
 
+    def _refresh(self) -> None:
+        with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
+            self._statuses = list(pool.map(self._ask_again, self.replicas, self._statuses))
+
     def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
         try:
             return {**artifacts.status(self._api, replica, patience_s=artifacts.QUICK_S), **replica.facts()}
@@ -312,6 +315,7 @@ class KubernetesDeployment:
                 routes.append("services")
             if workload.server is not None:
                 unanswered = self._finish(alive)
+                self._refresh()  # what failed until the very end
                 routes += ["requests", "gaps"]
             restarted = {
                 (pods.name(pod), name)

@@ -9,11 +9,17 @@ import pytest
 
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import WorkloadSpec
+from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.campaign.verify import verify_campaign
+from harness.config import SloSpec, WorkloadSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies, layout
-from tests.support.experiments import experiment
+from harness.results.manifest import read_manifest
+from tests.support.cluster_trial import Trial
+from tests.support.experiments import FAST, campaign, experiment
+from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import eventually
 
 pytestmark = [
@@ -144,3 +150,25 @@ def test_a_key_comes_out_of_a_secret_and_is_shown_nowhere(deploy, server, driver
     written = [file.read_bytes() for file in tmp_path.glob("attempt-*/**/*") if file.is_file()]
     assert written
     assert not [content for content in written if b"s3cr3t" in content]
+
+
+def test_a_campaign_of_servers_ends_with_its_figures_and_its_objective(server, driver, tmp_path):
+    timing = {**FAST, "record_s": 3.0, "drain_timeout_s": 30}
+    workload = asked(concurrency=2).workload
+    slo = SloSpec(latency_p99_ms=600_000, error_rate=0.5)
+    metrics = ["throughput", "client_ttft_p50"]
+    spec = campaign(workloads=[workload], replicas=[2], repeats=1, timing=timing, metrics=metrics, slo=slo)
+    folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
+
+    (identity,) = CampaignRunner(folder, Trial(server.spec()), gpus=FakeGpus).run().statuses
+
+    assert driver.left() == []
+    assert verify_campaign(folder.path).ok
+    final = folder.final_folder(identity)
+    manifest = read_manifest(final)
+    assert not [reason for reason in manifest.verdict.reasons if "fetched" in reason or "asked its server on" in reason]
+    assert {one["phase"] for one in manifest.replicas} == {"finished"}
+    told = json.loads((final / "server.json").read_text())
+    assert told["slo"]["outcome"] in {"pass", "not decidable"}, "a few seconds decide little"
+    assert len(told["by_server"]) == 2
+    assert told["results"]["requests"] > 0
