@@ -6,6 +6,7 @@ none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing i
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import tempfile
@@ -18,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from harness.analysis import campaign_table, summary
 from harness.analysis import compare as comparisons
-from harness.analysis import summary
 from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
 from harness.analysis.comparison_input import gathered
 from harness.analysis.measures import ALL
@@ -172,6 +173,10 @@ class Campaign:
         numbers = ["mean", "ci95_low", "ci95_high", "cv"]
         rest = [name for name in summary.COLUMNS if name not in CELL]
         return frame.astype(dict.fromkeys(numbers, "float64"))[[*CELL, *rest]]
+
+    def table(self) -> pd.DataFrame:
+        """Every experiment with its figures, a row each, as in ``campaign.parquet``; units are in the columns' names."""
+        return pd.read_parquet(io.BytesIO(campaign_table.to_parquet(self.analysis)))
 
     @cached_property
     def analysis(self) -> CampaignAnalysis:

@@ -179,7 +179,7 @@ def croissant(about: About, files: Mapping[str, FileEntry]) -> str:
         "conformsTo": "http://mlcommons.org/croissant/1.0",
         **_common(about),
         **({"license": licence} if licence else {}),
-        **({"creator": people} if people else {}),
+        **({"creator": people, "citeAs": _cite(about)} if people else {}),
         "distribution": [
             {
                 "@type": "cr:FileObject",
@@ -237,6 +237,12 @@ def _common(about: About) -> dict[str, str]:
         "datePublished": about.ended[:10],
         **url,
     }
+
+
+def _cite(about: About) -> str:
+    said = about.citation
+    names = "; ".join(author.name for author in said.authors)
+    return f"{names} ({about.ended[:4]}): {said.title or about.name}. {said.url}".strip()
 
 
 def _file(name: str, entry: FileEntry) -> dict[str, str]:

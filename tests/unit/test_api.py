@@ -90,6 +90,9 @@ def test_a_campaign_gives_what_its_report_says(folder: Path, archive: Path) -> N
     assert cell["mean"]["throughput"] == pytest.approx(sum(each["throughput"] for each in alone) / 2)
     assert cell["runs"]["throughput"] == 2
     pd.testing.assert_frame_equal(harness.load(archive).summary(), summary)
+    table = loaded.table().set_index("experiment")["throughput_requests_per_second"]
+    alone_by_name = {each.name: each.summary().set_index("measure")["value"] for each in loaded.experiments}
+    assert table.to_dict() == {name: figures["throughput"] for name, figures in alone_by_name.items()}
 
 
 def test_a_comparison_gives_ratio_interval_and_answer(folder: Path, archive: Path) -> None:

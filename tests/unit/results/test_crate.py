@@ -101,6 +101,7 @@ def test_croissant_has_every_column_of_the_table(folder: Path) -> None:
     assert [field["source"]["extract"]["column"] for field in records["field"]] == [column.name for column in COLUMNS]
     assert all(field["dataType"].startswith("sc:") for field in records["field"])
     assert content["creator"][0]["name"] == "Ada Lovelace"
+    assert content["citeAs"].startswith('Ada Lovelace; A Laboratory (2026): Sharing: what it "costs". https://doi.org/')
 
 
 def problems(folder: Path) -> list[str]:
