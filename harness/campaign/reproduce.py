@@ -28,7 +28,7 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
     verify_campaign(folder).of(said).refuse()
     began = open_folder(folder)
     capabilities.require(began.spec, origin=str(said))
-    return CampaignSource(began.spec, read_document(folder / CAMPAIGN_YAML).decode(), GIVEN)
+    return CampaignSource(began.spec, read_document(folder / CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
 
 
 def refuse_same(published: Path, again: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -13,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
 from harness.analysis.reproduction import Outcome, Reproduction, reproduction, together
+from harness.campaign.folder import open_folder
 from harness.campaign.publish import publish
+from harness.campaign.reproduce import published_source
 from harness.cli.app import app
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError
 from harness.results.manifest import Status
@@ -163,6 +166,17 @@ def test_what_is_no_reproduction_is_refused(archive: Path, published: Path, tmp_
     bad.write_bytes(b"nothing of ours")
     assert isinstance(run(bad).exception, ResultsPathError)
     assert isinstance(run(tmp_path / "nowhere.tar.xz").exception, ResultsPathError)
+
+
+def test_it_runs_what_was_understood_then_whatever_the_file_says_today(published: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(published, tmp_path / "copy")
+    (copy / "campaign.yaml").write_bytes(b"name: \xff")
+    identity = json.loads((copy / "campaign.json").read_text())
+    sha256 = hashlib.sha256(b"name: \xff").hexdigest()
+    (copy / "campaign.json").write_text(json.dumps(identity | {"source_sha256": sha256}))
+    source = published_source(copy, copy)
+    assert source.spec == open_folder(published).spec
+    assert source.text.startswith("name: ")
 
 
 def test_what_does_not_verify_is_not_run(published: Path, tmp_path: Path) -> None:
