@@ -8,31 +8,64 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import struct
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import SupportsIndex
 
+NS_PER_S = 1_000_000_000
 _PIECE_BYTES = 1 << 16
 _MOST_LINE_BYTES = 1 << 16
+_TIMESTAMPS = 35
+"""SO_TIMESTAMPNS of Linux, and the kind of what it adds to the data: the socket module has no name for it."""
+_STAMP = struct.Struct("qq")
+_SAID_BYTES = socket.CMSG_SPACE(_STAMP.size)
 
 
 class BrokenAnswerError(Exception):
     """The answer is no HTTP, or ended too early."""
 
 
-class StampedReader(asyncio.StreamReader):
-    """Remembers when something arrived.
+class StampedSocket(socket.socket):
+    """Remembers when what was read from it had arrived, as Linux says it.
 
     That is before its turn to be read: where an engine sends a token to each of hundreds of streams at once, the last of
     them would wait for the reading of all others.
     """
 
     arrived_ns = 0
+    """Of the last of it, by ``time.perf_counter_ns``; 0: the system does not say so, as over TLS."""
+
+    def __init__(self, family: int, kind: int, number: int) -> None:
+        super().__init__(family, kind, number)
+        self.setblocking(False)
+        with contextlib.suppress(OSError):
+            self.setsockopt(socket.SOL_SOCKET, _TIMESTAMPS, 1)
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        """What asyncio reads with."""
+        data, said, _, _ = self.recvmsg(size, _SAID_BYTES, flags)
+        read_ns = time.perf_counter_ns()
+        for _, kind, stamp in said:
+            if kind == _TIMESTAMPS:
+                seconds, rest_ns = _STAMP.unpack(stamp)
+                arrived_ns = seconds * NS_PER_S + rest_ns - time.time_ns() + time.perf_counter_ns()
+                # Whatever happens to the system's clock: neither after it was read nor before what came before.
+                self.arrived_ns = max(self.arrived_ns, min(arrived_ns, read_ns))
+        return data
+
+
+class StampedReader(asyncio.StreamReader):
+    """Remembers when something arrived; where the socket cannot say it, when the loop received it."""
+
+    arrived_ns = 0
+    socket: StampedSocket | None = None
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         """Take what the loop has received."""
-        self.arrived_ns = time.perf_counter_ns()
+        self.arrived_ns = (self.socket and self.socket.arrived_ns) or time.perf_counter_ns()
         super().feed_data(data)
 
 
@@ -50,8 +83,12 @@ class Connection:
         """Connect; ``tls``: what to trust, None: without TLS. Raises OSError."""
         loop = asyncio.get_running_loop()
         reader = StampedReader(limit=_MOST_LINE_BYTES, loop=loop)
+        reader.socket = await _connected(loop, host, port)
         transport, protocol = await loop.create_connection(
-            lambda: asyncio.StreamReaderProtocol(reader), host, port, ssl=tls
+            lambda: asyncio.StreamReaderProtocol(reader),
+            sock=reader.socket,
+            ssl=tls,
+            server_hostname=host if tls else None,
         )
         return Connection(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
 
@@ -131,6 +168,24 @@ class Connection:
     async def _until_closed(self) -> AsyncIterator[bytes]:
         while piece := await self._reader.read(_PIECE_BYTES):
             yield piece
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, host: str, port: int) -> StampedSocket:
+    """Try each address of the host in turn. Raises OSError."""
+    refused = OSError(f"{host} has no address")
+    for family, kind, number, _, address in await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        connected = StampedSocket(family, kind, number)
+        try:
+            await loop.sock_connect(connected, address)
+        except OSError as error:
+            connected.close()
+            refused = error
+        except BaseException:
+            connected.close()
+            raise
+        else:
+            return connected
+    raise refused
 
 
 def head_of(method: str, target: str, address: tuple[str, int], headers: Mapping[str, str]) -> bytes:

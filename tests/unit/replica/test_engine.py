@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 import json
+import select
+import socket
 import statistics
 import struct
 import threading
@@ -100,6 +102,30 @@ def test_a_connection_that_the_server_closes_is_opened_again():
     server = Server(fault="close")
     assert [each.status for each in asked_of(server, engine(), times=3)] == [OK] * 3
     assert server.connections == 3
+
+
+def test_a_token_has_the_time_at_which_the_system_had_it_however_late_the_loop_reads():
+    async def read():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            connection = await Connection.open(*server.getsockname())
+            accepted, _ = server.accept()
+            with accepted:
+                said, read_ns = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", []
+                for data in (said, b"a", b"b"):
+                    accepted.sendall(data)
+                    select.select([connection._reader.socket], [], [])
+                    late_ns = time.perf_counter_ns()  # and the loop has not read it yet
+                    if data == said:
+                        _, pieces = await connection.receive()
+                    else:
+                        await anext(pieces)
+                    read_ns.append((connection.arrived_ns, late_ns))
+                connection.close()
+                return read_ns
+
+    read_ns = asyncio.run(read())
+    assert all(arrived_ns <= late_ns for arrived_ns, late_ns in read_ns)
+    assert [arrived_ns for arrived_ns, _ in read_ns] == sorted({arrived_ns for arrived_ns, _ in read_ns})
 
 
 @pytest.mark.parametrize(
