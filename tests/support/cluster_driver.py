@@ -214,6 +214,8 @@ class ClusterDriver:
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": {}}
         self.api.apply(f"/api/v1/nodes/{self.node}", node)
         self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+        # An API server taints a new node as not ready; the controller that takes it away runs nowhere here.
+        self.api.patch(f"/api/v1/nodes/{self.node}", {"spec": {"taints": None}})
 
     def _write_node(self, conditions: list) -> None:
         status = {

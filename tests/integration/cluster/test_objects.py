@@ -95,5 +95,5 @@ def test_the_role_waits_although_kubectl_does_not_wait_for_what_is_not_there(clu
     assert "NotFound" in done.stderr
     assert time.monotonic() - began_s < 30
     (task,) = (one for _, one in every_task() if one.get("name") == "Wait for Calico")
-    (part_s,) = re.findall(r"calico_timeout_s / (\d+)", task["retries"])
+    (part_s,) = re.findall(r"calico_timeout_s \| int / (\d+)", task["retries"])
     assert task["delay"] >= int(part_s)

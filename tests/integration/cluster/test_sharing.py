@@ -120,6 +120,6 @@ def test_check_mode_changes_nothing_and_nonsense_is_refused(gpus):
     checked = play(gpus.cluster, "playbooks/gpu.yml", "--check", **MACHINE, device_plugin_sharing="mps")
     assert checked.status == 0, checked.output
     nonsense = switch(gpus, "mig")
-    assert "Choose exclusive, time-slicing or mps" in nonsense.output
+    assert 'device_plugin_sharing is "mig"; it has to be one of exclusive, time-slicing, mps.' in nonsense.output
     assert "at least 2 slices" in switch(gpus, "mps", 1).output
     assert config(gpus) == before
