@@ -36,7 +36,7 @@ class StampedSocket(socket.socket):
     """
 
     arrived_ns = 0
-    """Of the last of it, by ``time.perf_counter_ns``; 0: the system does not say so, as over TLS."""
+    """Of the last of it, by ``time.perf_counter_ns``; 0: nothing was read in this way, as over TLS."""
 
     def __init__(self, family: int, kind: int, number: int) -> None:
         super().__init__(family, kind, number)
@@ -47,13 +47,13 @@ class StampedSocket(socket.socket):
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         """What asyncio reads with."""
         data, said, _, _ = self.recvmsg(size, _SAID_BYTES, flags)
-        read_ns = time.perf_counter_ns()
+        arrived_ns = read_ns = time.perf_counter_ns()  # it says nothing until it has begun to look at the clock
         for _, kind, stamp in said:
             if kind == _TIMESTAMPS:
                 seconds, rest_ns = _STAMP.unpack(stamp)
                 arrived_ns = seconds * NS_PER_S + rest_ns - time.time_ns() + time.perf_counter_ns()
-                # Whatever happens to the system's clock: neither after it was read nor before what came before.
-                self.arrived_ns = max(self.arrived_ns, min(arrived_ns, read_ns))
+        # Whatever happens to the system's clock: neither after it was read nor before what came before.
+        self.arrived_ns = max(self.arrived_ns, min(arrived_ns, read_ns))
         return data
 
 

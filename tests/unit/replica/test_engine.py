@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import json
-import select
 import socket
 import statistics
 import struct
@@ -12,10 +11,11 @@ import time
 
 import pytest
 
+from harness.replica.engine import http_client
 from harness.replica.engine import load as load_module
 from harness.replica.engine import questions as asked
 from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
-from harness.replica.engine.http_client import Connection, StampedReader
+from harness.replica.engine.http_client import Connection, StampedReader, StampedSocket
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load, arrivals
 from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, read_whole
@@ -104,28 +104,28 @@ def test_a_connection_that_the_server_closes_is_opened_again():
     assert server.connections == 3
 
 
-def test_a_token_has_the_time_at_which_the_system_had_it_however_late_the_loop_reads():
-    async def read():
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            connection = await Connection.open(*server.getsockname())
-            accepted, _ = server.accept()
-            with accepted:
-                said, read_ns = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n", []
-                for data in (said, b"a", b"b"):
-                    accepted.sendall(data)
-                    select.select([connection._reader.socket], [], [])
-                    late_ns = time.perf_counter_ns()  # and the loop has not read it yet
-                    if data == said:
-                        _, pieces = await connection.receive()
-                    else:
-                        await anext(pieces)
-                    read_ns.append((connection.arrived_ns, late_ns))
-                connection.close()
-                return read_ns
+def test_what_is_read_has_the_time_at_which_the_system_had_it(monkeypatch):
+    said = []
+    monkeypatch.setattr(StampedSocket, "recvmsg", lambda *_: (b"a", said, 0, None), raising=False)
+    begun_ns = time.perf_counter_ns()
+    long_ns = begun_ns // 4  # of the time since the machine was started
 
-    read_ns = asyncio.run(read())
-    assert all(arrived_ns <= late_ns for arrived_ns, late_ns in read_ns)
-    assert [arrived_ns for arrived_ns, _ in read_ns] == sorted({arrived_ns for arrived_ns, _ in read_ns})
+    def read(ago_ns):
+        stamp = divmod(time.time_ns() - ago_ns, 10**9)
+        said[:] = [(socket.SOL_SOCKET, http_client._TIMESTAMPS, struct.pack("qq", *stamp))]
+        assert asked.recv(1) == b"a"
+        return asked.arrived_ns
+
+    with StampedSocket(socket.AF_INET, socket.SOCK_STREAM, 0) as asked:
+        early_ns = read(2 * long_ns)
+        assert early_ns < begun_ns - long_ns, "and not when it was read"
+        assert early_ns < read(long_ns) < begun_ns
+        assert read(2 * long_ns) > early_ns, "not before what came before"
+        assert begun_ns < read(-long_ns) <= time.perf_counter_ns(), "not after it was read"
+        said.clear()
+        before_ns = time.perf_counter_ns()
+        asked.recv(1)
+        assert before_ns <= asked.arrived_ns <= time.perf_counter_ns(), "the system says nothing"
 
 
 @pytest.mark.parametrize(
