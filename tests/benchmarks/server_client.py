@@ -1,6 +1,7 @@
 """How exact is the client of a user's server, and what does it cost? 10,000 tokens a second over 256 and over 1,000 streams.
 
 python -m tests.benchmarks.server_client
+python -m tests.benchmarks.server_client --against aiperf --program PATH (or guidellm): the same trace for both, side by side
 
 A fake server writes down when it sends each token, by the clock that the client reads, too; both are processes on two CPU cores. The
 error of a gap is what the client saw less what the server did.
@@ -27,6 +28,7 @@ from harness.replica.engine.process import _free_port, takes_connections
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
+from tests.benchmarks import foreign_clients
 
 TOKENS, TOKENS_PER_S = 50, 10_000
 BAR_MS, BAR_MB = 1.0, 400
@@ -47,9 +49,15 @@ class Remembering(Asker):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=15.0)
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--against", choices=("aiperf", "guidellm"), help="hold it against this program instead")
+    parser.add_argument("--program", help="its path; it is no dependency of ours")
+    options = parser.parse_args()
+    seconds = options.seconds
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     print(f"cores {len(os.sched_getaffinity(0))}, load average {os.getloadavg()[0]:.1f} before it began")
+    if options.against:
+        foreign_clients.side_by_side(options.against, options.program or options.against, seconds)
+        return
     met = [measure(streams, seconds) for streams in (256, 1000)]
     raise SystemExit(0 if all(met) else 1)
 
@@ -87,7 +95,7 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
         print(f"{streams} streams: no request was answered within {seconds:g} s MISSED")
         return False
     error_ms = (
-        np.concatenate([np.diff(each.token_ns) - np.diff(sent_ns[text]) for text, each in answered.items()]) / 1e6
+        np.concatenate([np.diff(each.token_ns) - np.diff(sent_ns[text][1:]) for text, each in answered.items()]) / 1e6
     )
     late_ms = np.array([each.sent_ns - each.intended_ns for each in ended.values()]) / 1e6
     most_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000

@@ -32,6 +32,7 @@ FAULTS = (
     "slow-to-load",
     "hang",
 )
+TOLD = {"/health": b"{}", "/v1/models": b'{"object": "list", "data": [{"id": "fake", "object": "model"}]}'}
 HANGS_AFTER = 40
 """Requests that are answered before the fault ``hang``."""
 
@@ -47,7 +48,7 @@ class Server:
         self.connections = 0
         self.born_s = time.monotonic()
         self.times_ns = {}
-        """Of a chat's tokens, by its text."""
+        """When a chat's request was read and each of its tokens sent, by its text."""
 
     async def serve(self, port=0):
         return await asyncio.start_server(self.handle, "127.0.0.1", port, ssl=self.tls)
@@ -67,8 +68,9 @@ class Server:
         lengths = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length")]
         body = await reader.readexactly(int(lengths[0]) if lengths else 0)
         path = head.split()[1]
-        if path == "/health":
-            return self.whole(writer, 200, b"{}")
+        if path in TOLD:
+            return self.whole(writer, 200, TOLD[path])
+        read_ns = time.perf_counter_ns()
         self.heads.append(head)
         self.asked.append(json.loads(body) if body.startswith(b"{") else body.decode())
         if self.fault in {"500", "429", "404", "401", "302"}:
@@ -82,7 +84,7 @@ class Server:
         if self.fault == "mute" or (self.fault == "hang" and len(self.asked) > HANGS_AFTER):
             await asyncio.sleep(3600)
         if path.startswith("/v1/") and self.asked[-1].get("stream"):
-            return await self.stream(writer, self.asked[-1], chat="chat" in path)
+            return await self.stream(writer, self.asked[-1], read_ns, chat="chat" in path)
         await asyncio.sleep(self.first_s)
         answer = {"choices": [{"text": "a b"}], "label": "cat", "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
         return self.whole(writer, 200, b"<html>" if self.fault == "not-json" else json.dumps(answer).encode())
@@ -93,23 +95,26 @@ class Server:
         writer.write(head.encode() + body)
         return keep
 
-    async def stream(self, writer, asked, *, chat):
+    async def stream(self, writer, asked, read_ns, *, chat):
+        kind = {"object": "chat.completion.chunk" if chat else "text_completion"}  # without it AIPerf takes no event
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         if chat:
-            self.event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}}]})
-        times_ns = self.times_ns.setdefault(asked["messages"][0]["content"], []) if chat else []
-        for number in range(asked["max_tokens"]):
+            self.event(writer, {**kind, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
+        tokens = asked.get("max_tokens") or asked["max_completion_tokens"]
+        times_ns = self.times_ns.setdefault(str(asked["messages"][0]["content"]), []) if chat else []
+        times_ns.append(read_ns)
+        for number in range(tokens):
             await asyncio.sleep(self.gap_s if number else self.first_s)
             times_ns.append(time.perf_counter_ns())
             if number == 2 and self.fault == "cut":
                 return False
             if number == 2 and self.fault == "in-stream":
                 self.event(writer, {"error": {"message": "the engine is gone"}})
-            self.event(writer, {"choices": [{"delta": {"content": " w"}} if chat else {"text": " w"}]})
+            self.event(writer, {**kind, "choices": [{"delta": {"content": " w"}} if chat else {"text": " w"}]})
             await writer.drain()
         if self.usage:
-            tokens = {"prompt_tokens": 7, "completion_tokens": asked["max_tokens"]}
-            self.event(writer, {"choices": [], "usage": tokens})
+            usage = {"prompt_tokens": 7, "completion_tokens": tokens}
+            self.event(writer, {**kind, "choices": [], "usage": usage})
         self.chunk(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
         return self.fault != "close"
