@@ -1,6 +1,7 @@
-"""What the harness adds to what a cluster takes: bringing up 1, 3 and 8 replicas, and ending them.
+"""What the harness adds to what a cluster takes: bringing up replicas, asking the API server while they work, ending them.
 
     KUBEBUILDER_ASSETS=... python -m tests.benchmarks.cluster_overhead
+    KUBEBUILDER_ASSETS=... python -m tests.benchmarks.cluster_overhead --replicas 8,100 --rounds 1
 
 The cluster's part is played, so that its instants are known: from the object's arrival to the status that says every
 replica is available, and from the deletion's arrival to the last pod's end. All else is the harness's. The API server is
@@ -9,6 +10,7 @@ the real one where its binaries are, else the shipped fake.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import tempfile
 import threading
@@ -16,6 +18,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import KubernetesSpec
@@ -26,25 +29,54 @@ from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment
 from tests.support.fake_cluster import FakeCluster
 
-REPLICAS = (1, 3, 8)
-ROUNDS = 3
+WORK_S = 20.0
+"""For which replicas work, and the API server's requests are counted."""
 
 
 def main() -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", default="1,3,8")
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    counts = [int(word) for word in arguments.replicas.split(",")]
     with tempfile.TemporaryDirectory() as name, _server(Path(name)) as (kind, kubeconfig):
         spec = KubernetesSpec(kubeconfig=str(kubeconfig), runtime_class=None, image="registry.example/workload:1")
-        with ClusterDriver(KubernetesApi(spec), Path(name) / "node") as driver:
+        with ClusterDriver(KubernetesApi(spec), Path(name) / "node", slices=max(counts)) as driver:
             backend = Trial(spec)
-            _one(backend, driver, Path(name) / "warm-up", 1)
-            print(f"API server: {kind}. Seconds, worst of {ROUNDS} rounds: harness / whole")
-            for replicas in REPLICAS:
-                rounds = [_one(backend, driver, Path(name) / f"{replicas}-{turn}", replicas) for turn in range(ROUNDS)]
+            sent = _count_requests(but_of=driver.api)
+            _one(backend, driver, Path(name) / "warm-up", 1, sent)
+            print(f"API server: {kind}. Seconds, worst of {arguments.rounds} rounds: harness / whole")
+            for replicas in counts:
+                rounds = [
+                    _one(backend, driver, Path(name) / f"{replicas}-{turn}", replicas, sent)
+                    for turn in range(arguments.rounds)
+                ]
                 up, down = max(one[:2] for one in rounds), max(one[2:4] for one in rounds)
-                fetched = max(one[4] for one in rounds)
+                fetched, asked = max(one[4] for one in rounds), max(one[5] for one in rounds)
                 print(
-                    f"{replicas} replicas: up {up[0]:.2f} / {up[1]:.2f}, down {down[0]:.2f} / {down[1]:.2f} ({fetched / 1e6:.1f} MB fetched)"
+                    f"{replicas} replicas: up {up[0]:.2f} / {up[1]:.2f}, down {down[0]:.2f} / {down[1]:.2f} "
+                    f"({fetched / 1e6:.1f} MB fetched), {asked / WORK_S:.2f} requests a second while they work"
                 )
+
+
+def _count_requests(but_of: KubernetesApi) -> list[str]:
+    """What the harness asks of the API server from now on, one entry each; streams count once."""
+    sent: list[str] = []
+    for name in ("_send", "stream", "download"):
+        _count_calls(name, sent, but_of)
+    return sent
+
+
+def _count_calls(name: str, sent: list[str], but_of: KubernetesApi) -> None:
+    original = getattr(KubernetesApi, name)
+
+    def counted(self: KubernetesApi, *arguments: Any, **named: Any) -> Any:
+        if self is not but_of:
+            sent.append(name)
+        return original(self, *arguments, **named)
+
+    setattr(KubernetesApi, name, counted)
 
 
 @contextlib.contextmanager
@@ -58,24 +90,29 @@ def _server(folder: Path) -> Iterator[tuple[str, Path]]:
             yield "kube-apiserver", cluster.kubeconfig
 
 
-def _one(backend: Trial, driver: ClusterDriver, folder: Path, replicas: int) -> tuple[float, float, float, float, int]:
-    """The harness's seconds and all seconds, for up and for down, and the bytes fetched."""
+def _one(
+    backend: Trial, driver: ClusterDriver, folder: Path, replicas: int, sent: list[str]
+) -> tuple[float, float, float, float, int, int]:
+    """The harness's seconds and all seconds, for up and for down, the bytes fetched, and the requests while they worked."""
     folder.mkdir(parents=True)
-    of = experiment(replicas=replicas, workload={"inference_sleep_s": 0.05}, timing={"ready_timeout_s": 60})
+    of = experiment(replicas=replicas, workload={"inference_sleep_s": 0.05}, timing={"ready_timeout_s": 1200})
     driver.marks.clear()
     begun_s = time.time()
     deployment = backend.deploy(of, folder, abort=threading.Event(), on_death=lambda _death: None)
     up_s = time.time() - begun_s
     cluster_up_s = driver.marks["complete"] - driver.marks["seen"]
+    before = len(sent)
+    time.sleep(WORK_S)
+    asked = len(sent) - before
     begun_s = time.time()
-    problems = deployment.stop(timeout_s=10)
+    problems = deployment.stop(timeout_s=60)
     down_s = time.time() - begun_s
     assert not problems, problems
     cluster_down_s = driver.marks["ended"] - driver.marks["deletion"]
     fetched = sum(
         (layout.replica_folder(folder, index) / layout.RAW_LATENCIES).stat().st_size for index in range(replicas)
     )
-    return up_s - cluster_up_s, up_s, down_s - cluster_down_s, down_s, fetched
+    return up_s - cluster_up_s, up_s, down_s - cluster_down_s, down_s, fetched, asked
 
 
 if __name__ == "__main__":
