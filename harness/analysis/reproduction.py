@@ -122,12 +122,33 @@ def together(outcomes: Iterator[Outcome]) -> Outcome:
     return Outcome.AGREES if every == {Outcome.AGREES} else Outcome.UNDECIDED
 
 
+def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *, within: float = WITHIN) -> list[str]:
+    """What is to be compared, which is known before anything runs: the measures, or those of COMPARED that were published.
+
+    Raises:
+        UsageError: a tolerance or a measure that cannot be, or that no published cell has.
+    """
+    if not 0 < within < 1:
+        raise UsageError(f"a tolerance of {100 * within:g} % cannot be.", advice="Give one above 0 and below 100 %.")
+    unknown = [name for name in measures or () if name not in ALL]
+    if unknown:
+        raise UsageError(f"{', '.join(unknown)} is no figure of a report.", advice=f"Figures are {', '.join(ALL)}.")
+    had = [name for name in ALL if any(name in cell.estimates for cell in published.cells)]
+    absent = [name for name in measures or () if name not in had]
+    if absent:
+        raise UsageError(
+            f"the published campaign has no {', '.join(absent)} to compare with.",
+            advice=f"It has {', '.join(had)}." if had else "None of its runs can be used.",
+        )
+    return list(measures or [name for name in COMPARED if name in had] or COMPARED)
+
+
 def reproduction(
     published: CampaignAnalysis,
     again: CampaignAnalysis,
     *,
     within: float = WITHIN,
-    measures: Sequence[str] = COMPARED,
+    measures: Sequence[str] | None = None,
 ) -> Reproduction:
     """Hold every published cell against the same cell of the campaign that ran again.
 
@@ -135,16 +156,12 @@ def reproduction(
         published: the campaign as it was published.
         again: the other.
         within: relative difference that counts as none, e.g. 0.1 for 10 %.
-        measures: what is compared, where the published cell has it.
+        measures: what is compared, where the published cell has it; None: those of COMPARED.
 
     Raises:
         UsageError: a tolerance or a measure that cannot be, or campaigns without a cell in common.
     """
-    if not 0 < within < 1:
-        raise UsageError(f"a tolerance of {100 * within:g} % cannot be.", advice="Give one above 0 and below 100 %.")
-    unknown = [name for name in measures if name not in ALL]
-    if unknown:
-        raise UsageError(f"{', '.join(unknown)} is no figure of a report.", advice=f"Figures are {', '.join(ALL)}.")
+    measures = wanted(published, measures, within=within)
     here = {cell.key: cell for cell in again.cells}
     if not any(cell.key in here for cell in published.cells):
         raise UsageError(
@@ -158,16 +175,16 @@ def reproduction(
 
 
 def _lines(published: Cell, again: Cell | None, within: float, measures: Sequence[str]) -> list[Line]:
-    wanted = [name for name in measures if name in published.estimates]
-    if not wanted:
+    compared = [name for name in measures if name in published.estimates]
+    if not compared:
         name = measures[0]
         return [
             Line(name, None, None, None, Outcome.UNDECIDED, f"not published: {published.absent.get(name, 'no run')}")
         ]
     if again is None or not again.used:
         why = "it did not run here" if again is None or not again.experiments else "no run here can be used"
-        return [Line(name, published.estimates[name], None, None, Outcome.UNDECIDED, why) for name in wanted]
-    return [_line(published, again, name, within) for name in wanted]
+        return [Line(name, published.estimates[name], None, None, Outcome.UNDECIDED, why) for name in compared]
+    return [_line(published, again, name, within) for name in compared]
 
 
 def _line(published: Cell, again: Cell, name: str, within: float) -> Line:

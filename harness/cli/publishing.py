@@ -87,7 +87,7 @@ def reproduce(
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
     from harness.analysis.campaign import analyse
-    from harness.analysis.reproduction import COMPARED, reproduction
+    from harness.analysis.reproduction import reproduction, wanted
     from harness.campaign.reproduce import published_source, refuse_same
     from harness.results.published import opened
 
@@ -95,10 +95,12 @@ def reproduce(
         output.use_json()
     with opened(archive) as published:
         source = published_source(published, archive)
+        analysis = analyse(published)
+        measures = wanted(analysis, measure, within=within / 100)  # before hours of running
         again = against or _run_again(source, archive, results, force=force)
         with opened(again) as other:
             refuse_same(published, other)
-            found = reproduction(analyse(published), analyse(other), within=within / 100, measures=measure or COMPARED)
+            found = reproduction(analysis, analyse(other), within=within / 100, measures=measures)
     if json:
         output.document({"archive": str(archive), "campaign": str(again), **found.to_dict()})
     else:

@@ -185,3 +185,20 @@ def test_what_does_not_verify_is_not_run(published: Path, tmp_path: Path) -> Non
     done = run(copy, "--results", tmp_path / "results")
     assert isinstance(done.exception, VerificationError)
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--measure", "speed"], "speed is no figure of a report"),
+        (["--within", "100"], "a tolerance of 100 % cannot be"),
+        (["--measure", "throughput", "--measure", "ttft_p50"], "no ttft_p50 to compare with"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_hours_of_running(
+    archive: Path, tmp_path: Path, asked: list[str], said: str
+) -> None:
+    done = run(archive, "--results", tmp_path / "results", *asked)
+    assert isinstance(done.exception, UsageError)
+    assert said in str(done.exception)
+    assert not (tmp_path / "results").exists()
