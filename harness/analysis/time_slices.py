@@ -13,6 +13,8 @@ from harness.analysis.statistics import Estimate, t_interval
 
 Slices = npt.NDArray[np.int64]
 """Begin and end of each time that a process was on the GPU, ns of the GPU's clock, shape (n, 2), in order."""
+_SIDE_BY_SIDE_PERCENT = 50.0
+"""Of the time that two or more ran at once: where they take turns it is next to nothing, and without turns nearly all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ def time_slices(repeats: Sequence[Turns]) -> TimeSlices:
 def sentence(found: TimeSlices, processes: int) -> str:
     """The answer, for people."""
     if found.slice_s is None or found.switch_s is None:
+        if found.together_percent.mean < _SIDE_BY_SIDE_PERCENT:
+            return f"No whole turn of the {processes} processes was seen: watch for longer with --seconds."
         return f"The {processes} processes ran side by side: nobody waited for a turn."
     return (
         f"The {processes} processes take turns of {with_interval(found.slice_s, 's')}. A switch takes "

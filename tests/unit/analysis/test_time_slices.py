@@ -48,6 +48,16 @@ def test_processes_that_run_side_by_side_take_no_turns():
     assert sentence(time_slices([found]), 2) == "The 2 processes ran side by side: nobody waited for a turn."
 
 
+def test_where_no_whole_turn_was_seen_nobody_is_said_to_run_side_by_side():
+    found = turns([np.array([[0, MS], [3 * MS, 4 * MS]]), np.array([[MS, 2 * MS]])])  # one turn, cut off at both ends
+
+    assert found is not None
+    assert (found.slice_s, found.together_share) == ([], 0)
+    assert sentence(time_slices([found]), 2) == (
+        "No whole turn of the 2 processes was seen: watch for longer with --seconds."
+    )
+
+
 def test_an_interruption_without_another_process_is_no_switch():
     alone = np.array([[0, 10 * MS], [11 * MS, 20 * MS], [21 * MS, 30 * MS]])
     found = turns([alone, np.array([[0, 30 * MS]])])
