@@ -92,7 +92,7 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
         say: told which is read.
 
     Raises:
-        ResultsPathError: it is no folder, or nothing in it is a campaign that verifies.
+        ResultsPathError: it is no folder, or nothing in it is a campaign that can be listed.
         StorageError: it cannot be read.
     """
     if not folder.is_dir():
@@ -111,14 +111,18 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
                 if identity in known:
                     refused[path.name] = f"the same campaign as {known[identity]}"
                     continue
-                entries += _entries(path, campaign)
+                listed = list(_entries(path, campaign))
+                if not listed:
+                    refused[path.name] = "none of its runs can be used: they are INVALID"
+                    continue
+                entries += listed
                 known[identity] = path.name
         except HarnessError as error:
             refused[path.name] = error.message
     if not entries:
         reasons = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "it holds none"
         raise ResultsPathError(
-            f"{folder} holds no campaign that verifies: {reasons}.",
+            f"{folder} holds no campaign that can be listed: {reasons}.",
             advice="Give the folder that holds campaigns or archives of `harness publish`.",
         )
     entries.sort(key=lambda entry: (entry.workload, -_rate(entry)))

@@ -13,10 +13,11 @@ from harness.campaign.publish import publish
 from harness.cli.app import app
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of
+from harness.results.manifest import Status
 from tests.unit.results.synthetic import Shape, write_campaign
 
 
-def campaign(folder: Path, number: int, **shape: float) -> Path:
+def campaign(folder: Path, number: int, **shape: float | Status) -> Path:
     write_campaign(folder, replicas=[1], repeats=2, shape=Shape(record_s=20, seed=number, **shape))  # type: ignore[arg-type]
     identity = json.loads((folder / "campaign.json").read_text())
     (folder / "campaign.json").write_text(json.dumps(identity | {"campaign_id": f"{number:032}"}))
@@ -78,6 +79,12 @@ def test_the_command_prints_markdown_or_json(results: Path) -> None:
     assert len(document["refused"]) == 4
 
 
+def test_a_campaign_without_a_run_that_can_be_used_is_named_and_does_not_vanish(tmp_path: Path) -> None:
+    campaign(tmp_path / "invalid", 1, status=Status.INVALID)
+    with pytest.raises(ResultsPathError, match="invalid: none of its runs can be used: they are INVALID"):
+        leaderboard(tmp_path)
+
+
 def test_no_name_of_somebody_else_is_markup() -> None:
     foul = "<img src=x> | [a](b) `c` \x1b[2J\n# title"
     entry = Entry(foul, "mps", 1, foul, 1, "fp32", "eager", paced=False, gpu=foul, figures={}, runs=1, verdict="VALID",
@@ -96,6 +103,6 @@ def test_a_folder_without_any_is_refused(tmp_path: Path, made: bool) -> None:
     if made:
         folder.mkdir()
     with pytest.raises(
-        ResultsPathError, match="no campaign that verifies: it holds none" if made else "is not a folder"
+        ResultsPathError, match="no campaign that can be listed: it holds none" if made else "is not a folder"
     ):
         leaderboard(folder)
