@@ -14,6 +14,8 @@ NS_PER_MS = 1_000_000
 MS_PER_S = 1000
 MOST_TOKENS = 1_000_000
 MOST_PER_S = 100_000
+MOST_MS = 1e15
+"""Beyond any clock, those from 1970 on among them; a larger whole number may be no float."""
 _FIELDS = ("timestamp", "input_length", "output_length")
 
 
@@ -69,8 +71,8 @@ def _request(where: str, line: str) -> Request:
         raise CannotBeMetError(
             f"{where}: a line of a trace is a JSON object with {', '.join(_FIELDS)}: {line:.200}"
         ) from error
-    if type(at_ms) not in (int, float) or not 0 <= at_ms < float("inf"):
-        raise CannotBeMetError(f"{where}: `timestamp` is in milliseconds from 0 on, not {at_ms!r:.40}.")
+    if type(at_ms) not in (int, float) or not 0 <= at_ms <= MOST_MS:
+        raise CannotBeMetError(f"{where}: `timestamp` is in milliseconds from 0 to {MOST_MS:g}, not {at_ms!r:.40}.")
     if not all(type(length) is int and 1 <= length <= MOST_TOKENS for length in lengths):
         raise CannotBeMetError(f"{where}: lengths are whole tokens from 1 to {MOST_TOKENS}, not {lengths!r:.80}.")
     return Request(float(at_ms), *lengths)
