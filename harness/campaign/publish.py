@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from harness.campaign.verify import verify_campaign
-from harness.errors import ResultsPathError, UsageError
+from harness.errors import ResultsPathError, StorageError, UsageError
 from harness.results import layout
 from harness.results.citation import Citation
 from harness.results.crate import CROISSANT, RO_CRATE, About, croissant, ro_crate
@@ -50,7 +50,10 @@ def publish(
     verify_campaign(campaign).refuse()
     with tempfile.TemporaryDirectory(prefix="harness-") as temporary:
         files = _files(campaign) | _described(campaign, Path(temporary), citation or Citation())
-        pack({f"{campaign.name}/{name}": path for name, path in files.items()}, out, bounds=bounds)
+        try:
+            pack({f"{campaign.name}/{name}": path for name, path in files.items()}, out, bounds=bounds)
+        except StorageError as error:
+            raise StorageError(error.message, advice="Give another place with --out, or free some space.") from error
     return out
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.yaml_tree import read_tree
-from harness.errors import CampaignFileError, UsageError
+from harness.errors import CampaignFileError, ResultsPathError, UsageError
 from harness.results.files import read_document
 
 MAX_CHARACTERS = 300
 _AUTHOR = re.compile(r"(?P<name>[^<>]+?)(?: +<(?:https://orcid\.org/)?(?P<orcid>\d{4}-\d{4}-\d{4}-\d{3}[\dX])>)?")
+_DOI_SITE = re.compile(r"^(https?://(dx\.)?doi\.org/|doi:)", re.IGNORECASE)
+"""Many write it before a DOI, which is the rest."""
 _SPDX = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]*")
 _URL = re.compile(r"https?://[^\s\"<>\\^`{|}]+")
 
@@ -57,16 +59,18 @@ def citation(file: Path | None = None, authors: Sequence[str] = (), licence: str
         StorageError: it cannot be read.
     """
     said = _read(file) if file else {}
-    doi = _text(said, "doi", file)
-    written = licence or _text(said, "license", file)
+    doi = _DOI_SITE.sub("", _text(said, "doi", file))
+    terms = licence if licence is not None else _text(said, "license", file) or None
     people = [_author(author) for author in authors] or [_person(person, file) for person in _list(said, file)]
     url = f"https://doi.org/{doi}" if doi else _text(said, "url", file)
     if url and not _URL.fullmatch(url):
         raise UsageError(f"{url!r} is no web address.", advice=f"Correct `doi` or `url` in {file}.")
-    return Citation(_text(said, "title", file), tuple(people), _licence_url(written), url)
+    return Citation(_text(said, "title", file), tuple(people), _licence_url(terms), url)
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise ResultsPathError(f"{file} is no regular file.", advice="Give a CITATION.cff.")
     try:
         _, said, faults = read_tree(read_document(file).decode(), origin=str(file))
     except (UnicodeDecodeError, CampaignFileError) as error:
@@ -98,9 +102,9 @@ def _author(text: str) -> Author:
     return Author(found["name"], f"https://orcid.org/{found['orcid']}" if found["orcid"] else "")
 
 
-def _licence_url(text: str) -> str:
-    if not text or _URL.fullmatch(text):
-        return text
+def _licence_url(text: str | None) -> str:
+    if text is None or _URL.fullmatch(text):
+        return text or ""
     if not _SPDX.fullmatch(text):
         raise UsageError(
             f"{text!r} is no licence.", advice="Give an SPDX identifier or a URL, e.g. --license CC-BY-4.0"

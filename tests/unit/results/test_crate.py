@@ -14,7 +14,7 @@ from harness.analysis.report import write_report
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
-from harness.errors import ResultsPathError, UsageError
+from harness.errors import ResultsPathError, StorageError, UsageError
 from harness.results.citation import Author, citation
 from harness.results.crate import CROISSANT, RO_CRATE, stated_hashes
 from harness.results.files import sha256_of
@@ -165,7 +165,7 @@ def test_what_is_no_author_is_refused(author: str) -> None:
         citation(authors=[author])
 
 
-@pytest.mark.parametrize("licence", ["free for all", "CC\nBY", "javascript:x", 'https://e.org/"x'])
+@pytest.mark.parametrize("licence", ["", "free for all", "CC\nBY", "javascript:x", 'https://e.org/"x'])
 def test_what_is_no_licence_is_refused(licence: str) -> None:
     with pytest.raises(UsageError, match="is no licence"):
         citation(licence=licence)
@@ -196,6 +196,12 @@ def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
         citation(tmp_path / "CITATION.cff")
 
 
+@pytest.mark.parametrize("written", ["10.5281/zenodo.1", "https://doi.org/10.5281/zenodo.1", "doi:10.5281/zenodo.1"])
+def test_a_doi_is_one_address_however_it_is_written(tmp_path: Path, written: str) -> None:
+    (tmp_path / "CITATION.cff").write_text(f'doi: "{written}"')
+    assert citation(tmp_path / "CITATION.cff").url == "https://doi.org/10.5281/zenodo.1"
+
+
 def test_a_set_of_nobody_says_so(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / f"{NAME}.tar.xz"
     done = CliRunner().invoke(app, ["publish", str(archive.with_name(NAME)), "--out", str(out)])
@@ -212,3 +218,9 @@ def test_the_command_takes_author_and_licence(archive: Path, tmp_path: Path) -> 
     assert "not stated" not in done.output
     root = entities(unpack(out, tmp_path / "into"))["./"]
     assert root["license"] == {"@id": "https://spdx.org/licenses/CC0-1.0"}
+
+
+def test_a_place_that_cannot_be_written_is_said_with_the_option_that_names_another(folder: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere") as refused:
+        publish(folder, folder / "nowhere" / f"{NAME}.tar.xz")
+    assert "--out" in refused.value.advice
