@@ -2,9 +2,12 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
+from subprocess import run
 
 import typer
+import yaml
 
 from harness import errors
 from harness.cli.app import EXIT_CODES, app
@@ -51,6 +54,47 @@ def test_no_page_is_unfinished(page):
     assert "@@" not in page.read_text()
 
 
+def parts_of_the_site() -> dict[str, list[str]]:
+    """The nav of the site without its first line, which is README.md itself."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    assert nav[0] == {"Overview": "README.md"}
+    return {part: pages for entry in nav[1:] for part, pages in entry.items()}
+
+
+def test_the_sites_nav_has_four_parts_which_name_every_page_once():
+    parts = parts_of_the_site()
+    named = [page for pages in parts.values() for page in pages]
+
+    assert list(parts) == ["Tutorial", "How-to", "Reference", "Explanation"]
+    assert sorted(named) == sorted([*(page.name for page in ROOT.glob("docs/*.md")), "CONTRIBUTING.md"])
+
+
+def test_the_readmes_table_has_the_pages_of_the_site_part_by_part():
+    rows = re.findall(r"^\| (\S+) \| [^|]+\? \| (.+) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
+    table: dict[str, list[str]] = {}
+    for part, links in rows:
+        for page in re.findall(r"\]\((?:docs/)?([^)#]+)", links):
+            if page not in table.setdefault(part, []):
+                table[part].append(page)
+
+    assert {part: sorted(pages) for part, pages in table.items()} == {
+        part: sorted(pages) for part, pages in parts_of_the_site().items()
+    }
+
+
+def test_the_site_builds_without_a_warning_and_its_pages_ask_no_other_host(tmp_path):
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = run(build, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+    asked = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*')
+    pages = {page: page.read_text() for page in tmp_path.rglob("*.html") if page.name != "404.html"}
+    assert {page: found for page, text in pages.items() if (found := asked.findall(text))} == {}
+    for page, text in pages.items():
+        for target in re.findall(r'(?:href|src)="([^"#:?]+)[#?"]', text):
+            assert (page.parent / target).exists(), f"{page.relative_to(tmp_path)} links to {target}"
+
+
 def test_the_campaign_on_the_page_is_valid():
     from harness.campaign.plan import expand
     from harness.config.load import parse_campaign
@@ -59,6 +103,15 @@ def test_the_campaign_on_the_page_is_valid():
 
     assert len(expand(parse_campaign(text, origin="docs/campaigns.md"))) == 2 * 3 * 3
     assert len(expand(parse_campaign(text + conditions, origin="docs/campaigns.md"))) == 3 * 2 * 3 * 3
+
+
+def test_the_campaign_of_the_tutorial_is_valid():
+    from harness.campaign.plan import expand
+    from harness.config.load import parse_campaign
+
+    (text,) = blocks(ROOT / "docs" / "tutorial.md", "yaml")
+
+    assert len(expand(parse_campaign(text, origin="docs/tutorial.md"))) == 2 * 5
 
 
 def error_classes(base=errors.HarnessError):

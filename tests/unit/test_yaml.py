@@ -21,6 +21,7 @@ KINDS = {
     "inventory": r"inventory/.+\.ya?ml",
     "Prometheus rules": r"templates/kubernetes/monitoring/rules/[^/]+\.yml",
     "tests of the rules": r"tests/unit/monitoring/rule_tests\.yml",
+    "settings of the docs site": r"mkdocs\.yml",
     "lint settings": r"\.(yamllint|ansible-lint(\.yml)?)",
 }
 
