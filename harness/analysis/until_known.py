@@ -78,6 +78,8 @@ class Verdict:
         """For people."""
         metric, cell, reference = self.question
         what = f"{cell.workload.name} r{cell.replicas} {_setup(cell)}{f' against {_setup(reference)}' if reference else ''}"
+        if not self.repeats:
+            return f"{what}: {metric} is open; the first look is after {FIRST_LOOK} repeats."
         return f"{what}: {metric} {self._answer(reference is not None)}, after {self.repeats} repeats."
 
     def _answer(self, ratios: bool) -> str:

@@ -54,6 +54,7 @@ def test_before_the_first_look_and_while_something_is_open_another_block_follows
     wide = judged([100, 103, 97], [104, 107, 100])
 
     assert (two.blocks, [each.sharing for each in two.following]) == (2, BOTH)
+    assert two.verdicts[0].sentence.endswith("throughput is open; the first look is after 3 repeats.")
     assert (wide.blocks, len(wide.following), wide.verdicts[0].state) == (3, 2, State.OPEN)
 
 
