@@ -35,7 +35,7 @@ _WORDS = {
 }
 """Units as a name has them; the others are written as they are."""
 _TIME = "timestamp[ms, tz=UTC]"
-_NOT_ASKED = "the campaign did not ask for it"
+_NOT_ASKED = "it was not recorded: the workload does not give it, or the campaign did not ask for it"
 _PAGE = """# Data dictionary of campaign.parquet
 
 <!-- Written by `python -m harness.analysis.campaign_table` from the catalogue of figures; edit `harness/analysis/` instead. -->

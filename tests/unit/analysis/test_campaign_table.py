@@ -70,6 +70,11 @@ def test_a_damaged_experiment_has_the_damage_for_a_reason_and_is_not_used(tmp_pa
     assert "the file was changed" in json.loads(damaged[REASONS])["throughput_requests_per_second"]
 
 
+def test_a_figure_that_the_workload_does_not_give_is_not_laid_on_the_campaign_alone(folder: Path) -> None:
+    reasons = json.loads(read(folder)[REASONS][0])
+    assert "the workload does not give it" in reasons["ttft_p50_seconds"]
+
+
 def test_names_are_unique_and_every_figures_name_ends_with_its_unit() -> None:
     names = [column.name for column in COLUMNS]
     assert len(set(names)) == len(names)
