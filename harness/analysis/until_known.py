@@ -197,7 +197,7 @@ class _Look:
         figures = [[run[metric] for run in runs if metric in run] for runs in sides]
         estimate = self._estimate(figures)
         state = self._state(estimate, figures)
-        if state is State.OPEN and self.block == self.wanted.max:
+        if state in {State.OPEN, State.HOPELESS} and self.block == self.wanted.max:
             state = State.MAX
         return Verdict(question, state, self.block, estimate)
 

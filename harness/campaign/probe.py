@@ -25,7 +25,6 @@ from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 COMMAND = (sys.executable, "-m", "harness.replica.time_slices")
 READY, GO, SLICES, LOG = "ready", "go", "slices.bin", "process.log"
 """Files of a process's folder, and, for all of them, of the one above."""
-TURNS = (Sharing.TIME_SLICING, Sharing.MPS)
 START_S = 60.0
 LATE_S = 30.0
 POLL_S = 0.01
@@ -38,7 +37,7 @@ def gpu_to_probe(sharing: Sharing) -> GpuFacts:
         UsageError: nobody takes turns under that mode.
         PreflightError: there is no GPU, or what runs on it would be measured, too.
     """
-    if sharing not in TURNS:
+    if not (sharing.traits.turns or sharing.traits.daemon):
         raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
     gpus, why_none = gpu_facts()
     if not gpus:
@@ -92,7 +91,7 @@ def probe(
             stack.callback(lifeline.cut)
             environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths()}
             daemon = None
-            if sharing is Sharing.MPS:
+            if sharing.traits.daemon:
                 daemon = MpsDaemon(
                     f"probe-{uuid.uuid4().hex[:8]}",
                     lifeline=lifeline,

@@ -79,7 +79,7 @@ class UntilKnown(StrictModel):
     max: int = Field(default=30, ge=FIRST_LOOK, le=100, description="Most repeats of a cell.")
     budget: str | None = Field(
         default=None,
-        pattern=r"^\d+(\.\d+)? ?(s|min|h)$",
+        pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
         description="Time that all steps may take together, e.g. 2 h, 90 min or 600 s; null means as long as it takes.",
     )
 

@@ -73,6 +73,14 @@ def test_max_ends_what_is_still_open():
     assert verdict.state is State.MAX
 
 
+def test_after_the_last_block_nothing_is_given_up_for_want_of_more():
+    first, second = [100, 140, 70, 120, 90], [100, 60, 130, 90, 120]
+
+    (verdict,) = judged(first, second, UntilKnown(compare=["throughput"], max=5)).verdicts
+
+    assert verdict.state is State.MAX
+
+
 def test_each_cell_is_held_against_the_first_mode_and_the_first_condition():
     matrix = cells(replicas=[1, 2], conditions=[ConditionSpec(name="alone"), ConditionSpec(name="beside")])
     asked = questions(matrix, ["throughput"])
