@@ -128,7 +128,7 @@ def test_report_prints_the_figures_then_its_path_and_json_has_the_same(analysis,
 def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analysis, written, capsys, wanted):
     outcome = SimpleNamespace(statuses={}, invalid=[])
     runner = SimpleNamespace(run=lambda **_: outcome)
-    folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec)
+    folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / "campaign_state.jsonl")
 
     campaign._run_steps(runner, folder, report=wanted, fail_on=None)
 
