@@ -89,9 +89,7 @@ def _described(campaign: Path, into: Path, citation: Citation) -> dict[str, Path
         columns=campaign_table.dictionary(),
         citation=citation,
     )
-    entries: dict[str, FileEntry] = {}
-    for name, path in _files(campaign).items():
-        entries[name] = _entry(path)
+    entries = {name: _entry(path) for name, path in _files(campaign).items()}
     written: dict[str, Path] = {}
 
     def write(name: str, content: bytes) -> None:

@@ -16,6 +16,7 @@ from harness.analysis.campaign import analyse
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
 from harness.config import Sharing
+from harness.results.layout import STATE
 from harness.results.manifest import Status
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
@@ -128,7 +129,7 @@ def test_report_prints_the_figures_then_its_path_and_json_has_the_same(analysis,
 def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analysis, written, capsys, wanted):
     outcome = SimpleNamespace(statuses={}, invalid=[])
     runner = SimpleNamespace(run=lambda **_: outcome)
-    folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / "campaign_state.jsonl")
+    folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / STATE)
 
     campaign._run_steps(runner, folder, report=wanted, fail_on=None)
 
