@@ -1,4 +1,4 @@
-"""From a bare GPU machine to a measured answer: replica-scaling inference experiments.
+"""Measure what GPU sharing costs: replica-scaling inference experiments.
 
 ``harness.load``, ``harness.compare`` and ``harness.run`` are the Python API; see ``harness.api``.
 """

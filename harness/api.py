@@ -205,7 +205,7 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
 
     Returns:
         A row per workload, replicas and measure: ``ratio`` of the mean of ``of`` over that of ``against`` with its 95 %
-        interval, ``p`` (Welch, corrected for all rows together), and the ``answer`` in words.
+        interval, ``p`` (Welch, Holm-corrected over all rows), and the ``answer`` in words.
 
     Raises:
         UsageError: the same campaign twice, or sides that cannot be.

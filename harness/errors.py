@@ -1,6 +1,6 @@
 """Every error this package raises on purpose, and the exit code each one ends the command with.
 
-    HarnessError                 1   anything below; a bare one is a defect of ours
+    HarnessError                 1   anything below; a bare one is an internal error
     ├── UsageError               2   the command or one of its arguments is wrong
     │   ├── CampaignFileError    2   the campaign file does not say what can be run
     │   ├── ResultsPathError     2   the path is not a results folder of ours
@@ -9,6 +9,8 @@
     ├── ExperimentsFailedError   4   the campaign ended, with INVALID experiments in it
     ├── ObjectiveMissedError    11   --fail-on slo: an objective is not met, or it cannot be decided
     ├── NotReproducedError      12   a campaign that ran again gives other figures than the published one
+    ├── RegressionError         13   --fail-on regression: a cell is worse than the baseline, or none can be compared
+    ├── DegradedError           14   --fail-on degraded: experiments are DEGRADED
     ├── VerificationError        5   files on disk are not what the manifest says
     ├── ConflictError            6   another harness holds the campaign, or it changed since it began
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
@@ -41,6 +43,8 @@ class ReasonCode(StrEnum):
     """Replicas need more memory than there is: seen before they started, or said by one that ended."""
     REPLICA_DIED = "replica-died"
     NEIGHBOUR_DIED = "neighbour-died"
+    NEIGHBOUR_APART = "neighbour-apart"
+    """What should share a GPU with a neighbour does not, or does not show it."""
     UNCLEAN_END = "unclean-end"
     """Something had to be killed at the end, or ended with an error."""
     BACKEND = "backend"
@@ -80,6 +84,15 @@ class ReasonCode(StrEnum):
     """Said in preflight or by a load generator; nothing is wrong."""
     UNKNOWN = "unknown"
     """Written by a version that kept no codes."""
+
+
+class FailOn(StrEnum):
+    """What a command may be told to fail on, with an exit code of its own."""
+
+    SLO = "slo"
+    REGRESSION = "regression"
+    DEGRADED = "degraded"
+    INVALID = "invalid"
 
 
 class HarnessError(Exception):
@@ -145,6 +158,18 @@ class NotReproducedError(HarnessError):
     """A campaign that ran again gives other figures than the published one."""
 
     exit_code = 12
+
+
+class RegressionError(HarnessError):
+    """A figure is worse than the baseline's, or none can be compared with it."""
+
+    exit_code = 13
+
+
+class DegradedError(HarnessError):
+    """Experiments are DEGRADED, and that was said to be a failure."""
+
+    exit_code = 14
 
 
 class VerificationError(HarnessError):

@@ -8,6 +8,8 @@ EXTRA_OF = {
     "torch": "replica",
     "safetensors": "replica",
     "mlperf_loadgen": "replica",
+    "grpc": "grpc",
+    "tokenizers": "tokenizer",
     "fastapi": "serve",
     "uvicorn": "serve",
     "ansible_runner": "node",

@@ -113,7 +113,7 @@ RULES: tuple[Rule, ...] = (
         _launches,
         (
             ("idle_launch_share", "share", "of the time the next kernel is being launched"),
-            ("kernels_per_request", "", "kernels a request"),
+            ("kernels_per_request", "", "kernels per request"),
             ("kernel_mean_s", "s", "a kernel"),
             _SM,
         ),

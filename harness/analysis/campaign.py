@@ -19,6 +19,7 @@ from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
 from harness.results.manifest import Status
 
+PACED = "requests come at a rate that was set, so that throughput says what was asked"
 REPEATS_FOLLOWED = (
     "The number of repeats followed from the results (`repeats: until_known`). Intervals and p-values allow for every look "
     "that was taken, which makes them wider than those of as many repeats that were planned; scaling laws do not allow for it."
@@ -133,8 +134,7 @@ class Cell:
     @property
     def paced(self) -> bool:
         """Whether requests came at a rate that was set: then throughput is that rate, and no speed."""
-        scenarios = (experiment.data.manifest.experiment.workload.scenario for experiment in self.experiments)
-        return any(scenario is not None and scenario.open_loop for scenario in scenarios)
+        return any(experiment.data.manifest.experiment.workload.open_loop for experiment in self.experiments)
 
     @property
     def badge(self) -> str:
@@ -302,14 +302,15 @@ def _cells(folder: Path, experiments: Sequence[Experiment], spec: CampaignSpec |
 def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
     """The cells of the matrix; of a stress campaign those that it came to."""
     if spec.stress is not None:
-        return [key for cell in spec.cells() if (key := _key(cell)) in found]
+        return [key for cell in spec.cells() if (key := key_of(cell)) in found]
     planned = sorted(
         spec.cells(), key=lambda cell: (spec.workloads.index(cell[0]), spec.sharing.index(cell[1]), cell[2])
     )
-    return [_key(cell) for cell in planned]
+    return [key_of(cell) for cell in planned]
 
 
-def _key(cell: CellSpec) -> Key:
+def key_of(cell: CellSpec) -> Key:
+    """The key of a planned cell."""
     condition = cell.condition.name if cell.condition else ""
     return Key(cell.workload.name, cell.sharing.value, cell.replicas, condition)
 
@@ -334,6 +335,8 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
         own = cell.figures("throughput")
         alone = single.figures("throughput") if single else []
         try:
+            if cell.paced:
+                raise ValueError(PACED)  # noqa: TRY301
             if not own:
                 raise ValueError(cell.absent.get("throughput", "no run of it can be used"))  # noqa: TRY301
             if not alone:

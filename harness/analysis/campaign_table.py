@@ -1,17 +1,11 @@
-"""``campaign.parquet``: all experiments of a campaign in one table, a row each, units in the names and a dictionary inside.
-
-``python -m harness.analysis.campaign_table`` writes the dictionary's page, ``docs/dictionary.md``, from the same columns;
-a test fails when they differ.
-"""
+"""``campaign.parquet``: all experiments of a campaign in one table, a row each, units in the names and a dictionary inside."""
 
 from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Experiment
@@ -21,7 +15,6 @@ from harness.results.manifest import Manifest
 
 DICTIONARY = "data_dictionary"
 REASONS = "missing_reasons"
-DEFAULT_PATH = Path(__file__).parents[2] / "docs" / "dictionary.md"
 _WORDS = {
     "s": "seconds",
     "%": "percent",
@@ -36,19 +29,6 @@ _WORDS = {
 """Units as a name has them; the others are written as they are."""
 _TIME = "timestamp[ms, tz=UTC]"
 _NOT_ASKED = "it was not recorded: the workload does not give it, or the campaign did not ask for it"
-_PAGE = """# Data dictionary of campaign.parquet
-
-<!-- Written by `python -m harness.analysis.campaign_table` from the catalogue of figures; edit `harness/analysis/` instead. -->
-
-`harness report` and `harness publish` write `campaign.parquet`: one row for each finished experiment, the columns always the same,
-so that the tables of several campaigns can be put one below the other. [api.md](api.md#campaignparquet) reads it in three
-lines. The file carries this dictionary in its metadata, as JSON under the key `data_dictionary`.
-
-A figure that is missing is null, and `missing_reasons` says why. A damaged experiment has no figure.
-
-| column | type | unit | what it is |
-|---|---|---|---|
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,19 +171,3 @@ def to_parquet(analysis: CampaignAnalysis) -> bytes:
     content = io.BytesIO()
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), content, compression="zstd")
     return content.getvalue()
-
-
-def document() -> str:
-    """The page."""
-    rows = (f"| `{row['name']}` | {row['type']} | {row['unit']} | {row['description']} |\n" for row in dictionary())
-    return _PAGE + "".join(rows)
-
-
-def main() -> None:
-    """Write the page to the path given, or to its place in the repository."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_PATH
-    path.write_text(document(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

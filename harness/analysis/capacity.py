@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.analysis.campaign import Cell
+from harness.analysis.campaign import PACED, Cell
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, runs
@@ -66,10 +66,10 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
             counts = setup.counts(workload)
             if not counts:
                 continue
-            scaling = scaling_law(runs(setup, workload, "throughput"))
+            cell = setup.cells[Place(workload, counts[-1])]
+            scaling = Scaling(None, None, PACED) if cell.paced else scaling_law(runs(setup, workload, "throughput"))
             if scaling.best:
                 fits[workload, setup.label] = scaling.best
-            cell = setup.cells[Place(workload, counts[-1])]
             held = carried(setup, workload, limit_s) if limit_s is not None else None
             rows.append(
                 [
@@ -108,7 +108,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     )
     return Answer(
         "carrying",
-        "How many workloads does it carry?",
+        "How many replicas fit?",
         "The law is the simplest that the runs do not contradict (lack-of-fit test on the logarithms, 5 %): linear, a "
         "bottleneck, one with a switching cost, Amdahl's, the universal scalability law. A count is within the limit when the whole 95 % interval of "
         "its p99 is. Replicas that fit count GPU memory at the use measured, or at the limit that MPS "

@@ -70,7 +70,7 @@ def refuse_unlike(manifests: Iterable[Manifest]) -> None:
         raise UnlikeResultsError(
             f"These results come from unlike machines: {' '.join(found)}",
             advice="A difference between them would be the machines' as much as anything else's. "
-            "To hold them against each other all the same: --unlike",
+            "To compare them anyway: --unlike",
         )
 
 

@@ -78,10 +78,13 @@ def compare(pool: Pool) -> Comparison:
     return Comparison(pool.by.value, pool.sides, _corrected(lines), lonely, pool.unlike)
 
 
-def relative(top: Cell, bottom: Cell, measure: str) -> Estimate | None:
-    """Ratio of one measure of two cells; None where one of them does not have it, or is not positive."""
+def relative(top: Cell, bottom: Cell, measure: str, *, first: int | None = None) -> Estimate | None:
+    """Ratio of one measure of two cells; None where one of them does not have it, or is not positive.
+
+    ``first``: see ``statistics.ratio``.
+    """
     try:
-        return ratio(top.figures(measure), bottom.figures(measure), shared(top, bottom))
+        return ratio(top.figures(measure), bottom.figures(measure), shared(top, bottom), first=first)
     except ValueError:
         return None
 

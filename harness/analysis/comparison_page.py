@@ -57,6 +57,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
             advice="E.g. --html comparison.html",
         )
     manifests = pool.manifests()
+    repeats = [len(cell.used) for setup in pool.setups for cell in setup.cells.values()]
     content = {
         "pool": pool,
         "comparison": comparison,
@@ -64,7 +65,8 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
         "runs": len(manifests),
-        "fewest": min(len(cell.used) for setup in pool.setups for cell in setup.cells.values()),
+        "fewest": min(repeats),
+        "most": max(repeats),
         "command": command,
         "version": harness.__version__,
         **tables(overheads(pool)),

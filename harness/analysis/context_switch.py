@@ -111,7 +111,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         f"grows by when processes take turns: against one process that keeps the GPU at least {BUSY_PERCENT:.0f} % busy by itself, the switching "
         "proper; against the same processes under MPS, everything that taking turns gives up, running side by side included.",
         [_sentence(one) for one in costs],
-        Table(["Workload", "Replicas", "Against", "Extra time a request", "Of its time", "p"], rows, words=3)
+        Table(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
         if rows
         else None,
         [plot] if plot else [],
@@ -121,7 +121,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
 
 def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, float | None]]:
     own, other = ([1 / rate for rate in one.figures("throughput") if rate > 0] for one in (cell, reference))
-    if not own or not other:
+    if cell.paced or not own or not other:
         return []
     share = shared(cell, reference)
     extra = mean_difference(own, other, share)
@@ -140,7 +140,7 @@ def _p(p: float | None) -> Entry:
 
 def _sentence(one: Switching) -> str:
     head = f"{one.workload}, {replicas_in_words(one.replicas)} taking turns, against {_reference(one.reference)}"
-    amount = f"{quantity(one.extra_s.mean, 's')} a request, {100 * one.share:+.1f} %"
+    amount = f"{quantity(one.extra_s.mean, 's')} per request, {100 * one.share:+.1f} %"
     if one.p is None:
         return f"{head}: {amount}; a single run cannot tell whether that is more than chance."
     if one.p >= SIGNIFICANCE:
@@ -148,7 +148,7 @@ def _sentence(one: Switching) -> str:
     if one.extra_s.mean < 0:
         return (
             f"{head}: none that can be told. They fill gaps that one process leaves although its GPU counts as busy, and win "
-            f"{quantity(-one.extra_s.mean, 's')} a request ({100 * one.share:+.1f} %)."
+            f"{quantity(-one.extra_s.mean, 's')} per request ({100 * one.share:+.1f} %)."
         )
     return f"{head}: {amount} (95 % interval {_between(one.extra_s)})."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.statistics import Estimate
@@ -36,6 +37,12 @@ def with_interval(estimate: Estimate, unit: str) -> str:
     """``5.70 ± 0.12 ms``: the mean and half of its 95 % interval, in one unit."""
     mean, half, name = interval_parts(estimate, unit)
     return " ".join(part for part in (mean, half, name) if part)
+
+
+def in_one_unit(values: Sequence[float], unit: str) -> tuple[list[str], str]:
+    """The numbers in the unit that fits the first of them, and its name."""
+    scale, name = _fit(values[0], unit)
+    return [number(value / scale) for value in values], name
 
 
 def interval_parts(estimate: Estimate, unit: str) -> tuple[str, str, str]:
@@ -75,6 +82,18 @@ class Entry:
     def text(self) -> str:
         """In one line, for Markdown."""
         return f"{self.mean} ({', '.join(self.small)})" if self.small else self.mean
+
+
+def missing(rows: Iterable[Sequence[str | Entry]], titles: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Why figures of a table are not there, and under which titles: what a dash alone says to nobody without a mouse."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for title, item in zip(titles, row, strict=True):
+            if isinstance(item, Entry) and item.reason:
+                names = found.setdefault(clipped(item.reason).rstrip("."), [])
+                if title not in names:
+                    names.append(title)
+    return list(found.items())
 
 
 def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measured") -> Entry:

@@ -72,7 +72,7 @@ def _sentences(pool: Pool, workload: str) -> list[str]:
         parts = []
         if growth is not None:
             parts.append(f"p99 is {times(growth)} what it is alone")
-        if fairness is not None:
+        if fairness is not None and not cell.paced:
             fair = "fair" if fairness.mean >= _FAIR else "unfair"
             parts.append(f"the slowest replica serves {100 * fairness.mean:.1f} % of what the fastest does ({fair})")
         if parts:

@@ -51,7 +51,7 @@ def _answer(label: str, cells: Sequence[Cell]) -> str:
     first, last = cells[0], cells[-1]
     rate = with_interval(last.estimates["throughput"], "requests/s")
     parts = [f"{label}: {_replicas(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
-    if last is not first and last.speed_up and last.efficiency and not last.paced:
+    if last is not first and last.speed_up and last.efficiency:
         parts.append(
             f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
         )
@@ -130,9 +130,9 @@ def _degraded(analysis: CampaignAnalysis) -> list[str]:
     degraded = [item for item in analysis.experiments if item.used and item.status is Status.DEGRADED]
     if len(degraded) > MANY_DEGRADED:
         names = ", ".join(experiment.name for experiment in degraded)
-        count = f"{len(degraded)} of {len(analysis.experiments)} experiments are DEGRADED and count all the same"
+        count = f"{len(degraded)} of {len(analysis.experiments)} experiments are DEGRADED and included"
         return [f"{count}; the reasons stand with each of them below: {names}."]
-    return [f"{item.name} is DEGRADED and counts all the same: {_reasons(item)}" for item in degraded]
+    return [f"{item.name} is DEGRADED and included: {_reasons(item)}" for item in degraded]
 
 
 def _reasons(experiment: Experiment) -> str:

@@ -77,7 +77,7 @@ class ProfileAnalysis:
         best = max(self.measured, key=lambda each: each.estimates["throughput_inputs_per_s"].mean)
         rate = with_interval(best.estimates["throughput_inputs_per_s"], "inputs/s")
         latency = quantity(best.estimates["latency_mean_s"].mean, "s")
-        sentences = [f"The fastest setting is {best.cell.name}: {rate}, {latency} a request."]
+        sentences = [f"The fastest setting is {best.cell.name}: {rate}, {latency} per request."]
         if best.finding is not None:
             why = best.finding.sentence[:1].lower() + best.finding.sentence[1:]
             sentences.append(" ".join((f"At this setting: {why}", *best.finding.evidence, *best.finding.following)))

@@ -56,7 +56,7 @@ def goals(asked: Asked) -> list[Goal]:
         else [
             Goal(
                 f"highest throughput with p99 within {quantity(limit_s, 's')}",
-                _speed,
+                _reached("throughput"),
                 "req/s",
                 highest=True,
                 p99_limit_s=limit_s,
@@ -71,19 +71,19 @@ def goals(asked: Asked) -> list[Goal]:
         ]
     )
     return [
-        Goal("highest throughput", _speed, "req/s", highest=True),
+        Goal("highest throughput", _reached("throughput"), "req/s", highest=True),
         *limited,
-        Goal("highest throughput with many replicas", _speed, "req/s", highest=True, together=True),
+        Goal("highest throughput with many replicas", _reached("throughput"), "req/s", highest=True, together=True),
         Goal("lowest p99 latency with many replicas", tail, "s", highest=False, together=True),
-        Goal("fairest between many replicas", _figures("fairness"), "", highest=True, together=True),
+        Goal("fairest between many replicas", _reached("fairness"), "", highest=True, together=True),
         Goal("lowest energy per request", _figures("energy"), "J", highest=False),
         *priced,
     ]
 
 
-def _speed(cell: Cell) -> list[float]:
-    """Throughput, unless it is the rate that was set."""
-    return [] if cell.paced else cell.figures("throughput")
+def _reached(measure: str) -> Callable[[Cell], list[float]]:
+    """What replicas reached, unless it is what was asked of them at a rate."""
+    return lambda cell: [] if cell.paced else cell.figures(measure)
 
 
 def _figures(measure: str) -> Callable[[Cell], list[float]]:
@@ -118,7 +118,7 @@ class Choice:
         """How sure the choice is, in words."""
         if self.p is None:
             return "cannot tell: repeat it"
-        return "significant" if self.clear else "no significant difference: either will do"
+        return "significant" if self.clear else "no significant difference"
 
     @property
     def costs(self) -> list[str]:
@@ -169,7 +169,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "choosing",
         "Which mode for which workload?",
         "The best mean by each goal, against the best of the next way of running (Welch's test, Holm's correction over this "
-        "table). Where they do not differ significantly, either will do. What the best costs elsewhere is named where the "
+        "table). Where they do not differ significantly, either is named with the better mean. What the best costs elsewhere is named where the "
         "95 % interval of that one ratio leaves no doubt.",
         _sentences(found),
         Table(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
@@ -218,7 +218,7 @@ def _row(choice: Choice) -> list[str | Entry]:
         _named(choice.best) if choice.clear else f"either (here {_named(choice.best)})",
         _named(choice.next),
         choice.certainty,
-        "; ".join(choice.costs) or "nothing that shows" if choice.clear else "",
+        "; ".join(choice.costs) if choice.clear else "",
         _entry(goal, choice.best[1]),
         ratio_entry(_gain(choice)),
     ]

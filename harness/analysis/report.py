@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 import harness
-from harness.analysis import campaign_table, summary
+from harness.analysis import campaign_table, goodput, summary
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.comparability import gpu_names
 from harness.analysis.figure_style import Picture
@@ -22,6 +22,7 @@ from harness.analysis.format import (
     clipped,
     duration,
     interval_parts,
+    missing,
     number,
     quantity,
     ratio_entry,
@@ -37,10 +38,10 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
-from harness.errors import ReasonCode
 from harness.results.files import atomic_write, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
+from harness.traffic import server_result, slo
 
 REPORT_MD = "report.md"
 PLOTS = "plots"
@@ -133,10 +134,14 @@ def _content(
     if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):
         columns.remove("inputs")  # The same number twice.
     own = {name for cell in analysis.cells for name in cell.own}
+    best = goodput.bests(analysis.spec, analysis.ladders)
     return {
         "analysis": analysis,
+        "goodput": goodput.table(best) if best else None,
+        "limits": [f"{each.servers} under {each.sharing}: {each.why}" for each in best],
         "answers": objectives(analysis)
         + [sentence for ladder in analysis.ladders for sentence in ladder.sentences()]
+        + goodput.sentences(best)
         + (analysis.progress.sentences() if analysis.progress else [])
         + answers(analysis),
         "caveats": caveats(analysis),
@@ -158,13 +163,10 @@ def _content(
 
 
 def objectives(analysis: CampaignAnalysis) -> list[str]:
-    """Whether each experiment met the campaign's objective, the first thing that the report says."""
-    return [
-        f"{experiment.name}: {finding['message']}"
-        for experiment in analysis.experiments
-        for finding in experiment.data.manifest.findings
-        if finding.get("code") == ReasonCode.SLO
-    ]
+    """Whether the experiments met the campaign's objective, the first thing that the report says."""
+    judged = server_result.objectives(analysis.folder)
+    whole = [each for each in analysis.experiments if each.name in judged and not each.damage]
+    return slo.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
 
 
 def _column_title(name: str) -> str:
@@ -272,6 +274,7 @@ def environment() -> jinja2.Environment:
         "interval": with_interval,
         "data_uri": _data_uri,
         "clipped": clipped,
+        "missing": missing,
         "settings": _settings,
         "ratio_entry": ratio_entry,
         "small": lambda value: DASH if value is None else f"{value:.2g}",

@@ -1,4 +1,8 @@
-"""Whether a campaign that ran again gives the published figures: cell by cell agrees, differs, or cannot be decided."""
+"""Whether a campaign that ran again gives the published figures: cell by cell agrees, differs, or cannot be decided.
+
+Two stages (Stein 1945): the spread of the repeats that ran first, and never their means, says how many more it takes; then
+the ratio is looked at once, and its interval keeps the 95 % of one that was planned.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from harness.analysis.campaign import CampaignAnalysis, Cell, Key
+from harness.analysis.campaign import CampaignAnalysis, Cell, Key, pooled_cell, shared
 from harness.analysis.comparability import environment
 from harness.analysis.compare import relative
-from harness.analysis.format import number, whole_interval, with_interval
+from harness.analysis.format import DASH, in_one_unit, number, whole_interval
 from harness.analysis.measures import ALL
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, runs_needed
+from harness.config import MOST_REPEATS
 from harness.errors import UsageError
 
 COMPARED = ("throughput", "latency_p50_exact", "energy")
@@ -52,13 +57,14 @@ class Line:
 
     @property
     def words(self) -> list[str]:
-        """Measure, published, here, ratio and outcome, for people."""
-        unit = ALL[self.measure].unit
-        sides = ["-" if side is None else with_interval(side, unit) for side in (self.published, self.again)]
+        """Measure with its unit, published, here, ratio and outcome, for people."""
+        means = [side.mean for side in (self.published, self.again) if side is not None]
+        numbers, unit = in_one_unit(means, ALL[self.measure].unit) if means else ([], "")
         held = (
-            "-" if self.ratio is None else f"{number(self.ratio.mean)} ({whole_interval(self.ratio) or 'no interval'})"
+            DASH if self.ratio is None else f"{number(self.ratio.mean)} ({whole_interval(self.ratio) or 'no interval'})"
         )
-        return [self.measure, *sides, held, self.outcome.value + (f": {self.why}" if self.why else "")]
+        sides = [*numbers, DASH, DASH][:2]
+        return [", ".join(filter(None, (self.measure, unit))), *sides, held, self.outcome.value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +149,44 @@ def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *
     return list(measures or [name for name in COMPARED if name in had] or COMPARED)
 
 
+def more_repeats(
+    published: CampaignAnalysis, again: CampaignAnalysis, measures: Sequence[str], *, within: float, most: int
+) -> dict[Key, int]:
+    """How many more repeats of which cells it takes here before each is likely to be decided, from their spread alone.
+
+    Args:
+        published: the campaign as it was published.
+        again: the other, with the repeats that were planned.
+        measures: as ``wanted`` gives them.
+        within: relative difference that counts as none.
+        most: repeats of a cell that there may be here. Cells that so many cannot decide are left out.
+    """
+    here = {cell.key: cell for cell in again.cells}
+    found: dict[Key, int] = {}
+    for cell in published.cells:
+        if cell.key not in here:
+            continue
+        more = [_more(cell, here[cell.key], name, within, most) for name in measures if name in cell.estimates]
+        known = [count for count in more if count is not None]
+        if max(known, default=0) > 0 and len(known) == len(more):
+            found[cell.key] = max(known)
+    return found
+
+
+def _more(published: Cell, again: Cell, name: str, within: float, most: int) -> int | None:
+    figures = again.figures(name)
+    try:
+        needed = runs_needed(figures, published.figures(name), within, most, shared(again, published))
+    except ValueError:  # it is missing on a side, or not positive
+        return None
+    return None if needed is None else needed - len(figures)
+
+
 def reproduction(
     published: CampaignAnalysis,
     again: CampaignAnalysis,
     *,
+    more: Sequence[CampaignAnalysis] = (),
     within: float = WITHIN,
     measures: Sequence[str] | None = None,
 ) -> Reproduction:
@@ -155,6 +195,7 @@ def reproduction(
     Args:
         published: the campaign as it was published.
         again: the other.
+        more: campaigns with the further repeats that its spread asked for.
         within: relative difference that counts as none, e.g. 0.1 for 10 %.
         measures: what is compared, where the published cell has it; None: those of COMPARED.
 
@@ -166,15 +207,27 @@ def reproduction(
     if not any(cell.key in here for cell in published.cells):
         raise UsageError(
             f"{again.folder} has no cell of the published campaign: another workload, sharing mode or replica count.",
-            advice="Give a run of the same campaign file, or leave --against out.",
+            advice="Give a run of the same campaign file.",
         )
-    cells = [Reproduced(cell.key, _lines(cell, here.get(cell.key), within, measures)) for cell in published.cells]
-    then, now = (environment(run.data.manifest for run in analysis.experiments) for analysis in (published, again))
+    further = [cell for analysis in more for cell in analysis.cells]
+    cells = [
+        Reproduced(
+            cell.key,
+            _lines(cell, here.get(cell.key), [each for each in further if each.key == cell.key], within, measures),
+        )
+        for cell in published.cells
+    ]
+    then, now = (
+        environment(run.data.manifest for analysis in side for run in analysis.experiments)
+        for side in ([published], [again, *more])
+    )
     unlike = [f"{name}: {then[name]} published, {now[name]} here." for name in then if then[name] != now[name]]
     return Reproduction(unlike, within, cells)
 
 
-def _lines(published: Cell, again: Cell | None, within: float, measures: Sequence[str]) -> list[Line]:
+def _lines(
+    published: Cell, again: Cell | None, further: Sequence[Cell], within: float, measures: Sequence[str]
+) -> list[Line]:
     compared = [name for name in measures if name in published.estimates]
     if not compared:
         name = measures[0]
@@ -184,14 +237,15 @@ def _lines(published: Cell, again: Cell | None, within: float, measures: Sequenc
     if again is None or not again.used:
         why = "it did not run here" if again is None or not again.experiments else "no run here can be used"
         return [Line(name, published.estimates[name], None, None, Outcome.UNDECIDED, why) for name in compared]
-    return [_line(published, again, name, within) for name in compared]
+    every = pooled_cell([again, *further])
+    return [_line(published, every, name, within, len(again.figures(name))) for name in compared]
 
 
-def _line(published: Cell, again: Cell, name: str, within: float) -> Line:
+def _line(published: Cell, again: Cell, name: str, within: float, planned: int) -> Line:
     first, second = published.estimates[name], again.estimates.get(name)
     if second is None:
         return Line(name, first, None, None, Outcome.UNDECIDED, again.absent.get(name, "not measured here"))
-    held = relative(again, published, name)
+    held = relative(again, published, name, first=planned)
     if held is None:
         return Line(name, first, second, None, Outcome.UNDECIDED, "a ratio needs positive means")
     if held.low is None or held.high is None:
@@ -201,7 +255,21 @@ def _line(published: Cell, again: Cell, name: str, within: float) -> Line:
         return Line(name, first, second, held, Outcome.AGREES)
     if held.high < lowest or held.low > highest:
         return Line(name, first, second, held, Outcome.DIFFERS)
-    return Line(name, first, second, held, Outcome.UNDECIDED, f"more repeats would tell within {100 * within:g} %")
+    return Line(name, first, second, held, Outcome.UNDECIDED, _undecided(published, again, name, within))
+
+
+def _undecided(published: Cell, again: Cell, name: str, within: float) -> str:
+    told, ran, more = (
+        f"{100 * within:g} %",
+        len(again.figures(name)),
+        _more(published, again, name, within, MOST_REPEATS),
+    )
+    if more is None:
+        return (
+            f"no number of repeats here would tell {name} within {told}: {len(published.figures(name))} published and "
+            f"{ran} here scatter too much"
+        )
+    return f"more repeats would tell {name} within {told}{f', about {ran + more} in all' if more else ''}"
 
 
 def _plain(line: Line) -> dict[str, Any]:

@@ -137,24 +137,62 @@ def jain(values: Sequence[float]) -> float:
     return sum(values) ** 2 / (len(values) * squares)
 
 
-def ratio(numerator: Sequence[float], denominator: Sequence[float], share: float = 1.0) -> Estimate:
+def ratio(
+    numerator: Sequence[float], denominator: Sequence[float], share: float = 1.0, *, first: int | None = None
+) -> Estimate:
     """Ratio of two means with a 95 % interval (Welch's, on the logarithms by the delta method).
 
-    ``share``: see ``student``. Raises ValueError when either is empty or a mean is not positive.
+    ``share``: see ``student``. ``first``: the spread of so many runs of the numerator said how many it would take (Stein
+    1945): they alone give its degrees of freedom, and its variance unless that of all runs is larger.
+    Raises ValueError when either is empty or a mean is not positive.
     """
     top, bottom = t_interval(numerator), t_interval(denominator)
     if top.mean <= 0 or bottom.mean <= 0:
         raise ValueError("a ratio needs positive means")
     value = top.mean / bottom.mean
-    if top.cv is None or bottom.cv is None:
+    if top.cv is None or bottom.cv is None or first == 1:
         return Estimate(value, None, None, min(top.n, bottom.n), None, "one run has no interval")
     spread = _spread(numerator, denominator)
     if spread is None:
         return Estimate(value, None, None, min(top.n, bottom.n), None, NO_SPREAD)
-    first, second = spread[0] / top.mean**2, spread[1] / bottom.mean**2
-    freedom = _freedom(first, top.n, second, bottom.n)
-    factor = math.exp(student(freedom, share) * math.sqrt(first + second))
+    early = top.n if first is None else first
+    above = max(spread[0], float(np.var(numerator[:early], ddof=1)) / top.n) / top.mean**2
+    below = spread[1] / bottom.mean**2
+    factor = math.exp(student(_freedom(above, early, below, bottom.n), share) * math.sqrt(above + below))
     return Estimate(value, value / factor, value * factor, min(top.n, bottom.n), None)
+
+
+def runs_needed(
+    numerator: Sequence[float], denominator: Sequence[float], margin: float, most: int, share: float = 1.0
+) -> int | None:
+    """Runs of the numerator, those there are included, until the interval of the ratio lies within ``margin`` of 1.
+
+    That is likely (95 %) where the true ratio is 1. It follows from the spreads alone, so that who runs as many and then
+    looks errs no more often than the interval says (see ``ratio``, ``first``).
+
+    Args:
+        numerator: at least one, positive in the mean.
+        denominator: likewise.
+        margin: e.g. 0.1: from 1 / 1.1 to 1.1.
+        most: runs that there may be; the answer where they could do, but are not likely to.
+        share: see ``student``.
+
+    Returns:
+        None where ``most`` cannot do, whatever the ratio is.
+    """
+    known = ratio(numerator, denominator, share).low is not None
+    spread = _spread(numerator, denominator) if known else None
+    if spread is None:
+        return None
+    room, half = math.log1p(margin), math.inf
+    runs, below = len(numerator), spread[1] / float(np.mean(denominator)) ** 2
+    for planned in range(runs, max(runs, most) + 1):
+        above = spread[0] * runs / planned / float(np.mean(numerator)) ** 2
+        error = math.sqrt(above + below)
+        half = student(_freedom(above, runs, below, len(denominator)), share) * error
+        if half + student(math.inf) * error <= room:
+            return planned
+    return max(runs, most) if half < room else None
 
 
 def _spread(a: Sequence[float], b: Sequence[float]) -> tuple[float, float] | None:
@@ -239,7 +277,7 @@ class Difference:
         if not self.significant:
             alone = self.welch_p is not None and self.welch_p < SIGNIFICANCE
             # Its interval, which stands for itself, leaves out "no difference" then: say why the answer does not.
-            return "no significant difference" + (" when corrected for all tests made here" if alone else "")
+            return "no significant difference" + (", Holm-corrected" if alone else "")
         direction = "higher" if self.b.mean > self.a.mean else "lower"
         return direction if self.change is None else f"{100 * abs(self.change):.1f} % {direction}"
 

@@ -1,7 +1,8 @@
 """Where a workload breaks: the points of a stress campaign judged one after another, and which to measure next.
 
-A point is held against the latency limits with the interval of each percentile, and against the point before it with
-the slope of the throughput: its growth per doubling of the load, from both intervals on the logarithms (delta method).
+A point is held against the objective of servers, against the latency limits with the interval of each percentile, and against
+the point before it with the slope of the throughput: its growth per doubling of the load, from both intervals on the
+logarithms (delta method).
 The intervals are those within a run (``harness.analysis.sequential_ci``), so that one run is enough to go on; how far runs
 differ is seen where the last good point is measured again. Everything follows from the files on the disk, so that a
 campaign that was killed goes on as it would have.
@@ -10,22 +11,25 @@ campaign that was killed goes on as it would have.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
 
 from harness.analysis.distributions import Floats
-from harness.analysis.format import number, quantity, with_interval
+from harness.analysis.format import number, quantity, replicas_in_words, with_interval
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.analysis.statistics import Estimate, percentile, t_interval
 from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.errors import ReasonCode
 from harness.results import latencies
+from harness.results.files import read_object
 from harness.results.layout import LATENCIES
 from harness.results.manifest import Status
+from harness.traffic import server_result
+from harness.traffic.slo import Outcome, unmet
 
 FEW_RUNS = 3
 HELD = 0.95
@@ -46,6 +50,7 @@ class Grade(StrEnum):
 class Breakage(StrEnum):
     """What broke."""
 
+    OBJECTIVE = "objective"
     LATENCY = "latency limit"
     MEMORY = "memory wall"
     ERRORS = "errors"
@@ -58,6 +63,27 @@ _BREAKAGES = {ReasonCode.OUT_OF_MEMORY: Breakage.MEMORY, ReasonCode.UNKNOWN: Bre
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """What the clients of servers with an objective saw in one experiment.
+
+    Attributes:
+        outcome: of the objective.
+        unmet: the parts of it that do not pass, in words.
+        goodput: requests per second that met each limit by themselves.
+        tokens: output tokens per second.
+        energy_j: of the GPUs, per 1,000 output tokens; None where it was not measured.
+        gpus: that it had.
+    """
+
+    outcome: Outcome
+    unmet: str
+    goodput: float
+    tokens: float
+    energy_j: float | None
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One experiment at one load.
 
@@ -65,11 +91,13 @@ class Run:
         status: its verdict's.
         reasons: likewise, each with its code.
         figures: throughput (requests/s) and percentiles (seconds) with intervals within the run; by name.
+        served: None without an objective.
     """
 
     status: Status
     reasons: Sequence[tuple[ReasonCode, str]]
     figures: Mapping[str, Estimate]
+    served: Served | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +126,10 @@ class Ladder:
     """The points of one workload under one sharing mode, so far.
 
     Attributes:
-        name: of both.
+        name: of both, and the number of replicas where several have their rate raised.
         unit: of the load.
-        points: measured, from the lowest load to the broken one.
+        lowest: its first point.
+        points: measured, from the lowest load to the highest.
         last_good: the highest load that held, in every repeat; None: there is none.
         repeats: all runs at it.
         following: what to measure next, cell and repeat; None: the answer is there.
@@ -109,6 +138,7 @@ class Ladder:
 
     name: str
     unit: StressLoad
+    lowest: CellSpec
     points: list[Point] = field(default_factory=list)
     last_good: Point | None = None
     repeats: list[Run] = field(default_factory=list)
@@ -117,8 +147,8 @@ class Ladder:
 
     @property
     def broken(self) -> Point | None:
-        """The point that broke; None: none did so far."""
-        return self.points[-1] if self.points and self.points[-1].grade is Grade.BROKEN else None
+        """The lowest point that broke; None: none did so far."""
+        return next((point for point in self.points if point.grade is Grade.BROKEN), None)
 
     def sentences(self) -> list[str]:
         """The answer in words."""
@@ -128,7 +158,7 @@ class Ladder:
         if broken is None:
             top = in_words(self.points[-1].load, self.unit)
             told = [f"{self.name}: nothing broke up to {top}, the most that was asked for."]
-        elif len(self.points) == 1:
+        elif broken is self.points[0]:
             told = [f"{self.name} breaks at the first point, {in_words(broken.load, self.unit)}: {broken.sentence}"]
             if broken.breakage is Breakage.LATENCY:
                 told.append("The limit lies below one service time: no load can keep it.")
@@ -157,38 +187,64 @@ def run_of(data: ExperimentData) -> Run:
         figures = _figures(data)
     except NotMeasuredError:
         figures = {}
-    return Run(verdict.status, verdict.coded_reasons, figures)
+    return Run(verdict.status, verdict.coded_reasons, figures, _served(data))
 
 
-def climb(stress: StressSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run], repeats: int) -> Ladder:
+def climb(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]) -> Ladder:
     """How far one ladder has come, and what comes next.
 
     Args:
-        stress: the limits.
-        cells: its points, from the lowest load.
+        spec: of a stress campaign.
+        cells: the points that it may have, from the lowest load.
         runs: finished experiments by id; others may be among them.
-        repeats: how often the last good point is measured.
     """
-    name = cells[0].workload.name.partition("-rate-")[0]
-    ladder = Ladder(f"{name} under {cells[0].sharing.value}", stress.load)
-    for cell, load in zip(cells, stress.loads(), strict=False):
-        run = runs.get(cell.experiment_id(1))
+    stress = spec.stress
+    assert stress is not None  # noqa: S101 - the caller's promise
+    name = f"{cells[0].workload.name.partition('-rate-')[0]} under {cells[0].sharing.value}"
+    if len(spec.replicas) > 1:
+        name += f", {replicas_in_words(cells[0].replicas)}"
+    ladder = Ladder(name, stress.load, cells[0])
+    at = dict(zip(stress.grid(), cells, strict=False))
+    for load in _course(stress, ladder, list(at)):
+        run = runs.get(at[load].experiment_id(1))
         if run is None:
-            ladder.following = (cell, 1)
+            ladder.following = (at[load], 1)
             return ladder
-        before = ladder.points[-1] if ladder.points else None
-        ladder.points.append(_judged(stress, cell, load, run, before))
-        if ladder.broken:
-            break
-    _confirm(stress, ladder, runs, repeats)
+        below = [point for point in ladder.points if point.load < load]
+        ladder.points.append(_judged(stress, at[load], load, run, below[-1] if below else None))
+        ladder.points.sort(key=lambda point: point.load)
+    _confirm(stress, ladder, runs, spec.most_repeats)
     return ladder
+
+
+def _course(stress: StressSpec, ladder: Ladder, loads: Sequence[float]) -> Iterator[float]:
+    """What to measure one after another, each once the ladder has the one before: up to what breaks, then halving the way back."""
+    for load in stress.loads():
+        if load in loads and not ladder.broken:
+            yield load
+    while good := [point.load for point in ladder.points if point.grade is Grade.GOOD]:
+        above = next((point.load for point in ladder.points if point.load > good[-1]), good[-1])
+        between = [load for load in loads if good[-1] < load < above]
+        if not between:
+            return
+        yield between[len(between) // 2]
+
+
+def explained(ladders: Iterable[Ladder]) -> frozenset[str]:
+    """Experiments whose failure is the answer: the points at which a workload was found to break."""
+    return frozenset(
+        point.cell.experiment_id(1)
+        for ladder in ladders
+        for point in ladder.points
+        if point.grade is Grade.BROKEN and ladder.last_good is not None
+    )
 
 
 def ladders_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[Ladder]:
     """Every ladder of a stress campaign, by workload and sharing mode; none of any other campaign."""
     if spec is None or spec.stress is None:
         return []
-    return [climb(spec.stress, cells, runs, spec.most_repeats) for cells in spec.ladders()]
+    return [climb(spec, cells, runs) for cells in spec.ladders()]
 
 
 def in_words(load: float, unit: StressLoad) -> str:
@@ -216,9 +272,14 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: P
     breakage, sentence = _collapse(run)
     if breakage:
         return Point(cell, load, run, Grade.BROKEN, breakage, sentence)
+    objective = run.served.outcome if run.served else Outcome.PASS
+    if run.served and objective is Outcome.FAIL:
+        return Point(cell, load, run, Grade.BROKEN, Breakage.OBJECTIVE, f"{run.served.unmet}.")
     grade, sentence = _latency(stress, run)
     if grade is Grade.BROKEN:
         return Point(cell, load, run, grade, Breakage.LATENCY, sentence)
+    if run.served and objective is Outcome.NOT_DECIDABLE:
+        grade, sentence = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
     point = Point(cell, load, run, grade, None, sentence)
     unheld = _unheld(stress, point)
     if unheld:
@@ -308,6 +369,8 @@ def _does_not_hold(stress: StressSpec, point: Point, runs: Sequence[Run]) -> str
         unheld = _unheld(stress, replace(point, run=run))
         if unheld:
             return unheld
+        if run.served and run.served.outcome is Outcome.FAIL:
+            return f"{run.served.unmet}."
         grade, told = _latency(stress, run)
         if breakage or grade is Grade.BROKEN:
             return sentence or told
@@ -316,6 +379,23 @@ def _does_not_hold(stress: StressSpec, point: Point, runs: Sequence[Run]) -> str
         if mean_s > limit_ms / 1e3:
             return f"{limited.value} is {quantity(mean_s, 's')} in the mean."
     return ""
+
+
+def _served(data: ExperimentData) -> Served | None:
+    from harness.analysis.energy import energy_j  # it takes pandas, for which no run waits
+
+    file = data.folder / server_result.FILE_NAME
+    content = read_object(file) if file.is_file() else {}
+    slo = content.get("slo")
+    if slo is None:
+        return None
+    tokens = content["results"]["output_tokens_per_s"]
+    try:
+        joules = energy_j(data)[0] / (tokens * data.duration_s) * 1000 if tokens else None
+    except NotMeasuredError:
+        joules = None
+    gpus = data.manifest.experiment.gpus
+    return Served(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
 
 
 def _each(runs: Sequence[Run], name: str) -> list[float]:

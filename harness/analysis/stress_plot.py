@@ -50,7 +50,7 @@ def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
             f"{in_words(point.load, ladder.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
             for point in measured
         )
-        name = f"stress-{ladder.name.replace(' under ', '-')}"
+        name = f"stress-{ladder.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
         return Picture(
             name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}", to_png(figure), to_svg(figure)
         )

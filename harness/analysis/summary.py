@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.goodput import bests
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import documents
 from harness.analysis.measures import ALL, MEASURES
@@ -64,6 +65,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "planned": analysis.planned,
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
         "overheads": documents(interference(analysis)),
+        "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.ladders)],
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
     }

@@ -1,20 +1,14 @@
-"""What each backend can do for a campaign; what it cannot is refused when the campaign file is read.
-
-``python -m harness.backends.capabilities`` writes the table of ``docs/cluster.md``; a test fails when it differs.
-"""
+"""What each backend can do for a campaign; what it cannot is refused when the campaign file is read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from harness.config import CampaignSpec, ScenarioKind, ServerSpec, Timing
 from harness.config.sharing import FOUND
 from harness.errors import CampaignFileError
 
-PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
-BEGIN, END = "<!-- Written by `python -m harness.backends.capabilities`. -->\n", "<!-- End of the table. -->\n"
 LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
 
 
@@ -97,6 +91,15 @@ def _servers(spec: CampaignSpec, asked: Callable[[ServerSpec], str]) -> Iterator
             yield f"{what} of workload {each.name}"
 
 
+def _of_files(server: ServerSpec) -> str:
+    asked = {
+        "trace": server.trace,
+        "requests.file": server.requests.file,
+        "requests.tokenizer": server.requests.tokenizer,
+    }
+    return " and ".join(f"`server.{name}`" for name, given in asked.items() if given)
+
+
 def _modes_of_running(spec: CampaignSpec) -> Iterator[str]:
     asked = [mode.value for mode in spec.sharing if mode is not FOUND]
     yield from (f"sharing {' and '.join(asked)} of workload {name}" for name in _running(spec) if asked)
@@ -122,7 +125,6 @@ def _pods(spec: CampaignSpec) -> Iterator[str]:
 
 _LATER = "the rows and requests of a cluster are read when its recording is over"
 _AWAY = "the GPUs are in other machines, which the harness does not read"
-_ALONE = "the pods of an experiment are its measured replicas alone"
 _BESIDE = "Use backend local."
 _FOUND = (
     "the harness does not start it, and how it shares a GPU is as it was found",
@@ -191,11 +193,19 @@ FEATURES = [
         {KUBERNETES: ("the client beside the server sees its port and not what it prints", "Use `path` or `tcp`.")},
     ),
     Feature(
-        "requests to a server out of a file (`server.requests.file`, `server.trace`)",
-        lambda spec: _servers(
-            spec, lambda one: "`server.trace`" if one.trace else "`server.requests.file`" * bool(one.requests.file)
-        ),
+        "requests to a server out of files (`server.requests.file`, `server.requests.tokenizer`, `server.trace`)",
+        lambda spec: _servers(spec, _of_files),
         {KUBERNETES: ("the client is in the pod, where this machine's files are not", "Use synthetic requests.")},
+    ),
+    Feature(
+        "what a server publishes of itself (`server.metrics`)",
+        lambda spec: _servers(spec, lambda one: "`server.metrics`" * bool(one.metrics)),
+        {
+            KUBERNETES: (
+                "the cluster's Prometheus reads pods",
+                "Have it read the port of the container `server` as well.",
+            )
+        },
     ),
     Feature(
         "a sharing mode for a server that runs already (`server.url`)",
@@ -204,7 +214,7 @@ FEATURES = [
     ),
     Feature("`conditions` of a server that runs already", _conditions_of_running, dict.fromkeys(BACKENDS, _UNCHANGED)),
     Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
-    Feature("neighbours", _neighbours, {KUBERNETES: (_ALONE, _BESIDE)}),
+    Feature("neighbours", _neighbours),
     Feature("layers (on a cluster `preload` is a library of the replicas' image)", _layers),
     Feature(
         "a layer of a server of your own",
@@ -252,19 +262,3 @@ def require(spec: CampaignSpec, *, origin: str) -> None:
             f"{origin} asks for what backend {spec.backend} cannot do:\n{lines}",
             advice="Mend the campaign file; nothing has been started.",
         )
-
-
-def table() -> str:
-    """Features by backend, as Markdown."""
-    head = f"| feature | {' | '.join(BACKENDS)} |\n|{'---|' * (1 + len(BACKENDS))}\n"
-    return head + "".join(f"| {one.name} | {' | '.join(map(one.cell, BACKENDS))} |\n" for one in FEATURES)
-
-
-def page(text: str) -> str:
-    """The page with the table as it is now."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}{table()}{END}{rest.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

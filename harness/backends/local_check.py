@@ -17,17 +17,17 @@ from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
+from harness.config.server import Protocol
 from harness.errors import ReasonCode
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
-# input. Rounded up from measured ones; those of chat and of training on a GPU are reckoned from their parameters.
+# input. Rounded up from measured ones; those of training on a GPU are reckoned from their parameters.
 HOST_GB = {
     "resnet50": (1.2, 0.0),
     "distilbert": (1.2, 0.0),
     "whisper": (1.6, 0.0),
-    "chat": (1.6, 0.0),
     "notebook": (1.2, 0.0),
     "mnist": (1.0, 0.0),
     "mnist-training": (1.1, 0.002),
@@ -38,7 +38,6 @@ GPU_GB = {
     "resnet50": (1.6, 0.0),
     "distilbert": (1.7, 0.0),
     "whisper": (1.9, 0.0),
-    "chat": (2.2, 0.0),
     "notebook": (1.6, 0.0),
     "mnist": (1.2, 0.0),
     "mnist-training": (1.4, 0.005),
@@ -90,6 +89,8 @@ def _check_workload(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: 
 def _check_extras(workload: WorkloadSpec) -> list[Finding]:
     """What the replica imports and the base installation leaves out."""
     needs = [] if workload.own else ["torch", "safetensors"]
+    if workload.server is not None and workload.server.protocol is Protocol.OIP_GRPC:
+        needs.append("grpc")
     if workload.scenario is not None:
         needs += ["fastapi", "uvicorn"] if workload.scenario.kind is ScenarioKind.HTTP else ["mlperf_loadgen"]
     return [

@@ -16,6 +16,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.local_replica import import_paths
 from harness.config import ServerSpec
 from harness.config.server import OF_A_CONTAINER
+from harness.extras import absent, advice_on
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
@@ -43,11 +44,13 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
             f"starts {program}, and there is no such program.",
             "Install it, or give its whole path in server.command.",
         )
-    file = server.trace.file if server.trace else server.requests.file
+    file, tokenizer = server.trace.file if server.trace else server.requests.file, server.requests.tokenizer
     if file is not None and not Path(file).is_file():
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
-    elif file is not None and (why := _why_not_asked(server)):
-        yield f"cannot be asked: {why}", f"Mend {file}."
+    elif tokenizer is not None and absent("tokenizers"):
+        yield "needs tokenizers, which is not installed.", f"Do: {advice_on('tokenizers')}"
+    elif (file or tokenizer) and (why := _why_not_asked(server)):
+        yield f"cannot be asked: {why}", f"Mend {' or '.join(filter(None, (file, tokenizer)))}."
     if server.api_key_env is not None and not os.environ.get(server.api_key_env):
         yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
 

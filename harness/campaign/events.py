@@ -16,7 +16,7 @@ class CampaignBegins:
         campaign: its folder's name.
         experiments: all of them.
         done: those finished by an earlier run.
-        remaining_s: phases of the others, seconds.
+        remaining_s: of the others, their starts included, seconds.
     """
 
     campaign: str
@@ -31,7 +31,7 @@ class StepBegins:
 
     Attributes:
         planned_s: its length, where that is known.
-        remaining_s: phases of the campaign still to come, this step included.
+        remaining_s: of the campaign, this step and the starts of replicas included.
     """
 
     experiment_id: str
@@ -64,7 +64,7 @@ class RowsRecorded:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentEnds:
-    """One experiment has its verdict; ``remaining_s`` is the time of the phases still to come."""
+    """One experiment has its verdict; ``remaining_s`` is the time of those still to come."""
 
     experiment_id: str
     number: int

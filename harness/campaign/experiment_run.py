@@ -19,6 +19,7 @@ from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, 
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, needs_load
+from harness.campaign.plan import estimate
 from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
@@ -213,9 +214,15 @@ class Attempt:
         return not reasons
 
     def _remaining_s(self, step: str) -> float:
-        """Phases still to come from the beginning of ``step``, seconds."""
+        """What is still to come from the beginning of ``step``, the start of the replicas included, seconds."""
         timing = self.experiment.timing
-        phases = {"stabilise": timing.stabilise_s, "record": timing.record_s, "cool-down": timing.cooldown_s}
+        starts_s = estimate([self.experiment]).starts_s
+        phases = {
+            "deploy": starts_s,
+            "stabilise": timing.stabilise_s,
+            "record": timing.record_s,
+            "cool-down": timing.cooldown_s,
+        }
         later = STEPS[STEPS.index(step) :]
         return self.remaining_after_s + sum(seconds for name, seconds in phases.items() if name in later)
 

@@ -29,7 +29,10 @@ SHOWN: dict[str, Any] = {
     "order": "interleaved",
 }
 SERVER: dict[str, Any] = {"command": ["my-server", "--port", "{port}"]}
-TENSORS = "  # protocol oip: [{name: x, shape: [1, 4], datatype: FP32, data: null}]"
+EXAMPLES = {
+    "tensors": "  # protocol oip: [{name: x, shape: [1, 4], datatype: FP32, data: null}]",
+    "requests": "  # image: {width: 640, height: 480}, audio: {seconds: 5}",
+}
 SECTIONS: dict[str, type[StrictModel]] = {
     "timing": Timing,
     "limits": Limits,
@@ -100,7 +103,7 @@ def _server() -> list[str]:
     lines += ["  # - name: my-server", "  #   server:"]
     for key, field in ServerSpec.model_fields.items():
         default = None if field.is_required() else field.get_default(call_default_factory=True)
-        lines.append(f"  #     {key}: {_yaml(SERVER.get(key, default))}{TENSORS if key == 'tensors' else ''}")
+        lines.append(f"  #     {key}: {_yaml(SERVER.get(key, default))}{EXAMPLES.get(key, '')}")
     return lines
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.analysis.campaign import Cell, analyse
 from harness.analysis.comparability import gpu_names
-from harness.analysis.format import DASH, with_interval
+from harness.analysis.format import DASH, replicas_in_words, with_interval
 from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate
 from harness.campaign.folder import open_folder
@@ -21,6 +21,7 @@ from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.published import SUFFIX, is_archive, opened
 
+_UNUSED = "none of its runs can be used: they are INVALID"
 FIGURES = ("inputs", "throughput", "latency_p99_exact", "energy")
 
 
@@ -96,12 +97,13 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
         StorageError: it cannot be read.
     """
     if not folder.is_dir():
-        raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder that holds campaigns or archives.")
+        wrong = "is not a folder" if folder.exists() else "is not there"
+        raise ResultsPathError(f"{folder} {wrong}.", advice="Give the folder that holds campaigns or archives.")
     entries: list[Entry] = []
     refused: dict[str, str] = {}
     known: dict[str, str] = {}
     for path in _candidates(folder):
-        say(f"verifying {path}")
+        say(f"verifying {_printable(str(path))}")
         try:
             if path.is_symlink():
                 raise ResultsPathError(f"{path} is a link.", advice="Copy what it leads to.")
@@ -111,16 +113,19 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
                 if identity in known:
                     refused[path.name] = f"the same campaign as {known[identity]}"
                     continue
-                listed = list(_entries(path, campaign))
-                if not listed:
-                    refused[path.name] = "none of its runs can be used: they are INVALID"
+                cells = analyse(campaign).cells
+                without = [cell for cell in cells if not cell.used]
+                if len(without) == len(cells):
+                    refused[path.name] = _UNUSED
                     continue
-                entries += listed
+                refused |= {f"{path.name}, {_where(cell)}": _UNUSED for cell in without}
+                digest = _digest(path, campaign)
+                entries += [_entry(cell, path.name, digest) for cell in cells if cell.used]
                 known[identity] = path.name
         except HarnessError as error:
             refused[path.name] = error.message
     if not entries:
-        reasons = "; ".join(f"{name}: {why}" for name, why in refused.items()) or "it holds none"
+        reasons = "; ".join(_printable(f"{name}: {why}") for name, why in refused.items()) or "it holds none"
         raise ResultsPathError(
             f"{folder} holds no campaign that can be listed: {reasons}.",
             advice="Give the folder that holds campaigns or archives of `harness publish`.",
@@ -136,12 +141,13 @@ def _candidates(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def _entries(path: Path, campaign: Path) -> Iterator[Entry]:
+def _digest(path: Path, campaign: Path) -> str:
     with storage_errors(path, "read"):
-        digest = sha256_of(path if is_archive(path) else campaign / CAMPAIGN_JSON)
-    for cell in analyse(campaign).cells:
-        if cell.used:
-            yield _entry(cell, path.name, digest)
+        return sha256_of(path if is_archive(path) else campaign / CAMPAIGN_JSON)
+
+
+def _where(cell: Cell) -> str:
+    return ", ".join(filter(None, (cell.workload, cell.sharing, replicas_in_words(cell.replicas), cell.condition)))
 
 
 def _entry(cell: Cell, source: str, digest: str) -> Entry:
@@ -177,9 +183,13 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def _printable(text: str) -> str:
+    """In one line that leaves a terminal alone."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def _plain(text: str) -> str:
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(line, quote=False))
+    return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(_printable(text), quote=False))
 
 
 def _rate(entry: Entry) -> float:

@@ -48,6 +48,11 @@ class Estimate:
     starts_s: float
     disk_bytes: int
 
+    @property
+    def total_s(self) -> float:
+        """Phases and starts: about the time on a clock."""
+        return self.duration_s + self.starts_s
+
 
 def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     """The experiments in the order they run.
@@ -56,14 +61,18 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     the next, ``random`` shuffles within each repeat from the campaign's seed. The conditions of a cell
     are compared, so that they always follow each other within a repeat, ``random`` in an order of chance:
     whatever drifts hits all of them alike. Where a cluster's nodes have to be switched between sharing modes, those of
-    one mode follow each other within a repeat, which begins with the mode of the repeat before. Of a stress campaign these are the most that it may come to: every
-    load once, and the last with all its repeats; of repeats until something is known, all that there may be. Raises UsageError for a metric that the catalogue does not have.
+    one mode follow each other within a repeat, which begins with the mode of the repeat before. Of a stress campaign these are as many as it may come to: every
+    load once, some for the halving between two, and the last with all its repeats; of repeats until something is known, all that there may be. Raises UsageError for a metric that the catalogue does not have.
     """
     if spec.stress is not None:
         repeats_of_last = range(2, spec.most_repeats + 1)
+        at_most, grid = spec.stress.at_most(), spec.stress.grid()
+        ladders = [
+            [cell for cell, load in zip(cells, grid, strict=False) if load in at_most] for cells in spec.ladders()
+        ]
         return [
             one_experiment(spec, cell, repeat)
-            for cells in spec.ladders()
+            for cells in ladders
             for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
         ]
     groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]

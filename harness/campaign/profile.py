@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from harness.backends.environment import workload_environment
 from harness.backends.local_replica import import_paths
 from harness.backends.supervised import Lifeline, await_end
 from harness.campaign.batch_search import Search, Tried, search
 from harness.clock import SystemClock
+from harness.config import KubernetesSpec
 from harness.config.profile import CapacityGoal, ProfileCell, ProfileSpec
 from harness.errors import ExperimentsFailedError, UsageError
 from harness.metrics.telemetry import Telemetry
@@ -47,11 +49,13 @@ _KILLED = 137
 _LAST_BYTES = 4096
 
 
-def new_plan(name: str, command: list[str], **given: object) -> Plan:
-    """A plan for this machine. Raises ValidationError for what cannot be meant."""
+def new_plan(name: str, command: list[str], *, kubernetes: KubernetesSpec | None = None, **given: object) -> Plan:
+    """A plan for this machine, or for a pod of a cluster. Raises ValidationError for what cannot be meant."""
     spec = ProfileSpec.model_validate(given)
     started_at = iso(time.time())
-    return Plan(name=name, spec=spec, provenance=collect(), command=command, started_at=started_at)
+    return Plan(
+        name=name, spec=spec, provenance=collect(), command=command, started_at=started_at, kubernetes=kubernetes
+    )
 
 
 def begin(folder: Path, plan: Plan) -> None:
@@ -71,10 +75,14 @@ class Profile:
     Args:
         folder: of the profile, with its plan.
         say: takes a line for each point.
+        absent: instead of measuring a point that is not on the disk, takes its name and raises; None: it is measured.
     """
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, folder: Path, say: Callable[[str], None], *, absent: Callable[[str], NoReturn] | None = None
+    ) -> None:
         self.folder = folder
+        self._absent = absent
         self.plan = read_plan(folder)
         self._spec = self.plan.spec
         self._say = say
@@ -137,6 +145,8 @@ class Profile:
         """The point, measured unless it was before."""
         name = f"{cell.name}-{repeat}"
         if name not in self._points:
+            if self._absent:
+                self._absent(name)
             self._points[name] = self._measure(cell, repeat, self.folder / POINTS / name)
             self._say(f"{place}  {name}: {_in_words(self._points[name])}")
         return self._points[name]

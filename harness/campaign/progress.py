@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from harness.errors import ResultsPathError
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
 
-PENDING = "pending"
+PENDING, RUNNING = "pending", "running"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class ExperimentStatus:
 
 @dataclass(frozen=True, slots=True)
 class CampaignStatus:
-    """A campaign: its experiments, whether a harness works on it, the phases still to come, and what it has told so far."""
+    """A campaign: its experiments, whether it is running, the time still to come, and what it has told so far."""
 
     campaign: str
     experiments: list[ExperimentStatus]
@@ -44,22 +46,37 @@ class CampaignStatus:
     def activity(self) -> str:
         """One phrase for people."""
         if self.running:
-            return "a harness works on it"
-        return "finished" if self.done == len(self.experiments) else "no harness works on it (harness resume goes on)"
+            return "running"
+        return "finished" if self.done == len(self.experiments) else "not running (harness resume goes on)"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
 
 
-def campaign_status(path: Path) -> CampaignStatus:
-    """Read the state of the campaign in ``path``. Raises ResultsPathError, ConflictError or StorageError."""
+def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
+    """Read the state of the campaign in ``path``.
+
+    Args:
+        path: its folder.
+        now_s: since the epoch; None: what the clock says.
+
+    Raises ResultsPathError, ConflictError or StorageError.
+    """
     folder = open_folder(path)
     events = list(read_events(folder.state))
     attempts = Counter(e["experiment"] for e in events if e["event"] == "step-begins" and e["step"] == "preflight")
     attempts.subtract(e["experiment"] for e in events if e["event"] == "pauses")  # nothing was tried
     last = {e["experiment"]: e for e in events if "step" in e}
+    began_s = {
+        e["experiment"]: datetime.fromisoformat(e["at"]).timestamp()
+        for e in events
+        if e["event"] == "step-begins" and e["step"] == "preflight"
+    }
     running = folder.is_locked()
+    now_s = time.time() if now_s is None else now_s
+    now = events[-1] if events else {}
+    remaining_s = 0.0
     experiments = known_experiments(folder)
     statuses = []
     pending = []
@@ -70,16 +87,21 @@ def campaign_status(path: Path) -> CampaignStatus:
             statuses.append(ExperimentStatus(name, found.status.value, attempts[name], "; ".join(found.reasons)))
             continue
         pending.append(experiment)
-        note = f"last step: {last[name]['step']}" if name in last else ""
+        to_go_s = estimate([experiment]).total_s
+        status, note = PENDING, f"last step: {last[name]['step']}" if name in last else ""
         if name in last and last[name]["event"] in {"waits", "pauses"}:
             note = last[name]["why"]
-        statuses.append(ExperimentStatus(name, PENDING, attempts[name], note))
+        elif running and now.get("experiment") == name and "step" in now:
+            status, note = RUNNING, last[name]["step"]
+            to_go_s -= now_s - began_s[name]
+        remaining_s += max(to_go_s, 0.0)
+        statuses.append(ExperimentStatus(name, status, attempts[name], note))
     return CampaignStatus(
         campaign=path.name,
         experiments=statuses,
         done=len(experiments) - len(pending),
         running=running,
-        remaining_s=estimate(pending).duration_s,
+        remaining_s=remaining_s,
         answers=told(folder),
     )
 

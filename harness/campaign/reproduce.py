@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.backends import capabilities
 from harness.campaign.folder import open_folder
 from harness.campaign.source import GIVEN, CampaignSource
 from harness.campaign.verify import verify_campaign
+from harness.config import MOST_REPEATS
 from harness.errors import UsageError
 from harness.results.files import read_document
 from harness.results.layout import CAMPAIGN_YAML
+
+TIMES = 4
+"""As many repeats as were published, at most: more narrow the interval little, for which the published ones stay as they are."""
+
+if TYPE_CHECKING:
+    from harness.analysis.campaign import Key
 
 
 def published_source(folder: Path, said: Path) -> CampaignSource:
@@ -31,10 +40,44 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
     return CampaignSource(began.spec, read_document(folder / CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
 
 
-def refuse_same(published: Path, again: Path) -> None:
-    """Raise UsageError where a campaign would be held against itself."""
-    if open_folder(published).campaign_id == open_folder(again).campaign_id:
+def most_repeats(source: CampaignSource, asked: int | None) -> int:
+    """Repeats of a cell that there may be here: those asked for, or four times those of the campaign.
+
+    Raises:
+        UsageError: some are asked for, of a campaign that finds their number itself.
+    """
+    if not source.spec.open_ended:
+        return asked or min(TIMES * source.spec.most_repeats, MOST_REPEATS)
+    if asked:
         raise UsageError(
-            f"{again} is the published campaign itself, which reproduces nothing.",
-            advice="Give a campaign that ran again, or leave --against out to run it.",
+            "the published campaign finds the number of its repeats itself, so --max-repeats has no effect.",
+            advice="Leave it out.",
         )
+    return 0
+
+
+def with_more_repeats(source: CampaignSource, more: Mapping[Key, int]) -> CampaignSource:
+    """The campaign of the cells that need more repeats, and of those between them in its matrix; as many of each.
+
+    Args:
+        source: what ran.
+        more: repeats by cell; at least one cell.
+    """
+    spec, told = source.spec, f"{max(more.values())} more repeats"
+    names = {
+        "workloads": [each for each in spec.workloads if each.name in {key.workload for key in more}],
+        "sharing": [each for each in spec.sharing if each.value in {key.sharing for key in more}],
+        "replicas": [each for each in spec.replicas if each in {key.replicas for key in more}],
+        "conditions": [each for each in spec.conditions if each.name in {key.condition for key in more}],
+    }
+    cells = spec.model_copy(update={**names, "repeats": max(more.values())})
+    return CampaignSource(cells, f"# {told} of a part of its cells, see campaign.json\n{source.text}", source.origin)
+
+
+def refuse_same(published: Path, *again: Path) -> None:
+    """Raise UsageError where a campaign would be held against itself, or counted twice."""
+    ids = [open_folder(folder).campaign_id for folder in (published, *again)]
+    for index, folder in enumerate(again, start=1):
+        if ids[index] in ids[:index]:
+            what = "the campaign that it is to be compared with" if ids[index] == ids[0] else "given twice"
+            raise UsageError(f"{folder} is {what}.", advice="Give one that ran again.")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from harness.analysis.stress import explained
 from harness.backends.base import Backend
 from harness.campaign import events
 from harness.campaign.experiment_run import Attempt, Surroundings
@@ -122,13 +123,13 @@ class CampaignRunner:
                     continue
                 if status is None:
                     pending.remove(experiment)
-                    remaining_s = estimate(pending).duration_s
+                    remaining_s = estimate(pending).total_s
                     status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
                     ended = events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s)
                     self._listener(ended)
                 statuses[experiment.experiment_id] = status
         journal.append("campaign-ends")
-        return Outcome(statuses, self._explained())
+        return Outcome(statuses, explained(ladders(self._folder)))
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
         """Say what there is to do, or the most that it may come to."""
@@ -136,17 +137,7 @@ class CampaignRunner:
         if self._folder.spec.open_ended:
             experiments = expand(self._folder.spec)
             pending = experiments[done:]
-        self._listener(
-            events.CampaignBegins(self._folder.path.name, len(experiments), done, estimate(pending).duration_s)
-        )
-
-    def _explained(self) -> frozenset[str]:
-        """Experiments whose failure is the answer: the points at which a stress campaign found its workload to break."""
-        return frozenset(
-            ladder.broken.cell.experiment_id(1)
-            for ladder in ladders(self._folder)
-            if ladder.broken is not None and ladder.last_good is not None
-        )
+        self._listener(events.CampaignBegins(self._folder.path.name, len(experiments), done, estimate(pending).total_s))
 
     def _finished(self, experiment: ExperimentSpec, journal: Journal, again: Sequence[Status]) -> Status | None:
         """The verdict of an experiment that is done; None when it has to run."""

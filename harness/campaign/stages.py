@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from harness.analysis import goodput
 from harness.campaign import repeats, stress
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
@@ -21,7 +22,7 @@ def stages(folder: CampaignFolder, journal: Journal, say: Callable[[str], None])
     """
     spec = folder.spec
     if spec.stress is not None:
-        yield from stress.points(folder, spec.stress, journal)
+        yield from stress.points(folder, journal)
     elif spec.until_known is not None:
         yield from repeats.blocks(folder, spec.until_known, journal, say)
     else:
@@ -39,8 +40,10 @@ def known_experiments(folder: CampaignFolder) -> list[ExperimentSpec]:
 
 def answers(folder: CampaignFolder) -> dict[str, list[str]]:
     """What a campaign whose plan follows from its results has found by now, in sentences, by what it looks for."""
+    ladders = stress.ladders(folder)
+    best = goodput.sentences(goodput.bests(folder.spec, ladders))
     found = {
-        "stress": [sentence for ladder in stress.ladders(folder) for sentence in ladder.sentences()],
+        "stress": [*(sentence for ladder in ladders for sentence in ladder.sentences()), *best],
         "until_known": repeats.told(folder),
     }
     return {name: sentences for name, sentences in found.items() if sentences}

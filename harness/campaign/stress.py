@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.analysis import goodput
+from harness.analysis.goodput import Best
 from harness.analysis.read import read_experiment
 from harness.analysis.stress import Ladder, Run, climb, ladders_of, run_of
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import one_experiment
-from harness.config import CampaignSpec, CellSpec, ExperimentSpec, StressSpec
+from harness.config import CampaignSpec, CellSpec, ExperimentSpec
 from harness.errors import HarnessError
 from harness.results import layout
 
 POINT, ENDS = "stress-point", "stress-ends"
 
 
-def points(folder: CampaignFolder, stress: StressSpec, journal: Journal) -> Iterator[list[ExperimentSpec]]:
+def points(folder: CampaignFolder, journal: Journal) -> Iterator[list[ExperimentSpec]]:
     """What to run next, point by point; those of an earlier run come first, in its order."""
     spec = folder.spec
     known = [str(event["experiment"]) for event in read_events(folder.state) if event["event"] == POINT]
@@ -24,7 +26,7 @@ def points(folder: CampaignFolder, stress: StressSpec, journal: Journal) -> Iter
     yield [planned[name] for name in known]
     asked: set[str] = set()
     for cells in spec.ladders():
-        while (ladder := climb(stress, cells, _runs(folder, cells), spec.most_repeats)).following:
+        while (ladder := climb(spec, cells, _runs(folder, cells))).following:
             cell, repeat = ladder.following
             experiment = one_experiment(spec, cell, repeat)
             if experiment.experiment_id in asked:
@@ -41,6 +43,11 @@ def points(folder: CampaignFolder, stress: StressSpec, journal: Journal) -> Iter
 def ladders(folder: CampaignFolder) -> list[Ladder]:
     """How far every ladder of a stress campaign has come; none of any other."""
     return ladders_of(folder.spec, _runs(folder, folder.spec.cells()) if folder.spec.stress else {})
+
+
+def bests(folder: CampaignFolder) -> list[Best]:
+    """The highest goodput of every ladder of servers with an objective, as far as it is known."""
+    return goodput.bests(folder.spec, ladders(folder))
 
 
 def known_points(folder: CampaignFolder) -> list[ExperimentSpec]:

@@ -13,11 +13,12 @@ from harness.cli import campaign, node, output, probe, profile, publishing, resu
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
 
-EXIT_CODES = """Exit codes: 0 done · 1 a defect of ours · 2 wrong command, campaign file or path · 3 preflight
+EXIT_CODES = """Exit codes: 0 done · 1 internal error · 2 wrong command, campaign file or path · 3 preflight
 refused · 4 finished with INVALID experiments · 5 files are not what the manifest says · 6 in use by another
 harness, or changed since it began · 7 results folder cannot be written · 8 replicas failed · 9 a metric could
 not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
-campaign was not reproduced · 130 interrupted (resume goes on)."""
+campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
+(--fail-on degraded) · 130 interrupted (resume goes on)."""
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
 
@@ -39,7 +40,7 @@ class _Panels(TyperGroup):
 app = typer.Typer(
     name="harness",
     cls=_Panels,
-    help="From a bare GPU machine to a measured answer: what does sharing a GPU cost?",
+    help="Measure what GPU sharing costs, from a bare machine to a decision.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -61,7 +62,7 @@ def _root(
         False, "--version", callback=lambda value: _version(asked=value), is_eager=True, help="Print the version."
     ),
 ) -> None:
-    """From a bare GPU machine to a measured answer: what does sharing a GPU cost?"""
+    """Measure what GPU sharing costs, from a bare machine to a decision."""
 
 
 campaign.register(app)

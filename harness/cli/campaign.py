@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli import output
+from harness.cli.failing import Baseline, FailOn, Within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,23 +17,36 @@ if TYPE_CHECKING:
     from harness.backends.base import Finding
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
+    from harness.campaign.gate import Gate
     from harness.campaign.runner import CampaignRunner
     from harness.config import CampaignSpec
     from harness.results.manifest import Status
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+def _campaigns(begun: str) -> list[str]:
+    """What completes a campaign: those that are shipped, and folders and YAML files of one's own."""
+    from harness.campaign.source import shipped_names
+
+    own = [f"{path}/" if path.is_dir() else str(path) for path in Path().glob(f"{begun}*")] if begun[:1] != "/" else []
+    return [*(name for name in shipped_names() if name.startswith(begun)), *(each for each in own if _can_be(each))]
+
+
+def _can_be(path: str) -> bool:
+    return path.endswith(("/", ".yaml", ".yml")) and not path.startswith(".")
+
+
 CampaignFile = Annotated[
     str,
     typer.Argument(
-        metavar="FILE_OR_NAME", help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling."
+        metavar="FILE_OR_NAME",
+        help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling.",
+        autocompletion=_campaigns,
     ),
 ]
 Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
 Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
-FailOn = Annotated[
-    Literal["slo"] | None,
-    typer.Option("--fail-on", help="slo: exit with 11 unless every experiment meets the campaign's objective."),
-]
 CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 
 
@@ -53,14 +67,20 @@ def init(
     file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
     *,
     purpose: Annotated[
-        Literal["sharing", "scaling", "serving", "kubernetes"] | None,
+        Literal["sharing", "scaling", "serving", "profile", "kubernetes"] | None,
         typer.Option("--for", help="A short file for this purpose; default: one with every field."),
     ] = None,
 ) -> None:
     """Write a commented campaign file to start from."""
     from harness.campaign.init_template import starter_for, starter_text
+    from harness.errors import UsageError
     from harness.results.files import atomic_write
 
+    if purpose == "profile":
+        raise UsageError(
+            "a profile of one workload needs no campaign file, so none was written.",
+            advice="Do: harness profile resnet50 --capacity knee",
+        )
     atomic_write(file, starter_for(purpose, file.stem) if purpose else starter_text(file.stem))
     output.result(f"{file} written. Edit it, then: harness plan {file}")
 
@@ -80,22 +100,38 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
         output.result(f"{file} is a valid campaign of {count} experiments.")
 
 
-def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json = False) -> None:
-    """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing."""
+def plan(
+    file: CampaignFile,
+    *,
+    results: Results = Path("results"),
+    fail_on: FailOn = None,
+    baseline: Baseline = None,
+    within: Within = None,
+    json: Json = False,
+) -> None:
+    """Show the matrix, the hours, the disk, and what preflight would say. Starts and writes nothing.
+
+    With --fail-on, exit as `run` would (3) where preflight refuses, and where the results could not pass: an objective
+    that the recording is too short for (11), with `degraded` also where preflight warns (14).
+    """
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
+    from harness.campaign.gate import gate
     from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
     from harness.cli.render import duration
 
     _json(wanted=json)
+    asked = gate(fail_on, baseline, within)
     source = read_source(file)
+    asked.refuse_unanswerable(source.spec)
     experiments = expand(source.spec)
     cost = most(source.spec)
     check_limits(source.spec, cost)
     sure = certain(source.spec)
     least = estimate(sure)
     findings = preflight.check(sure, results, make_backend(source.spec, campaign_id="plan"))
+    judged = asked.of_plan(source.spec, findings)
     if json:
         output.document(
             {
@@ -111,8 +147,10 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
                 "disk_bytes": cost.disk_bytes,
                 "certain": {"experiments": len(sure), **asdict(least)},
                 "preflight": [_finding(finding) for finding in findings],
+                **judged.document(),
             }
         )
+        judged.refuse()
         return
     output.table(
         ["#", "experiment", "replicas", "rows", "stabilise", "record", "cool-down"],
@@ -141,6 +179,7 @@ def plan(file: CampaignFile, *, results: Results = Path("results"), json: Json =
     if cost.duration_s < estimate(experiments).duration_s:
         output.result("These hours are those of its budget, which ends it before all of the experiments are run.")
     _print_findings(findings)
+    judged.refuse()
 
 
 def doctor(
@@ -190,20 +229,28 @@ def run(
     force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
     report: Report = True,
     fail_on: FailOn = None,
+    baseline: Baseline = None,
+    within: Within = None,
     json: Json = False,
 ) -> None:
     """Run a campaign to the end and write its report."""
     from harness.backends.choose import make_backend
     from harness.campaign.begin import begin
+    from harness.campaign.gate import gate
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import read_source
     from harness.cli.progress import progress_listener
 
     _json(wanted=json)
-    folder = begin(read_source(file), results, force=force, say=output.note)
+    asked = gate(fail_on, baseline, within)
+    source = read_source(file)
+    asked.refuse_unanswerable(source.spec)
+    for failure in asked.of_plan(source.spec, ()).failures:
+        output.note(f"warning: {failure}")
+    folder = begin(source, results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _run_steps(runner, folder, report=report, fail_on=fail_on)
+        _run_steps(runner, folder, asked, report=report)
 
 
 def stress(
@@ -243,18 +290,23 @@ def resume(
         ),
     ] = False,
     fail_on: FailOn = None,
+    baseline: Baseline = None,
+    within: Within = None,
     json: Json = False,
 ) -> None:
     """Go on with a campaign or a profile that was interrupted or killed; what is finished is not repeated."""
     from harness.backends.choose import make_backend
     from harness.campaign.folder import check_source, open_folder
+    from harness.campaign.gate import gate
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
     from harness.results import profile
     from harness.results.manifest import Status
 
     _json(wanted=json)
+    asked = gate(fail_on, baseline, within)
     if (campaign / profile.PLAN).is_file():
+        asked.refuse_profile()
         from harness.cli.profile import go_on
 
         go_on(campaign, json=json)
@@ -262,27 +314,28 @@ def resume(
     folder = open_folder(campaign)
     if not as_started:
         check_source(folder)
+    asked.refuse_unanswerable(folder.spec)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         again = (Status.INVALID,) if retry_invalid else ()
-        _run_steps(runner, folder, report=report, fail_on=fail_on, again=again)
+        _run_steps(runner, folder, asked, report=report, again=again)
 
 
 def _run_steps(
     runner: CampaignRunner,
     folder: CampaignFolder,
+    asked: Gate,
     *,
     report: bool,
-    fail_on: str | None,
     again: tuple[Status, ...] = (),
 ) -> None:
     from harness.campaign.stages import answers
+    from harness.campaign.stress import bests
     from harness.cli import figures
-    from harness.errors import ExperimentsFailedError, ObjectiveMissedError, UsageError
+    from harness.results.manifest import Status, read_manifest
     from harness.traffic.server_result import objectives
+    from harness.traffic.slo import in_sentences
 
-    if fail_on == "slo" and folder.spec.slo is None:
-        raise UsageError("--fail-on slo: the campaign file has no `slo`.", advice="Add e.g. slo: {latency_p99_ms: 500}")
     outcome = runner.run(again=again)
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     found = answers(folder)
@@ -291,34 +344,36 @@ def _run_steps(
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo
-        told += [f"{name}: {judged['said']}" for name, judged in slo.items()]
+        told += in_sentences([(read_manifest(folder.path / name).experiment, judged) for name, judged in slo.items()])
+    best = bests(folder)
+    if best:
+        answer["goodput"] = [each.to_dict() for each in best]
     analysis = None
-    if report:
+    if report or asked.baseline:
         from harness.analysis.campaign import analyse
+
+        analysis = analyse(folder.path)
+    if report and analysis:
         from harness.analysis.report import report_of
 
         output.note("writing the report")
-        analysis = analyse(folder.path)
         answer |= figures.document(analysis, report_of(analysis))
+    explained = outcome.statuses.keys() - outcome.invalid
+    judged = asked.of_run().judge(
+        {name: each for name, each in outcome.statuses.items() if each is not Status.INVALID or name not in explained},
+        slo,
+        asked.against_baseline(analysis) if analysis else (),
+        advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
+    )
+    answer |= judged.document()
     if output.is_json():
         output.document(answer)
     else:
-        for sentence in told:
+        figures.tell(told, best, analysis if report else None)
+        for sentence in judged.sentences():
             output.result(sentence)
-        if analysis is not None:
-            figures.show(analysis)
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
-    if outcome.invalid:
-        raise ExperimentsFailedError(
-            f"{len(outcome.invalid)} of {len(outcome.statuses)} experiments are INVALID: {', '.join(outcome.invalid)}.",
-            advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
-        )
-    unmet = [f"{name} ({judged['outcome']})" for name, judged in slo.items() if judged["outcome"] != "pass"]
-    if fail_on == "slo" and (unmet or not slo):
-        raise ObjectiveMissedError(
-            f"the objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was held against one'}.",
-            advice="The report says by how much; a longer recording decides more.",
-        )
+    judged.refuse()
 
 
 def status(
@@ -360,7 +415,7 @@ def status(
     for sentence in found.answers:
         output.result(sentence)
     output.result(
-        f"{found.done} of {len(found.experiments)} done; {found.activity}; {duration(found.remaining_s)} of phases to go."
+        f"{found.done} of {len(found.experiments)} done; {found.activity}; about {duration(round(found.remaining_s))} to go."
     )
 
 

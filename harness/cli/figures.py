@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from harness.cli import output
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
+    from harness.analysis.goodput import Best
 
 _WIDEST = 80
 _GAP = 2
@@ -25,6 +27,18 @@ def document(analysis: CampaignAnalysis, report: Path) -> dict[str, Any]:
     from harness.analysis.summary import headline
 
     return {"report": str(report), "figures": headline(analysis)}
+
+
+def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnalysis | None) -> None:
+    """Print what a campaign has answered, and the figures where there is an analysis."""
+    from harness.analysis import goodput
+
+    for sentence in sentences:
+        output.result(sentence)
+    if best:
+        output.table(*goodput.table(best))
+    if analysis is not None:
+        show(analysis)
 
 
 def show(analysis: CampaignAnalysis) -> None:

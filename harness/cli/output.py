@@ -23,7 +23,7 @@ _COLOURS = {"VALID": 32, "DEGRADED": 33, "INVALID": 31, "MISSING": 31}
 
 
 def use_json() -> None:
-    """From here on stdout carries one JSON document, and errors are JSON on stderr."""
+    """From here on stdout holds one JSON document, and errors are JSON on stderr."""
     global _json_mode  # noqa: PLW0603 - one process prints in one mode
     _json_mode = True
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from harness.cli import output
 from harness.cli.numbers import positive
+
+if TYPE_CHECKING:
+    from harness.config import KubernetesSpec
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -59,9 +62,15 @@ def profile(
         "results"
     ),
     name: Annotated[str, typer.Option("--name", help="Of the folder; default: from the workload and the time.")] = "",
+    kubernetes: Annotated[
+        Path | None,
+        typer.Option(
+            "--kubernetes", help="Measure in a Job of the cluster that this campaign file's section `kubernetes` names."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Profile a workload on this machine: speed at each setting, what holds it back, and how far the batch goes.
+    """Profile a workload: speed at each setting, what holds it back, and how far the batch goes.
 
     Every point is a process of its own, in random order, with telemetry ten times a second beside it. A point that runs out
     of memory, or that this machine cannot run, is recorded as such. harness resume goes on with one that was interrupted.
@@ -77,6 +86,9 @@ def profile(
 
     if json:
         output.use_json()
+    cluster = _cluster(kubernetes) if kubernetes else None
+    if cluster and cluster.gpus_per_replica and device == "auto":
+        device = "cuda"  # the pod holds a GPU: one that cannot use it says so
     own = workload not in BUILTIN_WORKLOADS and ":" in workload
     batches = _numbers("--batch", batch)
     name = name or f"profile-{workload.rpartition(':')[0].rpartition('.')[2] or workload}-{stamp(time.time())}"
@@ -84,6 +96,7 @@ def profile(
         plan = new_plan(
             name,
             ["harness", *sys.argv[1:]],
+            kubernetes=cluster,
             workload={
                 "name": "profile",
                 "factory" if own else "model": workload,
@@ -118,10 +131,13 @@ def go_on(folder: Path, *, json: bool) -> None:
     from harness.analysis.profile import analyse_profile
     from harness.analysis.profile_report import write_profile_report
     from harness.campaign.profile import Profile
+    from harness.campaign.profile_job import ProfileJob
     from harness.errors import CampaignInterruptedError
+    from harness.results.profile import read_plan
 
+    where = Profile if read_plan(folder).kubernetes is None else ProfileJob
     try:
-        Profile(folder, output.note).run()
+        where(folder, output.note).run()
     except KeyboardInterrupt:
         raise CampaignInterruptedError(
             f"The profile was interrupted; what was measured is in {folder}.", advice=f"harness resume {folder}"
@@ -167,6 +183,19 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
     for reason in dict.fromkeys(reason for each in analysis.measured for reason in each.finding.missing):
         output.result(f"missing: {reason}")
     output.result(f"\nreport: {written}")
+
+
+def _cluster(file: Path) -> KubernetesSpec:
+    from harness.campaign.source import read_source
+    from harness.errors import UsageError
+
+    found = read_source(str(file)).spec.kubernetes
+    if found is None:
+        raise UsageError(
+            f"--kubernetes {file}: the campaign file has no section `kubernetes`.",
+            advice="Write one with: harness init FILE --for kubernetes",
+        )
+    return found
 
 
 def _words(text: str) -> list[str]:

@@ -42,7 +42,7 @@ class _Sentences:
                 self.of = event.experiments
                 done = f", {event.done} done before" if event.done else ""
                 to_go = duration(event.remaining_s)
-                return f"{event.campaign}: {event.experiments} experiments{done}; {to_go} of phases to go"
+                return f"{event.campaign}: {event.experiments} experiments{done}; about {to_go} to go"
             case events.StepEnds(ok=False):
                 return f"  {'; '.join(event.reasons)}"
             case events.ExperimentEnds():
@@ -96,7 +96,7 @@ class LiveBar:
 
 
 class _ToGo(ProgressColumn):
-    """The time until the campaign's phases are over, counting down."""
+    """The time until the campaign is over, counting down."""
 
     def render(self, task: Task) -> Text:
         return Text(f"{duration(round(max(task.fields['ends_s'] - time.monotonic(), 0.0)))} to go")

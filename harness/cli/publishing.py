@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -64,9 +66,11 @@ def reproduce(
     ],
     *,
     against: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            "--against", metavar="RESULTS/CAMPAIGN", help="A campaign that ran again already; nothing is run."
+            "--against",
+            metavar="RESULTS/CAMPAIGN",
+            help="A campaign that ran again already, and once more for each with more repeats of it; nothing is run.",
         ),
     ] = None,
     within: Annotated[
@@ -79,46 +83,74 @@ def reproduce(
             help="What decides; may be repeated. Default: throughput, latency_p50_exact and energy.",
         ),
     ] = None,
-    results: Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")] = Path(
-        "results"
-    ),
+    most: Annotated[
+        int | None,
+        typer.Option(
+            "--max-repeats",
+            min=1,
+            max=100,
+            help="Repeats of a cell here, at most: more than were published run where their spread asks for it.",
+            show_default="four times those published",
+        ),
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="Folder that holds the campaigns' folders.", show_default="results"),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
     json: Json = False,
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
     from harness.analysis.campaign import analyse
-    from harness.analysis.reproduction import reproduction, wanted
-    from harness.campaign.reproduce import published_source, refuse_same
+    from harness.analysis.reproduction import more_repeats, reproduction, wanted
+    from harness.campaign.reproduce import most_repeats, published_source, refuse_same, with_more_repeats
+    from harness.errors import UsageError
     from harness.results.published import opened
 
     if json:
         output.use_json()
-    with opened(archive) as published:
+    if against and (results or force or most):
+        raise UsageError(
+            "with --against nothing is run, so --results, --force and --max-repeats have no effect.",
+            advice="Leave them out; or leave --against out, to run the campaign again.",
+        )
+    with ExitStack() as stack:
+        published = stack.enter_context(opened(archive))
         source = published_source(published, archive)
+        most = most_repeats(source, most)
         analysis = analyse(published)
         measures = wanted(analysis, measure, within=within / 100)  # before hours of running
-        again = against or _run_again(source, archive, results, force=force)
-        with opened(again) as other:
-            refuse_same(published, other)
-            found = reproduction(analysis, analyse(other), within=within / 100, measures=measures)
+        folders = list(against or [_run_again(source, archive, [], results or Path("results"), force=force)])
+        others = [stack.enter_context(opened(folder)) for folder in folders]
+        refuse_same(published, *others)
+        ran = [analyse(other) for other in others]
+        more = {} if against else more_repeats(analysis, ran[0], measures, within=within / 100, most=most)
+        if more:
+            output.note(f"the spread of these repeats asks for up to {max(more.values())} more, of {len(more)} cells")
+            further = with_more_repeats(source, more)
+            folders.append(_run_again(further, archive, folders, results or Path("results"), force=force))
+            ran.append(analyse(folders[-1]))
+        found = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)
     if json:
-        output.document({"archive": str(archive), "campaign": str(again), **found.to_dict()})
+        names = {"campaign": str(folders[0]), "more": [str(folder) for folder in folders[1:]]}
+        output.document({"archive": str(archive), **names, **found.to_dict()})
     else:
         _print_reproduction(found)
-    _refuse_other_figures(found, archive, again)
+    _refuse_other_figures(found, archive, folders)
 
 
-def _run_again(source: CampaignSource, archive: Path, results: Path, *, force: bool) -> Path:
-    """Run the campaign to its end; returns its folder."""
+def _run_again(source: CampaignSource, archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
+    """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.backends.choose import make_backend
     from harness.campaign.begin import begin
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
 
     folder = begin(source, results, force=force, say=output.note)
+    told = " ".join(f"--against {each}" for each in (*before, folder.path))
     output.note(
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
-        f"{archive} --against {folder.path}"
+        f"{archive} {told}"
     )
     with progress_listener() as listener:
         CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener).run()
@@ -126,34 +158,27 @@ def _run_again(source: CampaignSource, archive: Path, results: Path, *, force: b
 
 
 def _print_reproduction(found: Reproduction) -> None:
+    from harness.analysis.format import replicas_in_words
     from harness.analysis.reproduction import Outcome
 
     for sentence in found.environment:
         output.result(f"differs here: {sentence}")
     if not found.environment:
         output.result("The environment is the same: GPU, driver, CPU, memory and versions.")
-    output.result()
-    conditions = any(cell.key.condition for cell in found.cells)
-    output.table(
-        [
-            "workload",
-            "sharing",
-            "replicas",
-            *(["condition"] if conditions else []),
-            "measure",
-            "published",
-            "here",
-            "here / published",
-            "outcome",
-        ],
-        [[*(cell.key if conditions else cell.key[:3]), *line.words] for cell in found.cells for line in cell.lines],
-    )
+    for cell in found.cells:
+        workload, sharing, replicas, condition = cell.key
+        output.result()
+        output.result(", ".join(filter(None, (workload, sharing, replicas_in_words(replicas), condition))))
+        headers = ["measure", "published", "here", "here / published", "outcome"]
+        output.table(headers, [line.words for line in cell.lines])
+        for why in dict.fromkeys(line.why for line in cell.lines if line.why):
+            output.result(f"{Outcome.UNDECIDED.value}: {why}")
     output.result()
     counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in Outcome)
     output.result(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
-def _refuse_other_figures(found: Reproduction, archive: Path, again: Path) -> None:
+def _refuse_other_figures(found: Reproduction, archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.reproduction import Outcome
     from harness.errors import NotReproducedError
 
@@ -161,7 +186,7 @@ def _refuse_other_figures(found: Reproduction, archive: Path, again: Path) -> No
     if different:
         names = ", ".join("/".join(map(str, filter(None, cell.key))) for cell in different)
         raise NotReproducedError(
-            f"{again} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
+            f"{again[0]} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
             advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
         )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import output
+from harness.cli.failing import Baseline, FailOn, Within
 from harness.cli.numbers import not_negative, positive
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def verify(
     *,
     json: Json = False,
 ) -> None:
-    """Hash, parse and count every result file again; hold it against its manifest, and a campaign against its plan.
+    """Hash, parse and count every result file again; compare it with its manifest, and a campaign with its plan.
 
     This finds damage, not forgery: who can write the files can write their hashes, too.
     """
@@ -79,18 +80,24 @@ def report(
             "--out", help="Folder to write into; default: the campaign's, below results/ for a published set."
         ),
     ] = None,
+    fail_on: FailOn = None,
+    baseline: Baseline = None,
+    within: Within = None,
     json: Json = False,
 ) -> None:
     """Analyse a campaign, write its report (HTML, Markdown, plots, summaries) and print the figures."""
     from harness.analysis.campaign import analyse
     from harness.analysis.report import report_of
+    from harness.campaign.gate import gate, judge_analyses
     from harness.cli import figures
     from harness.results.profile import PLAN
     from harness.results.published import opened
 
     if json:
         output.use_json()
+    asked = gate(fail_on, baseline, within)
     if (path / PLAN).is_file():
+        asked.refuse_profile()
         from harness.analysis.profile import analyse_profile
         from harness.analysis.profile_report import write_profile_report
         from harness.cli.profile import show
@@ -101,19 +108,23 @@ def report(
     with opened(path) as folder:
         unpacked = folder != path
         analysis = analyse(folder)
+        judged = judge_analyses(asked, [analysis])
         written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
     if json:
-        output.document(figures.document(analysis, written))
+        output.document(figures.document(analysis, written) | judged.document())
     else:
         figures.show(analysis)
+        for sentence in judged.sentences():
+            output.result(sentence)
         output.result(f"report: {written}")
+    judged.refuse()
 
 
 def compare(
     campaigns: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns, or published sets; the first is held against."
+            metavar="RESULTS/CAMPAIGN...", help="Folders of campaigns, or published sets; the first is the baseline."
         ),
     ],
     *,
@@ -130,7 +141,7 @@ def compare(
     ] = None,
     latency_limit_ms: Annotated[
         float | None,
-        typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas does a GPU carry then?"),
+        typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas fit on a GPU then?"),
     ] = None,
     price_per_gpu_hour: Annotated[
         float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Of one GPU, in your currency.")
@@ -143,6 +154,8 @@ def compare(
     details: Annotated[
         bool, typer.Option("--details", help="Also print every test and the answers behind the decision.")
     ] = False,
+    fail_on: FailOn = None,
+    within: Within = None,
     json: Json = False,
 ) -> None:
     """Compare campaigns, sharing modes or conditions: which is best for what, how sure that is, and what it costs."""
@@ -150,20 +163,26 @@ def compare(
     from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
     from harness.analysis.comparison_page import answers, overheads, write_page
+    from harness.campaign.gate import gate_of_comparison, judge_analyses
 
     if json:
         output.use_json()
+    gate = gate_of_comparison(fail_on, len(campaigns), within)
     wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh)
     with gathered(campaigns, by, unlike=unlike) as pool:
+        judged = judge_analyses(gate, pool.analyses)
         found = compare_sides(pool)
         answered = answers(pool, found, wanted)
         page = write_page(html, pool, found, answered, command=_again()) if html else None
         against_first = overheads(pool)
         sentences = against_first.sentences() if against_first else []
     if json:
-        output.document(_comparison_document(found, answered, page) | {"overheads": sentences})
+        output.document(_comparison_document(found, answered, page) | {"overheads": sentences} | judged.document())
     else:
         _print_comparison(found, answered, sentences, page, details=details)
+        for sentence in judged.sentences():
+            output.result(sentence)
+    judged.refuse()
 
 
 def _comparison_document(found: Comparison, answered: list[Answer], page: Path | None) -> dict[str, Any]:

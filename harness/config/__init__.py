@@ -23,12 +23,13 @@ from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
 from harness.config.sharing import MpsSpec, Sharing
 from harness.config.slo import SloSpec
-from harness.config.stopping import FIRST_LOOK, KnownMetric, Repeats, StopWhenKnown, UntilKnown
+from harness.config.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
 from harness.config.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
     "FIRST_LOOK",
+    "MOST_REPEATS",
     "Arrivals",
     "CampaignSpec",
     "CellSpec",

@@ -185,17 +185,18 @@ class CampaignSpec(StrictModel):
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
     slo: SloSpec | None = Field(
         default=None,
-        description="Objective of your own servers, held against each experiment; null means none. E.g. "
+        description="Objective of your own servers, decided from each experiment; null means none. E.g. "
         "{ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
     )
     stress: StressSpec | None = Field(
         default=None,
         description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
-        "{load: replicas, first: 1, most: 64, factor: 2, step: null, least_gain_percent: 5, latency_limit_ms: {p99: 50}}.",
+        "{load: replicas, first: 1, most: 64, factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, "
+        "precision: null, price_per_gpu_hour: null, least_gain_percent: 5}.",
     )
     conditions: list[ConditionSpec] = Field(
         default_factory=list,
-        description="Conditions to compare, the first being what the others are held against; [] is one without a name. "
+        description="Conditions to compare, the first being the baseline of all others; [] is one without a name. "
         "E.g. [{name: alone}, {name: beside, neighbours: [{workload: {name: whisper}, replicas: 2}]}, "
         "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}].",
     )
@@ -224,7 +225,7 @@ class CampaignSpec(StrictModel):
     @model_validator(mode="after")
     def _can_be_counted(self) -> CampaignSpec:
         """Before anything makes the matrix."""
-        points = len(self.stress.loads()) if self.stress else len(self.replicas) * max(1, len(self.conditions))
+        points = len(self.replicas) * (len(self.stress.grid()) if self.stress else max(1, len(self.conditions)))
         count = len(self.workloads) * len(self.sharing) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
             raise ValueError(
@@ -311,9 +312,9 @@ class CampaignSpec(StrictModel):
             raise ValueError("`stress` raises one load and compares no `conditions`: remove one of the two.")
         if self.stress.load is StressLoad.REPLICAS and self.replicas != [self.stress.first]:
             raise ValueError("`stress` raises the replicas itself: leave `replicas` out.")
+        if self.slo is None and (self.stress.price_per_gpu_hour, self.stress.price_per_kwh) != (None, None):
+            raise ValueError("`stress` has prices for the tokens of servers within an objective: give the `slo`.")
         if self.stress.load is StressLoad.RATE:
-            if len(self.replicas) != 1:
-                raise ValueError("`stress` raises the rate of one number of replicas: give one in `replicas`.")
             without = next((each.name for each in self.workloads if not each.has_rate), None)
             if without is not None:
                 raise ValueError(
@@ -402,12 +403,12 @@ class CampaignSpec(StrictModel):
         return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
 
     def ladders(self) -> list[list[CellSpec]]:
-        """The points of a stress campaign by workload and sharing mode, each from the lowest load to the highest."""
+        """What a stress campaign may measure, by workload, sharing mode and number of replicas whose rate is raised, in ascending order."""
         if self.stress is None:
             return []
         points = [
-            [self._point(workload, sharing, load) for load in self.stress.loads()]
-            for workload, sharing in itertools.product(self.workloads, self.sharing)
+            [self._point(workload, sharing, load, replicas) for load in self.stress.grid()]
+            for workload, sharing, replicas in itertools.product(self.workloads, self.sharing, self.replicas)
         ]
         fitting = [
             [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.replicas <= self.gpus]
@@ -415,10 +416,10 @@ class CampaignSpec(StrictModel):
         ]
         return [cells for cells in fitting if cells]
 
-    def _point(self, workload: WorkloadSpec, sharing: Sharing, load: float) -> CellSpec:
+    def _point(self, workload: WorkloadSpec, sharing: Sharing, load: float, replicas: int) -> CellSpec:
         assert self.stress is not None  # noqa: S101 - asked for the points of one
-        replicas = int(load) if self.stress.load is StressLoad.REPLICAS else self.replicas[0]
-        return CellSpec(self.stress.at(workload, load), sharing, replicas)
+        raised = self.stress.load is StressLoad.REPLICAS
+        return CellSpec(self.stress.at(workload, load), sharing, int(load) if raised else replicas)
 
     @field_validator("replicas", "sharing")
     @classmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import types
 import typing
 from collections.abc import Collection
@@ -71,9 +72,21 @@ def _describe(tree: yaml.Node, fault: Any) -> Fault:
         return line, f"unknown key `{where}`{_did_you_mean(location)}"
     if kind == "missing":
         return line, f"`{where}` is missing."
+    if kind == "list_type":
+        return line, f"`{where}`: {_of_a_list(fault['input'])}"
     message = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
     shown = "" if isinstance(fault["input"], dict | list) else f" (found {fault['input']!r})"
-    return line, f"`{where}`: {message}{shown}."
+    return line, f"`{where}`: {message}{shown}.{_nearest_name(fault) if kind == 'enum' else ''}"
+
+
+def _of_a_list(given: Any) -> str:
+    return "a list is needed." if isinstance(given, dict) else f"a list is needed (found {given!r}): write [{given}]."
+
+
+def _nearest_name(fault: Any) -> str:
+    """Of the names that could be there, the one that was probably meant."""
+    close = difflib.get_close_matches(str(fault["input"]), re.findall("'([^']+)'", str(fault["msg"])), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _is_union_tag(part: int | str) -> bool:

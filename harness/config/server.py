@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from enum import StrEnum
@@ -12,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.pods import SUBDOMAIN
+from harness.config.server_requests import RequestsSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
 METRICS_PORT, POD_PORT = 8000, 8080
@@ -41,8 +43,13 @@ class Protocol(StrEnum):
     OPENAI_CHAT = "openai-chat"
     OIP = "oip"
     """Open Inference Protocol v2: tensors in, tensors out."""
+    OIP_GRPC = "oip-grpc"
+    """The same over gRPC."""
+    OWN = "own"
+    """Whatever a client of the user's own speaks."""
 
 
+OPEN_INFERENCE = frozenset({Protocol.OIP, Protocol.OIP_GRPC})
 OPENAI = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_CHAT})
 
 
@@ -118,53 +125,24 @@ class ReadySpec(StrictModel):
         return self
 
 
-class LengthSpec(StrictModel):
-    """Lengths of synthetic texts: normally distributed, rounded, within bounds."""
-
-    mean: float = Field(ge=1, le=1_000_000, description="Tokens on average, before the bounds.")
-    stddev: float = Field(default=0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
-    min: int = Field(default=1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
-    max: int = Field(default=1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
-
-    @model_validator(mode="after")
-    def _bounds_in_order(self) -> LengthSpec:
-        if not self.min <= self.mean <= self.max:
-            raise ValueError(f"`mean` {self.mean:g} must lie between `min` {self.min} and `max` {self.max}.")
-        return self
-
-
-class RequestsSpec(StrictModel):
-    """What is asked."""
-
-    file: str | None = Field(
-        default=None,
-        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`. Or "
-        "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
-    )
-    input_tokens: LengthSpec = Field(
-        default=LengthSpec(mean=128), description="Length of synthetic inputs; one short word counts as one token."
-    )
-    output_tokens: LengthSpec = Field(
-        default=LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
-    )
-
-
-class TraceSpec(StrictModel):
-    """Requests that came somewhere, to come again."""
-
-    file: str = Field(
-        min_length=1,
-        description="JSONL in Mooncake's form: each line has `timestamp` (milliseconds), `input_length` and `output_length` "
-        "(tokens); sorted by time.",
-    )
-    factor: float = Field(default=1.0, gt=0, le=1_000_000, description="How many times as fast as it was.")
-
-
 class SuccessSpec(StrictModel):
     """Which answer counts as one."""
 
     status: int = Field(default=200, ge=100, le=599, description="HTTP status.")
     contains: str = Field(default="", description="Text that the body must hold; empty: any body.")
+
+
+class OwnMetricsSpec(StrictModel):
+    """Where the server publishes metrics of its own, in Prometheus's text format."""
+
+    path: str = Field(default="/metrics", pattern=r"^/", description="Path of the page.")
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_000,
+        description="Port of replica 0's, the others follow; null means the port of the requests.",
+    )
+    step_s: float = Field(default=5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")
 
 
 class ServerSpec(StrictModel):
@@ -220,26 +198,37 @@ class ServerSpec(StrictModel):
     stop_timeout_s: float = Field(
         default=10.0, gt=0, le=600, description="Seconds it may take to end after SIGTERM; then it is killed."
     )
-    protocol: Protocol = Field(default=Protocol.HTTP, description="http, openai-completions, openai-chat or oip.")
+    protocol: Protocol = Field(
+        default=Protocol.HTTP, description="http, openai-completions, openai-chat, oip, oip-grpc, or own with `client`."
+    )
+    client: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="own: module:factory of a client for another protocol; see docs/servers.md.",
+    )
     path: str | None = Field(
         default=None, pattern=r"^/", description="Path of the requests; null means / or the protocol's own."
     )
     model: str | None = Field(
-        default=None, description="OpenAI: name of the model, null means none is sent. oip: name of the model."
+        default=None,
+        description="OpenAI, own: name of the model, null means none is sent. oip and oip-grpc: name of the model.",
     )
     tensors: list[TensorSpec] | None = Field(
         default=None,
         min_length=1,
-        description="oip: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
+        description="oip, oip-grpc: the inputs of a request, e.g. [{name: x, shape: [1, 4], datatype: FP32}].",
     )
-    stream: bool = Field(default=True, description="OpenAI: tokens are sent as they are made (server-sent events).")
+    stream: bool = Field(
+        default=True,
+        description="OpenAI: tokens are sent as they are made (server-sent events). own: the client tells each.",
+    )
     extra_body: dict[str, Any] = Field(
         default_factory=dict, description="OpenAI: more fields of the body, e.g. {ignore_eos: true} for vLLM."
     )
     method: Literal["GET", "POST"] = Field(default="POST", description="http: GET or POST.")
     body: str | dict[str, Any] | None = Field(
         default=None,
-        description="http: text or JSON object that is sent; {prompt} and {output_tokens} are filled in. null: nothing.",
+        description="http: text or JSON object that is sent; {prompt}, {output_tokens}, {image} and {audio} are filled in. null: nothing.",
     )
     success: SuccessSpec = Field(
         default=SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
@@ -253,9 +242,13 @@ class ServerSpec(StrictModel):
     api_key_header: str = Field(
         default="Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
-        description="Header that carries the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key.",
+        description="Header with the key: Authorization as `Bearer KEY`, any other as the key alone, e.g. X-Api-Key.",
     )
     requests: RequestsSpec = Field(default=RequestsSpec(), description="What is asked: synthetic texts or a file.")
+    metrics: OwnMetricsSpec | None = Field(
+        default=None,
+        description="What it publishes of itself is recorded beside the client's times: {path: /metrics, port: null, step_s: 5}.",
+    )
     concurrency: int | None = Field(
         default=None,
         ge=1,
@@ -305,7 +298,7 @@ class ServerSpec(StrictModel):
     @property
     def streams(self) -> bool:
         """Answers come token by token."""
-        return self.protocol in OPENAI and self.stream
+        return self.protocol in {*OPENAI, Protocol.OWN} and self.stream
 
     @property
     def open_loop(self) -> bool:
@@ -430,12 +423,31 @@ class ServerSpec(StrictModel):
         for name in ("arrivals", "ramp_to") if self.rate is None else ():
             if getattr(self, name) is not None:
                 raise ValueError(f"`{name}` has no effect without `rate`.")
-        if self.trace is not None and (self.requests != RequestsSpec() or self.protocol is Protocol.OIP):
+        texts = self.requests.model_copy(update=dict.fromkeys(("tokenizer", "image", "audio")))
+        if self.trace is not None and (texts != RequestsSpec() or self.protocol in OPEN_INFERENCE):
             raise ValueError(
-                "`trace` says how long texts are: leave `requests` out, and take another protocol than oip."
+                "`trace` says how long texts are: leave `file`, `input_tokens` and `output_tokens` out of `requests`, and take another "
+                "protocol than oip and oip-grpc."
             )
         if (self.arrivals is ServerArrivals.GAMMA) is (self.burstiness is None):
             raise ValueError("arrivals gamma have a `burstiness`, e.g. 0.5, and no others have one.")
+        return self
+
+    @model_validator(mode="after")
+    def _images_and_sounds_have_a_place(self) -> ServerSpec:
+        for name, given in (("image", self.requests.image), ("audio", self.requests.audio)):
+            told = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
+            if given is None:
+                if told:
+                    raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
+            elif self.requests.file is not None:
+                raise ValueError(
+                    f"`requests.file` says what is asked: leave `{name}` out, or put it into the file's `messages`."
+                )
+            elif self.protocol is not Protocol.OPENAI_CHAT and not told:
+                raise ValueError(
+                    f"`requests.{name}` goes with protocol openai-chat, or with http and a `body` that holds {{{name}}}."
+                )
         return self
 
     @model_validator(mode="before")
@@ -453,16 +465,23 @@ class ServerSpec(StrictModel):
             raise ValueError(
                 "`body`, `method` and `success` belong to protocol http; OpenAI's take `extra_body`, oip takes `tensors`."
             )
-        if self.protocol not in OPENAI and (self.extra_body or not self.stream):
+        streamless = not self.stream and self.protocol is not Protocol.OWN
+        if self.protocol not in OPENAI and (self.extra_body or streamless):
             raise ValueError(
                 "`stream` and `extra_body` belong to OpenAI's protocols; http takes `body`, oip `tensors`."
             )
+        if (self.protocol is Protocol.OWN) is (self.client is None):
+            raise ValueError("`client` is what speaks the protocol own: one goes with the other.")
+        if self.protocol is Protocol.OWN and (self.requests.file is not None or self.path is not None):
+            raise ValueError("a client of your own is given texts made here: leave `path` and `requests.file` out.")
         if self.protocol is Protocol.HTTP and self.model is not None:
             raise ValueError("`model` belongs to OpenAI's protocols and to oip; http takes `body`.")
-        if (self.protocol is Protocol.OIP) is (self.tensors is None):
-            raise ValueError("`tensors` are what protocol oip sends: one goes with the other.")
-        if self.protocol is Protocol.OIP and self.model is None:
-            raise ValueError("protocol oip needs `model`, the name in /v2/models/NAME/infer.")
-        if self.protocol is Protocol.OIP and self.requests.file is not None:
-            raise ValueError("`requests.file` holds texts and bodies; protocol oip sends its `tensors`.")
+        if (self.protocol in OPEN_INFERENCE) is (self.tensors is None):
+            raise ValueError("`tensors` are what the protocols oip and oip-grpc send: one goes with the other.")
+        if self.protocol in OPEN_INFERENCE and self.model is None:
+            raise ValueError(f"protocol {self.protocol} needs `model`, its name at the server.")
+        if self.protocol in OPEN_INFERENCE and self.requests.file is not None:
+            raise ValueError(f"`requests.file` holds texts and bodies; protocol {self.protocol} sends its `tensors`.")
+        if self.protocol is Protocol.OIP_GRPC and self.path is not None:
+            raise ValueError("`path` belongs to HTTP; protocol oip-grpc always calls ModelInfer.")
         return self

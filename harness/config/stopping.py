@@ -12,6 +12,7 @@ from harness.config.model import StrictModel
 
 FIRST_LOOK = 3
 """Repeats of every cell before the first look: the spread of two runs says next to nothing."""
+MOST_REPEATS = 100
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -76,7 +77,7 @@ class UntilKnown(StrictModel):
         lt=1,
         description="Probability with which all answers of the campaign are right, over all looks.",
     )
-    max: int = Field(default=30, ge=FIRST_LOOK, le=100, description="Most repeats of a cell.")
+    max: int = Field(default=30, ge=FIRST_LOOK, le=MOST_REPEATS, description="Most repeats of a cell.")
     budget: str | None = Field(
         default=None,
         pattern=r"^[0-9]+(\.[0-9]+)? ?(s|min|h)$",
@@ -101,7 +102,7 @@ class Repeats(StrictModel):
 
 
 RepeatsOrNumber = Annotated[
-    Annotated[int, Field(ge=1, le=100), Tag("given number")] | Annotated[Repeats, Tag("repeats until known")],
+    Annotated[int, Field(ge=1, le=MOST_REPEATS), Tag("given number")] | Annotated[Repeats, Tag("repeats until known")],
     Discriminator(lambda given: "repeats until known" if isinstance(given, dict | Repeats) else "given number"),
 ]
 """Told apart by what is there, so that a fault is one of the branch that was meant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from enum import StrEnum
 
@@ -13,6 +14,8 @@ from harness.config.workload import WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
 MAX_POINTS = 256
+DIGITS = 4
+"""Of a load between two points; the finest `precision` needs no more."""
 NAMED_DIGITS = 6
 EXACT_DIGITS = 17
 
@@ -55,6 +58,20 @@ class StressSpec(StrictModel):
         description="Growth of the throughput per doubling of the load: below it, more load brings nothing.",
     )
 
+    precision: float | None = Field(
+        default=None,
+        ge=0.01,
+        le=1,
+        description="Halve the way between the last good point and the next one until they lie so close, e.g. 0.1: 10 %; null: "
+        "the points are all.",
+    )
+    price_per_gpu_hour: float | None = Field(
+        default=None, ge=0, description="With `slo`: of one GPU, in your currency, for the price of a million tokens."
+    )
+    price_per_kwh: float | None = Field(
+        default=None, ge=0, description="With `slo`: likewise, of the energy of the GPUs."
+    )
+
     @model_validator(mode="after")
     def _loads_can_be(self) -> StressSpec:
         if self.factor is not None and self.step is not None:
@@ -91,6 +108,29 @@ class StressSpec(StrictModel):
             found.append(min(following, self.most))
         return found
 
+    def grid(self) -> list[float]:
+        """Every load that may be measured, ascending: ``loads``, and between them those that halving can come to."""
+        loads = self.loads()
+        if self.precision is None:
+            return loads
+        found = [loads[0]]
+        for low, high in itertools.pairwise(loads):
+            parts = 2 ** max(0, math.ceil(math.log2(math.log(high / low) / math.log1p(self.precision))))
+            between = [low * (high / low) ** (part / parts) for part in range(1, parts)]
+            if self.load is StressLoad.REPLICAS:
+                between = [float(round(load)) for load in between]
+            else:
+                between = [float(f"{load:.{DIGITS}g}") for load in between]
+            found += [*sorted({load for load in between if low < load < high}), high]
+        return found
+
+    def at_most(self) -> list[float]:
+        """As many loads as are measured at most: every point, and one for each time that the way between two is halved."""
+        loads, grid = self.loads(), self.grid()
+        between = [[load for load in grid if low < load < high] for low, high in itertools.pairwise(loads)] or [[]]
+        widest = max(between, key=len)
+        return sorted({*loads, *widest[: len(widest).bit_length()]})
+
     def at(self, workload: WorkloadSpec, load: float) -> WorkloadSpec:
         """The workload at one load. Raises ValueError where a rate is raised and the workload has none."""
         if self.load is StressLoad.REPLICAS:
@@ -101,7 +141,7 @@ class StressSpec(StrictModel):
 
     def _named(self, load: float) -> str:
         """The load in as few digits, from six on, as tell all loads apart."""
-        loads = self.loads()
+        loads = self.grid()
         for digits in range(NAMED_DIGITS, EXACT_DIGITS):
             if len({f"{each:.{digits}g}" for each in loads}) == len(loads):
                 return f"{load:.{digits}g}"

@@ -16,7 +16,6 @@ BUILTIN_WORKLOADS = (
     "resnet50",
     "distilbert",
     "whisper",
-    "chat",
     "notebook",
     "mnist",
     "mnist-training",
@@ -181,6 +180,12 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None and self.model is not None:
             raise ValueError("`model` names a built-in workload and `factory` one of your own: keep one of them.")
+        if self.factory is None and self.target == "chat":
+            raise ValueError(
+                "there is no built-in workload `chat`: text generation is measured with an engine of your own, e.g. server: "
+                "{command: [transformers, serve, MODEL, --port, '{port}', --continuous-batching], protocol: openai-chat}; "
+                "see docs/servers.md."
+            )
         if self.factory is None and self.target not in BUILTIN_WORKLOADS:
             close = difflib.get_close_matches(self.target, BUILTIN_WORKLOADS, n=1)
             hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN_WORKLOADS)}."

@@ -350,10 +350,6 @@ _STANDARD = (
     ),
 )
 
-_TTFT = "inference_time_to_first_token_seconds"
-_TPOT = "inference_time_per_output_token_seconds"
-_TTFT_TEXT = "requests of the window had their first token no later"
-_TPOT_TEXT = "requests of the window took no longer for each token after the first, on average"
 _STREAM = "streaming-server"
 _CLIENT_TTFT = "inference_client_ttft_seconds"
 _CLIENT_ITL = "inference_client_itl_seconds"
@@ -363,18 +359,6 @@ _CLIENT_ITL_TEXT = "gaps between two tokens of the window, at the client, were n
 _CLIENT_TPOT_TEXT = "requests of the window took no longer for each token after the first, on average, at the client"
 
 _PUBLISHED = (
-    _published_quantile("ttft", "Time to first token", _TTFT, 0.5, _TTFT_TEXT, "chat"),
-    _published_quantile("ttft", "Time to first token", _TTFT, 0.95, _TTFT_TEXT, "chat"),
-    _published_quantile("tpot", "Time per output token", _TPOT, 0.5, _TPOT_TEXT, "chat"),
-    _published_quantile("tpot", "Time per output token", _TPOT, 0.95, _TPOT_TEXT, "chat"),
-    _published_rate(
-        "tokens_per_second",
-        "Tokens",
-        "tokens per second",
-        "inference_tokens_total",
-        "Tokens generated per second, over all texts of a batch; `all` is their sum.",
-        ("chat",),
-    ),
     _published_rate(
         "inputs_per_second",
         "Inputs",
@@ -405,7 +389,7 @@ _PUBLISHED = (
         "Input tokens",
         "tokens per second",
         "inference_client_input_tokens_total",
-        "Tokens of the requests answered per second, as the server counts them; `all` is their sum.",
+        "Tokens of the requests answered per second, as the server counts them, else `requests.tokenizer`; `all` is their sum.",
         (_STREAM,),
         nonzero_expected=False,  # not every server says it
     ),

@@ -59,6 +59,21 @@ class Labels:
     gpu_node: str = "node"
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """A neighbour's replicas, whose figures are of their own: they are pooled with each other, and with nobody else.
+
+    Attributes:
+        workload: what they run; it begins the names of their series.
+        dialect: that selects them alone.
+        replicas: label values, in the order of ``<workload>/replica-0``...
+    """
+
+    workload: str
+    dialect: Dialect
+    replicas: tuple[str, ...]
+
+
 def cluster(
     namespace: str,
     pods: str,

@@ -100,7 +100,7 @@ def judge(
             for metric, neighbour, series in groups
             for finding in _metric(metric, series, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
         ),
-        *_replicas(experiment, bursty),
+        *_replicas(experiment, bursty, open_loop=open_loop),
         *_saturation(experiment),
         *_counts(experiment, requests or {}),
         *_steadiness(experiment, uneven=open_loop or "" in bursty),
@@ -254,8 +254,11 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
             return
 
 
-def _replicas(experiment: ExperimentColumns, bursty: frozenset[str]) -> Iterator[Finding]:
-    """Replicas that served nothing, or stopped before the end (where resting is not part of the workload)."""
+def _replicas(experiment: ExperimentColumns, bursty: frozenset[str], *, open_loop: bool) -> Iterator[Finding]:
+    """Replicas that served nothing, or stopped before the end (where resting is not part of the workload).
+
+    Who is asked at times of its own may rest where few requests are due; what was asked and never answered is judged as such.
+    """
     totals = experiment.metrics.get("total_count")
     if not totals:
         return
@@ -268,7 +271,9 @@ def _replicas(experiment: ExperimentColumns, bursty: frozenset[str]) -> Iterator
         served = values[~np.isnan(values)]
         if not len(served) or served.max() == 0:
             idle.append(name)
-        elif neighbour_of(name) in bursty:
+        elif neighbour_of(name) in bursty or (
+            open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
+        ):
             continue
         elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
             stopped.append(name)

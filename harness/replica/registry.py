@@ -16,7 +16,6 @@ BUILTIN = {
     "resnet50": "harness.replica.models.resnet50:make",
     "distilbert": "harness.replica.models.distilbert:make",
     "whisper": "harness.replica.models.whisper:make",
-    "chat": "harness.replica.models.chat:make",
     "notebook": "harness.replica.models.notebook:make",
     "mnist": "harness.replica.models.mnist:make",
     "mnist-training": "harness.replica.models.mnist_training:make",
@@ -61,27 +60,27 @@ def load(settings: Settings) -> Workload:
     return workload
 
 
-def find_factory(target: str) -> Factory:
-    """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for."""
+def find_factory(target: str, asked_by: str = "WORKLOAD") -> Factory:
+    """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for, and by which setting."""
     module_name, colon, attribute = BUILTIN.get(target, target).partition(":")
     if not colon or not module_name or not attribute:
         close = difflib.get_close_matches(target, BUILTIN, n=1)
         hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN)}"
         raise CannotBeMetError(
-            f"WORKLOAD: {target!r} is no built-in workload and not of the form module:factory; {hint}."
+            f"{asked_by}: {target!r} is no built-in workload and not of the form module:factory; {hint}."
         )
-    module = _import(module_name)
+    module = _import(module_name, asked_by)
     factory = getattr(module, attribute, None)
     if not callable(factory):
         close = difflib.get_close_matches(attribute, dir(module), n=1)
         hint = f"; did you mean {close[0]}?" if close else "."
         raise CannotBeMetError(
-            f"WORKLOAD: module {module_name} ({module.__file__}) has no callable {attribute!r}{hint}"
+            f"{asked_by}: module {module_name} ({module.__file__}) has no callable {attribute!r}{hint}"
         )
     return cast("Factory", factory)
 
 
-def _import(name: str) -> ModuleType:
+def _import(name: str, asked_by: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -89,6 +88,6 @@ def _import(name: str) -> ModuleType:
         if name != missing and not name.startswith(f"{missing}."):
             raise  # the module was found; something that it imports was not
         raise CannotBeMetError(
-            f"WORKLOAD: there is no module {missing!r} to import, looked for from {Path.cwd()} and in PYTHONPATH; "
+            f"{asked_by}: there is no module {missing!r} to import, looked for from {Path.cwd()} and in PYTHONPATH; "
             f"start in the folder that holds it."
         ) from error

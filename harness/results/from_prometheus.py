@@ -19,7 +19,7 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export, query_pool
 from harness.metrics.prometheus.naming import natural
 from harness.metrics.prometheus.recording_target import Origin
-from harness.metrics.promql import Dialect, cluster, local
+from harness.metrics.promql import Beside, Dialect, cluster, local
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import read_manifest
 from harness.results.origin import read_origin
@@ -68,6 +68,7 @@ class Window:
         replicas: label values, in the order of ``replica-0``...
         start_s: grid time of row 0, seconds since the epoch.
         rows: rows of every series.
+        beside: neighbours, whose series are collected, too.
     """
 
     workload: str
@@ -78,6 +79,7 @@ class Window:
     step_s: float
     window_s: float
     metrics: Sequence[Metric]
+    beside: Sequence[Beside] = ()
 
 
 def export_folder(request: ExportRequest) -> dict[str, Any]:
@@ -179,6 +181,7 @@ def _collect_into(
             window_s=window.window_s,
             sink=writer,
             replicas=window.replicas,
+            beside=window.beside,
             pool=pool,
         )
     found = dataclasses.asdict(summary)
@@ -203,6 +206,7 @@ def recorded_window(folder: Path) -> tuple[Origin, Window]:
         step_s=spec.timing.step_s,
         window_s=spec.timing.window_s,
         metrics=select(spec.metrics),
+        beside=origin.beside(),
     )
 
 

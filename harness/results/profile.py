@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
+from harness.config import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.profile import ProfileCell, ProfileSpec
 from harness.errors import ResultsPathError
@@ -130,7 +131,12 @@ class Curve(StrictModel):
 
 
 class Plan(StrictModel):
-    """``plan.json``: written first."""
+    """``plan.json``: written first.
+
+    Attributes:
+        provenance: of the machine that measures.
+        kubernetes: the cluster on which a Job measures; None: this machine does.
+    """
 
     schema_version: Literal[1] = 1
     name: str
@@ -138,6 +144,7 @@ class Plan(StrictModel):
     provenance: Provenance
     command: list[str]
     started_at: str
+    kubernetes: KubernetesSpec | None = None
 
 
 class ProfileManifest(StrictModel):

@@ -65,9 +65,16 @@ def pack(files: dict[str, Path], out: Path, *, bounds: Bounds | None = None) -> 
 def opened(path: Path) -> Iterator[Path]:
     """The folder of a campaign: ``path`` itself; or, of an archive, where it is unpacked as long as the block lasts.
 
-    Raises ResultsPathError for a file that is no archive of ours, StorageError. Errors of the block name the archive.
+    Raises ResultsPathError where there is nothing, and for a file that is no archive of ours, StorageError. Errors of the block name the archive.
     """
     if not is_archive(path):
+        with storage_errors(path, "read"):
+            there = path.exists()
+        if not there:
+            raise ResultsPathError(
+                f"there is no file and no folder {path}.",
+                advice="Give the folder of a campaign, or an archive of `harness publish`.",
+            )
         yield path
         return
     with tempfile.TemporaryDirectory(prefix="harness-") as temporary:

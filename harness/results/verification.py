@@ -134,7 +134,7 @@ def _check_manifest(folder: Path, manifest: Manifest, outcome: Verification) -> 
         message = "the manifest was changed after it was written."
         outcome.problems.append(Problem(path, message, f"digest {manifest.digest or 'none'}", f"digest {found}"))
     if folder.name != manifest.experiment_id:
-        message = "the folder carries another name than its experiment."
+        message = "the folder has another name than its experiment."
         advice = f"Rename the folder to {manifest.experiment_id}."
         outcome.problems.append(Problem(folder, message, manifest.experiment_id, folder.name, advice))
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.config import ExperimentSpec, ServerSpec
+from harness.config.server import OPENAI
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
 from harness.results import latencies, layout
@@ -41,6 +42,9 @@ GAP = np.dtype([("end_ns", "<i8"), ("gap_ns", "<i8"), ("status", "<i8")])
 OK, UNANSWERED, ABANDONED = 200, -1, -3
 HELD_SHARE = 0.95
 LATE_MS, LATE_SHARE = 1.0, 0.05
+LONG_SHARE = 0.05
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+"""Fields of a user's own body that say how long an answer may be."""
 HUNG = 2.0
 """A request has no answer after so many times the longest one's: the server hangs."""
 
@@ -112,7 +116,12 @@ def evaluate(
         "by_server": {path.name: _figures(one, window) for path, one in zip(replicas, each, strict=True)},
         **({"slo": judged.to_dict()} if judged else {}),
     }
-    findings = [*_failures(every, statuses), *_load(server, every, results), *_not_judged(server, statuses)]
+    findings = [
+        *_failures(every, statuses),
+        *_load(server, every, results),
+        *_too_long(server, every),
+        *_not_judged(server, statuses),
+    ]
     if judged is not None:
         findings.append(Finding(Severity.INFO, ReasonCode.SLO, "", judged.sentence()))
     return content, findings
@@ -280,6 +289,23 @@ def _failures(asked: Asked, statuses: Sequence[Mapping[str, Any]]) -> list[Findi
         f"-2: not a proper answer, -3: none yet when the load ended). The first: {said or 'unknown'}."
     )
     return [Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")]
+
+
+def _too_long(server: ServerSpec, asked: Asked) -> list[Finding]:
+    """Answers have more tokens than any request has asked for."""
+    length = server.requests.output_tokens
+    if server.trace or server.requests.file or not _LIMITS.isdisjoint(server.extra_body):
+        return []  # the most that was asked for is not in the campaign file
+    most = length.max if length.stddev else min(max(round(length.mean), length.min), length.max)
+    longer = int((asked.well["output_tokens"] > most).sum())
+    if server.protocol not in OPENAI or longer <= LONG_SHARE * len(asked.well):
+        return []
+    message = (
+        f"{longer} of {len(asked.well)} answers have more tokens than the {most} that were asked for at most: the server ignores "
+        "`max_tokens`, and its latencies are those of longer answers."
+    )
+    advice = "Limit the answers where the server is started, or ask with the field that it reads, in `extra_body`."
+    return [Finding(Severity.DEGRADED, ReasonCode.SETTING_IGNORED, "", message, advice)]
 
 
 def _load(server: ServerSpec, asked: Asked, results: Mapping[str, Any]) -> list[Finding]:

@@ -8,7 +8,8 @@ independent ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.config import ExperimentSpec
 from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window
 
 SLICES = 20
@@ -30,6 +32,9 @@ _TITLES = {
     "latency_p99_ms": "latency p99",
     ERRORS: "errors",
 }
+
+MOST_TOLD = 4
+"""Runs whose figures are told one by one; of more, how many there are of each outcome."""
 
 
 class Outcome(StrEnum):
@@ -153,6 +158,66 @@ class Judged:
 def judge(samples: Sequence[Sample], window: Window, *, goodput_per_s: float) -> Judged:
     """Judge every part; at least one."""
     return Judged([_part(sample, window) for sample in samples], goodput_per_s)
+
+
+def unmet(slo: Mapping[str, Any]) -> str:
+    """The parts that do not pass, of `slo` in ``server.json``; empty where all do."""
+    parts = []
+    for name, one in slo["parts"].items():
+        low, high = one["interval"]
+        parts.append(
+            Part(
+                name,
+                one["limit"],
+                one["value"],
+                one["missed_share"],
+                low,
+                high,
+                one["allowed_share"],
+                one["undecided"],
+            )
+        )
+    return "; ".join(part.sentence() for part in parts if part.outcome is not Outcome.PASS)
+
+
+def in_sentences(runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> list[str]:
+    """What came of the objective, from each run's experiment and its `slo` in ``server.json``; the gravest first."""
+    if len(runs) <= MOST_TOLD:
+        return [f"{experiment.experiment_id}: {slo['said']}" for experiment, slo in runs]
+    sentences = []
+    for outcome in reversed(_ORDER):
+        those = [(experiment, slo) for experiment, slo in runs if slo["outcome"] == outcome]
+        if those:
+            where = "" if len(those) == len(runs) else f" ({_cells([experiment for experiment, _ in those])})"
+            sentences.append(f"Objective: {outcome} in {len(those)} of {len(runs)} runs{where}{_why(outcome, those)}.")
+    return sentences
+
+
+def _cells(experiments: Sequence[ExperimentSpec]) -> str:
+    """E.g. ``llm: time-slicing 1, 2; mps 4 servers``."""
+    counts: dict[str, dict[str, set[int]]] = {}
+    for each in experiments:
+        mode = f"{each.sharing.value} {each.condition_name}".rstrip()
+        counts.setdefault(each.workload.name, {}).setdefault(mode, set()).add(each.replicas)
+    return "; ".join(
+        f"{workload}: "
+        + "; ".join(f"{mode} {', '.join(map(str, sorted(replicas)))}" for mode, replicas in modes.items())
+        + " servers"
+        for workload, modes in counts.items()
+    )
+
+
+def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
+    """Which parts of the objective had this outcome, and in how many of the runs."""
+    if outcome is Outcome.PASS:
+        return ""
+    parts = Counter(name for _, slo in runs for name, part in slo["parts"].items() if part["outcome"] == outcome)
+    return "; " + ", ".join(f"{_TITLES[name]} in {count}" for name, count in parts.most_common())
+
+
+def fewest_requests(allowed: float) -> int:
+    """Requests that it takes for a share of ``allowed`` to be kept, if none of them is missed; fewer leave it open."""
+    return math.ceil(NORMAL**2 * (1 - allowed) / allowed)
 
 
 def share_interval(

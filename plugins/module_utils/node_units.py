@@ -84,7 +84,7 @@ class Units:
         command = ["journalctl", *unit, "--boot", "--no-pager", "--lines", JOURNAL_LINES, "--output", "cat"]
         _, journal, _ = self.module.run_command(command)
         self.module.fail_json(
-            msg=f"{what}\nThe journal's first errors and its end:\n{excerpt(journal, self.module.params['journal_lines'])}\n"
+            msg=f"{what}\nIts first errors and its last lines in systemd's journal:\n{excerpt(journal, self.module.params['journal_lines'])}\n"
             f"Mend what it complains of (systemctl status {name}) and run again.",
             actions=self.actions,
         )

@@ -57,6 +57,7 @@ CONTAINER_METRICS = Dashboard(
                     ),
                 ],
                 unit="percent",
+                about="Share of the time in which at least one of the container's own tasks waited for memory, or for IO.",
             ),
             # The network belongs to the pod: its rows carry the name of no container of ours.
             Panel(
@@ -66,6 +67,7 @@ CONTAINER_METRICS = Dashboard(
                     Query(_by_pod(rate("container_network_transmit_bytes_total", PODS)), "{{pod}} sent"),
                 ],
                 unit="Bps",
+                about="Of the pod, all its containers together.",
             ),
             Panel(
                 "File system",
@@ -75,6 +77,7 @@ CONTAINER_METRICS = Dashboard(
                     Query(_by_pod(f"container_fs_usage_bytes{{{CONTAINERS}}}"), "{{pod}} in use", unit="bytes"),
                 ],
                 unit="Bps",
+                about="Read and written by the containers, and on the right the space that they have in use.",
             ),
             Panel(
                 "Restarts",
@@ -98,6 +101,7 @@ CONTAINER_METRICS = Dashboard(
                     Query(f"time() - max by (namespace, pod) (kube_pod_start_time{{{PODS}}})", "", "dtdurations"),
                 ],
                 "table",
+                about="Phase, readiness and age of each pod.",
                 width=24,
                 columns={
                     "namespace": "Namespace",
@@ -113,20 +117,28 @@ CONTAINER_METRICS = Dashboard(
                 "CPU by namespace",
                 [Query(_by_namespace(rate("container_cpu_usage_seconds_total", _ALL_CONTAINERS)), "{{namespace}}")],
                 unit="short",
+                about="Cores kept busy.",
                 stacked=True,
             ),
             Panel(
                 "Memory by namespace",
                 [Query(_by_namespace(f"container_memory_working_set_bytes{{{_ALL_CONTAINERS}}}"), "{{namespace}}")],
                 unit="bytes",
+                about="Working sets of all containers.",
                 stacked=True,
             ),
             Panel(
                 "Network received by namespace",
                 [Query(_by_namespace(rate("container_network_receive_bytes_total", 'pod!=""')), "{{namespace}}")],
                 unit="Bps",
+                about="Of all pods.",
             ),
-            Panel("Pods by phase", [Query("sum by (phase) (kube_pod_status_phase)", "{{phase}}")], unit="short"),
+            Panel(
+                "Pods by phase",
+                [Query("sum by (phase) (kube_pod_status_phase)", "{{phase}}")],
+                unit="short",
+                about="Of all namespaces.",
+            ),
         ],
     },
 )

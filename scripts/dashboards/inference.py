@@ -6,6 +6,8 @@ from scripts.dashboards.model import Dashboard, Panel, Query, Variable
 from scripts.dashboards.queries import REPLICAS, per_pod, per_workload, pooled, rate
 
 _QUANTILES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
+_LATENCY_ABOUT = "Of all requests to the model's replicas, pooled from their buckets."
+_RATE_ABOUT = "Requests that the model's replicas answered per second."
 _HAS_MODEL = 'inference_info{namespace=~"$namespace"}'
 
 
@@ -24,12 +26,13 @@ INFERENCE_PERFORMANCE = Dashboard(
     ],
     rows={
         "Now": [
-            Panel("Throughput", [per_workload("throughput")], "stat", "reqps", width=6, height=5),
-            Panel("Latency, p95", [per_workload("latency_p95")], "stat", "s", width=6, height=5),
+            Panel("Throughput", [per_workload("throughput")], "stat", "reqps", _RATE_ABOUT, width=6, height=5),
+            Panel("Latency, p95", [per_workload("latency_p95")], "stat", "s", _LATENCY_ABOUT, width=6, height=5),
             Panel(
                 "Replicas",
                 [Query(f"count by (workload) (inference_info{{{REPLICAS}}})", "{{workload}}")],
                 "stat",
+                about="Replicas that were scraped.",
                 width=6,
                 height=5,
             ),
@@ -37,20 +40,31 @@ INFERENCE_PERFORMANCE = Dashboard(
                 "Queue",
                 [Query(f"sum by (workload) (inference_queue_depth{{{REPLICAS}}})", "{{workload}}")],
                 "stat",
+                about="Requests in flight as a scrape finds them.",
                 width=6,
                 height=5,
             ),
         ],
         "Models": [
-            *(Panel(f"Latency, {name}", [per_workload(metric)], unit="s", width=8) for metric, name in _QUANTILES),
+            *(
+                Panel(f"Latency, {name}", [per_workload(metric)], unit="s", about=_LATENCY_ABOUT, width=8)
+                for metric, name in _QUANTILES
+            ),
             Panel(
                 "Models compared",
                 [per_workload(metric, f"{{{{workload}}}} {name}") for metric, name in _QUANTILES],
                 "bargauge",
                 "s",
+                _LATENCY_ABOUT,
                 width=12,
             ),
-            Panel("Throughput", [per_workload("throughput"), pooled("throughput", "all")], unit="reqps", width=12),
+            Panel(
+                "Throughput",
+                [per_workload("throughput"), pooled("throughput", "all")],
+                unit="reqps",
+                about=_RATE_ABOUT,
+                width=12,
+            ),
             Panel(
                 "Summary",
                 [
@@ -60,6 +74,7 @@ INFERENCE_PERFORMANCE = Dashboard(
                     Query(f"count by (workload) (inference_info{{{REPLICAS}}})", ""),
                 ],
                 "table",
+                about="Figures of each model over the chosen replicas.",
                 width=24,
                 columns={
                     "workload": "Model",
@@ -105,6 +120,7 @@ INFERENCE_PERFORMANCE = Dashboard(
                     per_pod("throughput", "requests/s", unit="reqps"),
                 ],
                 unit="s",
+                about="Latency percentiles of one replica, and on the right its throughput.",
                 width=6,
                 repeat="pod",
             ),

@@ -11,6 +11,18 @@ _IDLE = f'{NODE},mode="idle"'
 _WORKING = f'{NODE},mode!="idle"'
 _BLOCK = f'{NODE},device!~"loop.+|ram.+|dm-.+"'
 
+_CPU = Query(f"100 * (1 - avg by (node) ({rate('node_cpu_seconds_total', _IDLE)}))")
+_MEMORY = Query(
+    f"100 * (1 - max by (node) (node_memory_MemAvailable_bytes{{{NODE}}}) / max by (node) (node_memory_MemTotal_bytes{{{NODE}}}))"
+)
+_FULL = Query(
+    f"100 * (1 - max by (node, mountpoint) (node_filesystem_avail_bytes{{{_DISKS}}})"
+    f" / max by (node, mountpoint) (node_filesystem_size_bytes{{{_DISKS}}} > 0))",
+    "{{node}} {{mountpoint}}",
+)
+_CPU_ABOUT = "Share of the time in which the cores of a node did something."
+_MEMORY_ABOUT = "Memory that is not available to a new process, of all there is."
+
 SYSTEM_RESOURCES = Dashboard(
     uid="system-resources",
     title="System Resources",
@@ -20,9 +32,10 @@ SYSTEM_RESOURCES = Dashboard(
         "Now": [
             Panel(
                 "CPU",
-                [Query(f"node:cpu_usage:percent{{{NODE}}}")],
+                [_CPU],
                 "gauge",
                 "percent",
+                _CPU_ABOUT,
                 width=6,
                 height=5,
                 maximum=100,
@@ -30,9 +43,10 @@ SYSTEM_RESOURCES = Dashboard(
             ),
             Panel(
                 "Memory",
-                [Query(f"node:memory_usage:percent{{{NODE}}}")],
+                [_MEMORY],
                 "gauge",
                 "percent",
+                _MEMORY_ABOUT,
                 width=6,
                 height=5,
                 maximum=100,
@@ -40,7 +54,7 @@ SYSTEM_RESOURCES = Dashboard(
             ),
             Panel(
                 "Disks",
-                [Query(f"node:disk_usage:percent{{{NODE}}}", "{{node}} {{mountpoint}}")],
+                [_FULL],
                 "bargauge",
                 "percent",
                 "Space in use on each file system.",
@@ -59,7 +73,7 @@ SYSTEM_RESOURCES = Dashboard(
             ),
         ],
         "CPU": [
-            Panel("CPU in total", [Query(f"node:cpu_usage:percent{{{NODE}}}")], unit="percent", maximum=100),
+            Panel("CPU in total", [_CPU], unit="percent", about=_CPU_ABOUT, maximum=100),
             Panel(
                 "CPU by what it does",
                 [Query(f"100 * avg by (mode) ({rate('node_cpu_seconds_total', _WORKING)})", "{{mode}}")],
@@ -77,6 +91,7 @@ SYSTEM_RESOURCES = Dashboard(
                     )
                 ],
                 unit="percent",
+                about="Share of the time in which each core did something.",
                 width=24,
                 maximum=100,
             ),
@@ -93,8 +108,9 @@ SYSTEM_RESOURCES = Dashboard(
                     Query(f"node_memory_MemTotal_bytes{{{NODE}}}", "{{node}} in all"),
                 ],
                 unit="bytes",
+                about="In use is what is not available to a new process; the file cache gives way when memory is short.",
             ),
-            Panel("Memory in percent", [Query(f"node:memory_usage:percent{{{NODE}}}")], unit="percent", maximum=100),
+            Panel("Memory in percent", [_MEMORY], unit="percent", about=_MEMORY_ABOUT, maximum=100),
         ],
         "Disks": [
             Panel(
@@ -110,6 +126,7 @@ SYSTEM_RESOURCES = Dashboard(
                     ),
                 ],
                 unit="Bps",
+                about="Of the disks themselves, without loop, RAM and mapped devices.",
             ),
             Panel(
                 "Busy",
@@ -131,6 +148,7 @@ SYSTEM_RESOURCES = Dashboard(
                     )
                 ],
                 unit="bytes",
+                about="What an unprivileged process can still write to each file system.",
                 width=24,
             ),
         ],
@@ -144,6 +162,7 @@ SYSTEM_RESOURCES = Dashboard(
                     )
                 ],
                 unit="Bps",
+                about="By network device, those of pods included.",
             ),
             Panel(
                 "Sent",
@@ -154,6 +173,7 @@ SYSTEM_RESOURCES = Dashboard(
                     )
                 ],
                 unit="Bps",
+                about="By network device, those of pods included.",
             ),
             Panel(
                 "Errors and drops",
@@ -168,6 +188,7 @@ SYSTEM_RESOURCES = Dashboard(
                     ),
                 ],
                 unit="pps",
+                about="Packets received or sent with an error, or dropped.",
                 width=24,
             ),
         ],
@@ -175,13 +196,31 @@ SYSTEM_RESOURCES = Dashboard(
 )
 
 
+_COUNTERS = {
+    ("cpu", "some"): "node_pressure_cpu_waiting_seconds_total",
+    ("memory", "some"): "node_pressure_memory_waiting_seconds_total",
+    ("memory", "full"): "node_pressure_memory_stalled_seconds_total",
+    ("io", "some"): "node_pressure_io_waiting_seconds_total",
+    ("io", "full"): "node_pressure_io_stalled_seconds_total",
+}
+
+
 def _pressure(resource: str, kind: str) -> Query:
-    return Query(
-        f'node:pressure:percent{{{NODE},resource="{resource}",kind="{kind}"}}', "{{node}} {{resource}}, {{kind}}"
+    waited = rate(_COUNTERS[resource, kind], NODE)
+    return Query(f"100 * max by (node) ({waited})", f"{{{{node}}}} {resource}, {kind}")
+
+
+def _score() -> Query:
+    """The largest pressure of the three; a label of its own keeps each apart from the others until the largest is taken."""
+    waited = (
+        f'label_replace({rate(counter, NODE)}, "resource", "{resource}", "", "")'
+        for (resource, kind), counter in _COUNTERS.items()
+        if kind == "some"
     )
+    return Query(f"100 * max by (node) ({' or '.join(waited)})")
 
 
-_SCORE = Query(f"node:pressure:score{{{NODE}}}")
+_SCORE = _score()
 
 SYSTEM_PRESSURE = Dashboard(
     uid="system-pressure",
@@ -204,15 +243,10 @@ SYSTEM_PRESSURE = Dashboard(
             ),
             Panel(
                 "Pressures",
-                [
-                    _pressure("cpu", "some"),
-                    _pressure("memory", "some"),
-                    _pressure("memory", "full"),
-                    _pressure("io", "some"),
-                    _pressure("io", "full"),
-                ],
+                [_pressure(resource, kind) for resource, kind in _COUNTERS],
                 "bargauge",
                 "percent",
+                "Share of the time in which some tasks, or all of them (full), waited for it.",
                 width=12,
                 height=6,
                 maximum=100,
@@ -249,8 +283,25 @@ SYSTEM_PRESSURE = Dashboard(
             ),
         ],
         "History": [
-            Panel("Load state over time", [_SCORE], "state-timeline", "percent", width=24, height=5, bands=True),
-            Panel("Score over time", [_SCORE], unit="percent", width=24, maximum=100, bands=True),
+            Panel(
+                "Load state over time",
+                [_SCORE],
+                "state-timeline",
+                "percent",
+                "The score's name at each time.",
+                width=24,
+                height=5,
+                bands=True,
+            ),
+            Panel(
+                "Score over time",
+                [_SCORE],
+                unit="percent",
+                about="The largest of the three pressures.",
+                width=24,
+                maximum=100,
+                bands=True,
+            ),
             Panel(
                 "Alerts",
                 [

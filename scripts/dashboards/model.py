@@ -13,7 +13,8 @@ from typing import Any
 
 COLUMNS = 24
 SCHEMA_VERSION = 39
-DATASOURCE = {"type": "prometheus", "uid": "prometheus"}
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+"""Chosen at the top of the dashboard, so that it works in any Grafana."""
 RATE_WINDOW = "$__rate_interval"
 """Grafana's own: four scrapes, or more where a pixel is more than that."""
 
@@ -63,7 +64,7 @@ class Panel:
 
     Attributes:
         unit: Grafana's name of it (``percent``, ``bytes``, ``s``, ``reqps``...).
-        about: what it shows, where the title does not say it all.
+        about: what it shows.
         width: of 24.
         height: in Grafana's rows.
         maximum: of the axis; None: as the data.
@@ -122,13 +123,36 @@ def _dashboard(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "5s",
         "time": {"from": "now-15m", "to": "now"},
         "timezone": "utc",
-        "templating": {"list": [_variable(variable) for variable in dashboard.variables]},
-        "annotations": {"list": []},
+        "templating": {"list": [_datasource(), *(_variable(variable) for variable in dashboard.variables)]},
+        "annotations": {"list": [_experiments()]},
         "links": [
             {"type": "dashboards", "title": "Dashboards", "tags": ["gpu-sharing-harness"], "asDropdown": True}
             | {"keepTime": True, "includeVars": True, "icon": "external link", "targetBlank": False, "url": ""}
         ],
         "panels": list(_laid_out(dashboard)),
+    }
+
+
+def _datasource() -> dict[str, Any]:
+    chosen = {"text": "default", "value": "default", "selected": False}
+    one = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus", "regex": ""}
+    return {**one, "current": chosen, "refresh": 1, "multi": False, "includeAll": False, "hide": 0, "options": []}
+
+
+def _experiments() -> dict[str, Any]:
+    """A region from the first scrape of an experiment's replicas to the last: Grafana joins samples that are a step apart."""
+    return {
+        "name": "Experiments",
+        "datasource": DATASOURCE,
+        "enable": True,
+        "hide": False,
+        "iconColor": "blue",
+        "expr": "count by (namespace, workload, experiment) (inference_info)",
+        "step": "10s",
+        "titleFormat": "{{workload}}",
+        "textFormat": "{{experiment}} in {{namespace}}",
+        "tagKeys": "",
+        "useValueForTime": False,
     }
 
 

@@ -19,7 +19,7 @@ import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from harness.replica.engine import trace
-from harness.replica.engine.asking import OK, Asker
+from harness.replica.engine.asking import OK, HttpAsker
 from harness.replica.engine.ledger import FIELDS, Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.process import _free_port, takes_connections
@@ -244,7 +244,7 @@ def ask(port, file, folder):
     ledger = Ledger(Families(streams=True), RequestMetrics(), None, Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()
-    load = Load(engine, Asker(engine, int(port)), questions(engine, 0), ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)  # fmt: skip
+    load = Load(engine, HttpAsker(engine, int(port)), questions(engine, 0), ledger, seed=0, on_depth=lambda _: None, alive=lambda: None)  # fmt: skip
     load.run(stopping)
     load.close()
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.replica.engine.asking import OK, Asker
+from harness.replica.engine.asking import OK, HttpAsker
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.process import _free_port, takes_connections
@@ -34,7 +34,7 @@ TOKENS, TOKENS_PER_S = 50, 10_000
 BAR_MS, BAR_MB = 1.0, 400
 
 
-class Remembering(Asker):
+class Remembering(HttpAsker):
     """Keeps what became of each request, by its text."""
 
     def __init__(self, *arguments):

@@ -25,7 +25,7 @@ from tests.node.story import (  # noqa: F401 - fixtures
     converged_disks,
     machine,
     playbooks,
-    shared,
+    snapshot,
     undisturbed,
 )
 
@@ -34,8 +34,10 @@ REQUIRED_VARIABLE = "NODE_TEST_REQUIRED"
 SUITE = os.environ.get("NODE_TEST_SUITE", "bookworm")
 # The first test of a story waits for all that it begins with: generous, for a busy machine is several times slower.
 TEST_WITHIN_S = 3600
-# What begins with the dirty machine; the rest begins with the converged one, which takes a while to make.
-FROM_DIRTY = {"test_bad_input.py", "test_check_mode.py", "test_interrupted.py", "test_other_suite.py"}
+# What is told on one machine, from the dirty one to the converged one and on; it comes first, for others begin with its
+# converged disks. Then what begins with the dirty machine.
+STORY = ["test_lifecycle.py", "test_reached_programs.py"]
+ORDER = [*STORY, "test_bad_input.py", "test_interrupted.py", "test_other_suite.py", "test_check_mode.py"]
 
 
 class Boot(Protocol):
@@ -47,22 +49,42 @@ class Boot(Protocol):
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if item.path.is_relative_to(here):
-            item.add_marker(pytest.mark.node)
-            item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
+    stories = [item for item in items if item.path.is_relative_to(here)]
+    for item in stories:
+        item.add_marker(pytest.mark.node)
+        item.add_marker(pytest.mark.timeout(TEST_WITHIN_S))
+    stories.sort(key=lambda item: ORDER.index(item.path.name) if item.path.name in ORDER else len(ORDER))
+    items[:] = [item for item in items if item not in stories] + stories
 
 
 class _Stories(LoadScopeScheduling):
-    """Keeps tests on one worker that begin with the converged machine; whoever is done first takes the next other file."""
+    """One worker tells the story, and whoever is done takes the next other file."""
 
     def _split_scope(self, nodeid: str) -> str:
         name = Path(nodeid.partition("::")[0]).name
-        return name if name in FROM_DIRTY else "converged"
+        return "story" if name in STORY else name
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    # In the order of collection, not the longest file first.
+    config.option.loadscopereorder = False
     return _Stories(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_processors(worker_id: str) -> None:
+    """Each worker keeps to its share of the processors: its machine waits while its Ansible works, and vice versa."""
+    processors = sorted(os.sched_getaffinity(0))
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if worker_id != "master" and workers <= len(processors):
+        os.sched_setaffinity(0, processors[int(worker_id.removeprefix("gw")) :: workers])
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder that all workers of this session have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own if worker_id == "master" else own.parent
 
 
 @pytest.fixture(scope="session")
@@ -94,26 +116,27 @@ def disks(tools: Tools) -> Disks:
 
 
 @pytest.fixture(scope="session")
-def mirror(tools: Tools, scratch: Path) -> Iterator[Mirror]:
-    with Mirror(tools, scratch / "mirror") as mirror:
+def mirror(tools: Tools, shared: Path) -> Iterator[Mirror]:
+    with Mirror(tools, shared / "mirror") as mirror:
         yield mirror
 
 
 @pytest.fixture(scope="session")
 def dirty_disks(tools: Tools, disks: Disks, mirror: Mirror, scratch: Path) -> Disks:
     """The disks of a machine as earlier owners left it: what every test begins with."""
-    with Machine(tools, disks, scratch / "first") as first:
+    with Machine(tools, disks, scratch / "first", mirror.port) as first:
         dirty.prepare(first, mirror, SUITE)
         return first.snapshot(scratch / "dirty", boot_again=False)
 
 
 @pytest.fixture(scope="module")
-def boot(tools: Tools, scratch: Path) -> Iterator[Boot]:
+def boot(tools: Tools, mirror: Mirror, scratch: Path) -> Iterator[Boot]:
     """Boot a machine from disks; all of them end with the module."""
     running: list[Machine] = []
 
     def start(source: Disks, *, name: str = "node", beside: Machine | None = None) -> Machine:
-        booted = Machine(tools, source, Path(tempfile.mkdtemp(dir=scratch, prefix="m")), name=name, beside=beside)
+        folder = Path(tempfile.mkdtemp(dir=scratch, prefix="m"))
+        booted = Machine(tools, source, folder, mirror.port, name=name, beside=beside)
         running.append(booted)
         booted.start()
         return booted

@@ -2,7 +2,6 @@
 
 import difflib
 
-from tests.node.machine.image import GATEWAY
 from tests.node.machine.vm import Machine
 
 # What differs between two machines that are the same: keys, identities, caches, counters, what a boot writes.
@@ -56,8 +55,7 @@ echo '## files'
 find $(present {folders}) -xdev \\( {skipped} \\) -prune -o -printf '%y %m %u:%g %p %l\\n' | LC_ALL=C sort -k4
 echo '## contents'
 contents() {{ find $(present {folders}) -xdev \\( {skipped} {secret} \\) -prune -o -type f -print0 | LC_ALL=C sort -z; }}
-contents | xargs -0 grep -LZ -e '{mirror}' | xargs -0 sha256sum
-contents | xargs -0 grep -lZ -e '{mirror}' | xargs -0 grep -H '' | sed 's#{mirror}#http://mirror#'
+contents | xargs -0 sha256sum
 echo '## programs'
 find {programs} -xdev | LC_ALL=C sort
 echo '## packages'
@@ -73,8 +71,6 @@ tail -n +2 /proc/swaps
 lsmod | awk '$1 ~ /^(overlay|br_netfilter)$/ {{print $1}}' | sort
 for name in {switches}; do if [ -e "/proc/sys/$name" ]; then echo "$name $(cat "/proc/sys/$name")"; fi; done
 """
-# Another port for each worker of a test session.
-MIRROR = f"http://{GATEWAY}:[0-9]*"
 SWITCHES = ["net/ipv4/ip_forward", "net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"]
 
 
@@ -86,7 +82,6 @@ def take(machine: Machine) -> list[str]:
         folders=" ".join(FOLDERS),
         skipped=skipped,
         secret=secret,
-        mirror=MIRROR,
         programs=" ".join(PROGRAM_FOLDERS),
         switches=" ".join(SWITCHES),
     )

@@ -43,22 +43,23 @@ def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
 def verdict(playbooks: Playbooks, *, wait_s: int = 60) -> Verdict:
     """Ask `harness verify-node` for its machine-readable verdict; wait_s: how long to judge again while it fails."""
     done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s))
-    return _verdict(done, document(done))
+    return read(document(done), done.returncode, done.stderr)
 
 
 def verdicts(playbooks: Playbooks, *, wait_s: int = 60) -> dict[str, Verdict]:
     """The same of every machine of the inventory, by its name there."""
     done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s))
     first = document(done)
-    return {found["host"]: _verdict(done, found) for found in (first, *first["others"])}
+    return {found["host"]: read(found, done.returncode, done.stderr) for found in (first, *first["others"])}
 
 
-def _verdict(done: "subprocess.CompletedProcess[str]", found: dict[str, Any]) -> Verdict:
+def read(found: dict[str, Any], status: int, said: str) -> Verdict:
+    """One machine's verdict in JSON, with the exit status and the messages of whoever printed it."""
     checks = found["checks"]
     passed = frozenset(check["name"] for check in checks if check["ok"])
     failed = [check for check in checks if not check["ok"]]
-    said = json.dumps(failed, indent=1) + done.stderr[-1500:]
-    return Verdict(done.returncode, passed, frozenset(check["name"] for check in failed), said)
+    output = json.dumps(failed, indent=1) + said[-1500:]
+    return Verdict(status, passed, frozenset(check["name"] for check in failed), output)
 
 
 def testinfra(playbooks: Playbooks) -> Verdict:

@@ -58,8 +58,8 @@ class Step:
 
 
 @pytest.fixture(scope="session")
-def machine(tools: Tools, dirty_disks: Disks, scratch: Path) -> Iterator[Machine]:
-    with Machine(tools, dirty_disks, scratch / "story") as machine:
+def machine(tools: Tools, dirty_disks: Disks, mirror: Mirror, scratch: Path) -> Iterator[Machine]:
+    with Machine(tools, dirty_disks, scratch / "story", mirror.port) as machine:
         yield machine
 
 
@@ -73,13 +73,6 @@ def step(playbooks: Playbooks, playbook: str, *arguments: str, before: list[str]
     before = before or fingerprint.take(playbooks.machine)
     run = playbooks.run(playbook, *arguments)
     return Step(run, before, fingerprint.take(playbooks.machine))
-
-
-@pytest.fixture(scope="session")
-def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
-    """A folder that all workers of this session have in common."""
-    own = tmp_path_factory.getbasetemp()
-    return own if worker_id == "master" else own.parent
 
 
 @pytest.fixture(scope="session")
@@ -120,7 +113,23 @@ def again(playbooks: Playbooks, converged: Step, mirror: Mirror) -> Step:
 
 
 @pytest.fixture(scope="session")
-def converged_disks(machine: Machine, again: Step, scratch: Path) -> Disks:
-    """A copy of the converged machine's disks; the machine itself was off for a moment."""
+def snapshot(machine: Machine, again: Step, shared: Path, scratch: Path) -> Iterator[Disks]:
+    """A copy of the converged machine's disks, for the other worker as well; the machine itself was off for a moment."""
     assert again.run.status == 0, again.run.explain()
-    return machine.snapshot(scratch / "converged")
+    disks = machine.snapshot(scratch / "converged")
+    offered = shared / "converged.json"
+    offered.write_text(json.dumps([str(disks.root), str(disks.swap)]))
+    yield disks
+    with deps.lock(shared / "converged.lock"):
+        offered.unlink()
+
+
+@pytest.fixture(scope="session")
+def converged_disks(shared: Path, scratch: Path, request: pytest.FixtureRequest) -> Disks:
+    """The disks of a converged machine, whoever converged it."""
+    offered = shared / "converged.json"
+    with deps.lock(shared / "converged.lock"):
+        if offered.exists():
+            return Disks(*map(Path, json.loads(offered.read_text()))).copy_to(scratch / "converged")
+        made: Disks = request.getfixturevalue("snapshot")
+        return made

@@ -49,8 +49,9 @@ def rebooted(playbooks: Playbooks, verdicts: dict[str, Verdict]) -> Reboot:  # n
 
 
 @pytest.fixture(scope="module")
-def verdicts_after(playbooks: Playbooks, rebooted: Reboot) -> dict[str, Verdict]:  # noqa: ARG001 - it comes after
-    return {"verify-node": judge.verdict(playbooks), "testinfra": judge.testinfra(playbooks)}
+def verdicts_after(playbooks: Playbooks, rebooted: Reboot) -> dict[str, Verdict]:
+    [after] = rebooted.report["after"]
+    return {"verify-node": judge.read(after, rebooted.status, rebooted.said), "testinfra": judge.testinfra(playbooks)}
 
 
 @pytest.fixture(scope="module")

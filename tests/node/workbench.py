@@ -20,7 +20,10 @@ def main() -> None:
     disks = image.build(tools, SUITE)
     with tempfile.TemporaryDirectory(prefix="bench", ignore_cleanup_errors=True) as scratch:
         folder = Path(scratch)
-        with Mirror(tools, folder / "mirror") as mirror, Machine(tools, disks, folder / "m") as machine:
+        with (
+            Mirror(tools, folder / "mirror") as mirror,
+            Machine(tools, disks, folder / "m", mirror.port) as machine,
+        ):
             dirty.prepare(machine, mirror, SUITE)
             playbooks = playbooks_for(machine, mirror)
             print(f"ssh -F {machine.ssh_config} node")

@@ -110,6 +110,7 @@ class ClusterDriver:
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
+        gpus: that its slices are of, given to pods in turn; none: a pod is not told of any.
         plugin: configurations of a device plugin that heeds the node's label: slices, and whether they are MPS's.
         heeded: those that it lent by, in order; it begins with the first.
         secrets: values out of Secrets, by the variable that they go into.
@@ -125,6 +126,7 @@ class ClusterDriver:
     pull: tuple[str, str] | None = None
     forbidden: str = ""
     started_after_s: float = 0.0
+    gpus: list[str] = field(default_factory=list)
     plugin: dict[str, tuple[int, bool]] = field(default_factory=dict)
     heeded: list[str] = field(default_factory=list)
     last_signal: int = signal.SIGTERM
@@ -367,6 +369,8 @@ class ClusterDriver:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
         client, *beside = pod["spec"]["containers"]
         environment = {} if beside else dict(self.environment)  # the device plugin's, of the container with the GPU
+        if self.gpus:
+            environment["NVIDIA_VISIBLE_DEVICES"] = self.gpus[len(self.pods) % len(self.gpus)]
         for entry in client["env"]:
             field_path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             indexed = annotations.get("batch.kubernetes.io/job-completion-index", "")

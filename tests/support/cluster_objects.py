@@ -94,11 +94,13 @@ def everything() -> Iterator[tuple[str, Object]]:
 
 
 def _replicas() -> Iterator[Object]:
-    """As the harness renders them: both kinds of workload, with and without a GPU."""
+    """As the harness renders them: both kinds of workload, with and without a GPU, measured and beside."""
     for kind in WorkloadKind:
         for gpus in (0, 1):
             spec = KubernetesSpec(kind=kind, gpus_per_replica=gpus)
-            yield workload(experiment(), Path("attempt-1"), spec, "campaign-1").body
+            measured = workload(experiment(), Path("attempt-1"), spec, "campaign-1")
+            yield measured.body
+            yield workload(experiment(), Path("noisy"), spec, "campaign-1", measured=measured).body
 
 
 def images_of_the_table() -> set[str]:

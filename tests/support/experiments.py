@@ -7,6 +7,18 @@ from harness.config import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, 
 
 TINY = "tests.support.tiny_workload"
 FAST = {"step_s": 0.1, "stabilise_s": 0, "record_s": 0.5, "cooldown_s": 0, "ready_timeout_s": 120, "drain_timeout_s": 4}
+PROFILE = {
+    "workload": {"name": "profile", "factory": "tests.support.growing_workload:make", "warmup_requests": 1},
+    "batches": [4, 64],
+    "precisions": ["fp32"],
+    "executions": ["eager"],
+    "repeats": 1,
+    "seconds": 0.01,
+    "capacity": None,
+    "most_batch": 1024,
+    "timeout_s": 300.0,
+}
+"""A small profile."""
 
 
 def experiment(

@@ -128,6 +128,8 @@ DCGM_FIELDS = {
     "DCGM_FI_DEV_FB_RESERVED": ("gauge", 416),
     "DCGM_FI_DEV_XID_ERRORS": ("gauge", 0),
 }
+# Read only by exporters with the right to profile, which ours has not; a fleet's own may have it.
+DCGM_FIELDS |= {"DCGM_FI_PROF_SM_ACTIVE": ("gauge", 0.62), "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gauge", 0.31)}
 PER_POD_FIELDS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
 
 
@@ -157,7 +159,7 @@ def dcgm_exporter(now_s: float, gpus: int, *, sharing: Sequence[Pod] = (), node:
                 page.add(name, value, device)
             for owner in owners:
                 own = value / len(owners) if name in PER_POD_FIELDS else value
-                page.add(name, math.floor(own), device | owner)
+                page.add(name, own if "PROF" in name else math.floor(own), device | owner)
         # Of an instance of MIG it has no utilisation, and says 0.
         for device in devices[-1:] if name.endswith("_UTIL") else ():
             page.add(name, 0, device | {"GPU_I_PROFILE": "1g.5gb", "GPU_I_ID": "7"})

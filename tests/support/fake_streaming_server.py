@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -31,6 +32,7 @@ FAULTS = (
     "in-stream",
     "slow-to-load",
     "hang",
+    "too-long",
 )
 TOLD = {"/health": b"{}", "/v1/models": b'{"object": "list", "data": [{"id": "fake", "object": "model"}]}'}
 HANGS_AFTER = 40
@@ -40,9 +42,10 @@ HANGS_AFTER = 40
 class Server:
     """One server; ``asked`` holds the bodies of the requests, ``heads`` their heads."""
 
-    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True, tls=None):
+    def __init__(self, *, first_s=0.0, gap_s=0.0, fault="none", usage=True, tls=None, room=math.inf):
         self.first_s, self.gap_s, self.fault, self.usage = first_s, gap_s, fault, usage
         self.tls = tls
+        self.room = room
         self.asked = []
         self.heads = []
         self.connections = 0
@@ -68,8 +71,9 @@ class Server:
         lengths = [line.split(":")[1] for line in head.split("\r\n") if line.lower().startswith("content-length")]
         body = await reader.readexactly(int(lengths[0]) if lengths else 0)
         path = head.split()[1]
-        if path in TOLD:
-            return self.whole(writer, 200, TOLD[path])
+        told = {"/metrics": b'fake:requests_total{model="a b"} %d\nfake:rooms 7\n' % len(self.asked), **TOLD}
+        if path in told:
+            return self.whole(writer, 200, told[path])
         read_ns = time.perf_counter_ns()
         self.heads.append(head)
         self.asked.append(json.loads(body) if body.startswith(b"{") else body.decode())
@@ -96,11 +100,21 @@ class Server:
         return keep
 
     async def stream(self, writer, asked, read_ns, *, chat):
+        if not self.room:
+            return self.whole(writer, 429, b"no room")
+        self.room -= 1
+        try:
+            return await self.tokens(writer, asked, read_ns, chat=chat)
+        finally:
+            self.room += 1
+
+    async def tokens(self, writer, asked, read_ns, *, chat):
         kind = {"object": "chat.completion.chunk" if chat else "text_completion"}  # without it AIPerf takes no event
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         if chat:
             self.event(writer, {**kind, "choices": [{"delta": {"role": "assistant", "content": ""}}]})
         tokens = asked.get("max_tokens") or asked["max_completion_tokens"]
+        tokens *= 3 if self.fault == "too-long" else 1
         times_ns = self.times_ns.setdefault(str(asked["messages"][0]["content"]), []) if chat else []
         times_ns.append(read_ns)
         for number in range(tokens):
@@ -158,7 +172,7 @@ def running(*servers):
 
 
 async def main(options):
-    server = Server(first_s=options.first_s, gap_s=options.gap_s, fault=options.fault, usage=True)
+    server = Server(first_s=options.first_s, gap_s=options.gap_s, fault=options.fault, room=options.room)
     async with await server.serve(options.port) as listening:
         sys.stdout.write("Application startup complete\n")
         sys.stdout.flush()
@@ -181,6 +195,7 @@ if __name__ == "__main__":
     parser.add_argument("--gap-s", type=float, default=0.0)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--live-s", type=float)
+    parser.add_argument("--room", type=float, default=math.inf, help="streams at once; others are refused with 429")
     parser.add_argument("--times", type=Path, help="takes the times of all tokens at the end")
     if os.environ.get("CHILDREN"):  # as engines have that compute in a process of their own
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)

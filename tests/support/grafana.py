@@ -36,6 +36,8 @@ def variables(dashboard: Mapping[str, Any], ask: Callable[[str, str], list[str]]
     """
     found: Values = {}
     for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "datasource":
+            continue
         query = _LABEL_VALUES.fullmatch(variable["query"]["query"])
         assert query is not None, variable["query"]
         values = ask(filled(query["metric"], found), query["label"])

@@ -41,6 +41,17 @@ def on_the_gpu(settings):
     return _OnTheGpu()
 
 
+class _OnLentGpu(Tiny):
+    def describe(self) -> dict[str, str]:
+        return {"device": "cuda", "device_uuid": os.environ["NVIDIA_VISIBLE_DEVICES"]}
+
+
+def on_lent_gpu(settings):
+    """Says that it is on the GPU that the device plugin gave to its container."""
+    del settings
+    return _OnLentGpu()
+
+
 class _DiesAfter(Tiny):
     def __init__(self, seconds: float) -> None:
         self.deadline_s = time.monotonic() + seconds

@@ -1,5 +1,6 @@
 """What the pages say can be done can be done: commands, options, links, exit codes."""
 
+import ast
 import re
 import shlex
 import sys
@@ -27,7 +28,14 @@ def command_lines() -> list[tuple[str, str]]:
     return [(page, line.partition(" #")[0].strip()) for page, line in lines if line.strip()]
 
 
-@every(pair for pair in command_lines() if pair[1].startswith("harness "))
+def harness_lines() -> list[tuple[str, str]]:
+    """Those of `sh`, and of the scripts and pipelines to copy: behind a list's dash, `run:` or an environment variable."""
+    texts = [(page.name, block) for page in PAGES for kind in ("sh", "bash", "yaml") for block in blocks(page, kind)]
+    found = re.compile(r"^[-\s]*(?:run: )?(?:[A-Z_]+=\S+ )*(harness [a-z-].*)$", re.MULTILINE)
+    return [(page, line.partition(" #")[0].strip()) for page, text in texts for line in found.findall(text)]
+
+
+@every(harness_lines())
 def test_every_harness_command_on_a_page_exists_with_its_options(page, line):
     words = shlex.split(line)
     command = COMMANDS[words[1]]
@@ -114,6 +122,22 @@ def test_the_campaign_of_the_tutorial_is_valid():
     assert len(expand(parse_campaign(text, origin="docs/tutorial.md"))) == 2 * 5
 
 
+def test_the_campaigns_of_the_recipes_are_valid_and_its_pipelines_run_the_commands_shown():
+    from harness.campaign.plan import expand
+    from harness.config.load import parse_campaign
+
+    page = ROOT / "docs" / "recipes.md"
+    divided, eight, github, gitlab = blocks(page, "yaml")
+    (shown,) = [block for block in blocks(page, "sh") if "harness run gate.yaml --results gate --json" in block]
+    steps = [step["run"] for step in yaml.safe_load(github)["jobs"]["gate"]["steps"] if "run" in step]
+
+    assert len(expand(parse_campaign(divided, origin="docs/recipes.md"))) == 3 * 3
+    assert (
+        len(expand(parse_campaign(eight, origin="docs/recipes.md"))) == (1 + 3 + 3) * 3
+    )  # exclusive: 8 replicas alone
+    assert steps == yaml.safe_load(gitlab)["gpu-gate"]["script"] == shown.splitlines()
+
+
 def error_classes(base=errors.HarnessError):
     return [base, *(each for child in base.__subclasses__() for each in error_classes(child))]
 
@@ -130,3 +154,61 @@ def test_the_tree_of_errors_is_drawn_as_it_is():
     for error in error_classes():
         if error.__module__ == "harness.errors":
             assert re.search(rf"\b{error.__name__} +{error.exit_code}\b", errors.__doc__), error
+
+
+WORDS = {
+    "from a bare gpu machine to a measured answer": "measure what GPU sharing costs",
+    "carries": "how many replicas fit; of a file or a label: has, holds",
+    "held against": "the baseline of; compared with",
+    "defect of ours": "internal error",
+    "counts? all the same": "included",
+    "of a cell at least": "repeats per configuration (minimum)",
+    "sliced in time": "time-sliced",
+    "when corrected": "Holm-corrected",
+    "energy a request": "energy per request",
+    "pointer rests": "hover",
+    "who wants": "goal",
+    "works on it": "running",
+    "the journal": "state.jsonl, systemd's journal, or the publication: say which",
+}
+"""What stops a reader, and the field's own words for it."""
+TEXTS = [
+    *PAGES,
+    *(
+        path
+        for folder in ("templates", "roles", "playbooks", "inventory", "examples", "harness")
+        for kind in ("md", "html", "j2", "yml", "yaml", "py")
+        for path in (ROOT / folder).rglob(f"*.{kind}")
+        if "_data" not in path.parts
+    ),
+    *(ROOT / "plugins").rglob("*.py"),
+    ROOT / "mkdocs.yml",
+]
+
+
+def visible(path: Path) -> str:
+    """What a user may read of a file: of a program its strings, and of its docstrings those that a command shows."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        tree = ast.parse(text)
+        documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        inside = {
+            id(node.body[0].value)
+            for node in ast.walk(tree)
+            if isinstance(node, documented) and ast.get_docstring(node)
+        }
+        strings = (each for each in ast.walk(tree) if isinstance(each, ast.Constant) and isinstance(each.value, str))
+        text = "\n".join(each.value for each in strings if id(each) not in inside or path.parent.name == "cli")
+    return " ".join(text.split())
+
+
+def test_no_text_that_users_read_has_words_that_stop_them():
+    stops = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", flags=re.IGNORECASE)
+    found = []
+    for path in TEXTS:
+        text = visible(path)
+        found += [
+            f"{path.relative_to(ROOT)}: {text[max(0, at.start() - 40) : at.end() + 40]}" for at in stops.finditer(text)
+        ]
+
+    assert found == [], f"the plain words are {WORDS}"

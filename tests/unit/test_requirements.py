@@ -75,7 +75,7 @@ def test_extras_name_extras_that_exist():
     named = {extra for each in DIRECT if each.name == OURSELVES for extra in each.extras}
 
     assert named <= set(EXTRAS)
-    assert {"replica", "node", "serve", "all"} == set(EXTRAS)
+    assert {"replica", "grpc", "node", "serve", "tokenizer", "all"} == set(EXTRAS)
 
 
 def test_the_base_brings_neither_torch_nor_ansible():

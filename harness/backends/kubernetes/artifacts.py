@@ -141,7 +141,7 @@ def _results(
         try:
             fetch()
         except BackendError as error:
-            sentences.append(f"the {what} of replica {replica.index} ({replica.pod}) could not be fetched: {error}")
+            sentences.append(f"the {what} of {replica.title} ({replica.pod}) could not be fetched: {error}")
     return sentences
 
 

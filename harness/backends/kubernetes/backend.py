@@ -12,17 +12,19 @@ from harness.backends.base import Finding, ReplicaDeath, Severity
 from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
+from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.clock import Clock, SystemClock
 from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
+from harness.results.layout import neighbour_folder
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
 
 
 class KubernetesBackend:
-    """Starts one Deployment (or Job) per experiment.
+    """Starts one Deployment (or Job) per workload of an experiment.
 
     Args:
         spec: which cluster, and how replicas stand in it.
@@ -74,9 +76,10 @@ class KubernetesBackend:
 
     def sweep(self) -> Sequence[str]:
         """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""
-        return [*grafana.restore(self.api, self._spec), *self._delete_all(self.api)]
+        return [*grafana.restore(self.api, self._spec), *self.delete_all(self.api)]
 
-    def _delete_all(self, api: KubernetesApi) -> list[str]:
+    def delete_all(self, api: KubernetesApi) -> list[str]:
+        """Delete this campaign's objects and wait until their pods are gone; a sentence for each. Raises ClusterError."""
         label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
         sentences = []
         for kind, collection in objects.collections(self._spec.namespace).items():
@@ -99,8 +102,8 @@ class KubernetesBackend:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort)
-        one = experiment.model_copy(update={"replicas": 1})
-        deployment = self._start(one, folder, abort=abort, on_death=lambda _death: None)
+        deployment = self._deployment(experiment.model_copy(update={"replicas": 1}), folder)
+        self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
         server = prometheus.server(self.api, self._spec)
         found = query_probe.rehearse(
             deployment,
@@ -130,32 +133,53 @@ class KubernetesBackend:
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
-    ) -> KubernetesDeployment:
+    ) -> KubernetesDeployment | WithNeighbours:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort)
-        return self._start(experiment, folder, abort=abort, on_death=on_death)
+        measured = self._deployment(experiment, folder)
+        deployment = self._with_neighbours(measured, experiment, folder) if experiment.neighbours else measured
+        self._start(deployment, experiment, abort=abort, on_death=on_death)
+        return deployment
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
         if self._spec.device_plugin_configs is None:
             return
         api = self.api.until(abort)
-        self._delete_all(api)  # its own pods hold GPUs, too
+        self.delete_all(api)  # its own pods hold GPUs, too
         self._mode.to(experiment, api, abort)
+
+    def _deployment(self, experiment: ExperimentSpec, folder: Path) -> KubernetesDeployment:
+        """The measured replicas."""
+        made = objects.workload(experiment, folder, self._spec, self._campaign_id)
+        return KubernetesDeployment(
+            self.api, self._spec, made, experiment, folder, clock=self._clock, record=self._record
+        )
+
+    def _with_neighbours(
+        self, measured: KubernetesDeployment, experiment: ExperimentSpec, folder: Path
+    ) -> WithNeighbours:
+        beside = {}
+        for each in experiment.neighbours:
+            name = each.workload.name
+            changes = {"workload": each.workload, "replicas": each.replicas, "condition": None}
+            own, place = experiment.model_copy(update=changes), neighbour_folder(folder, name)
+            made = objects.workload(own, place, self._spec, self._campaign_id, measured=measured.workload)
+            beside[name] = KubernetesDeployment(
+                self.api, self._spec, made, own, place, clock=self._clock, neighbour=name
+            )
+        by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
+        return WithNeighbours(measured, beside, by_node=by_node)
 
     def _start(
         self,
+        deployment: KubernetesDeployment | WithNeighbours,
         experiment: ExperimentSpec,
-        folder: Path,
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
-    ) -> KubernetesDeployment:
+    ) -> None:
         # What an outage at the end of the last attempt left running would be measured, too.
-        self._delete_all(self.api.until(abort))
-        made = objects.workload(experiment, folder, self._spec, self._campaign_id)
-        deployment = KubernetesDeployment(
-            self.api, self._spec, made, experiment, folder, clock=self._clock, record=self._record
-        )
+        self.delete_all(self.api.until(abort))
         try:
             deployment.start(abort)
             deployment.watch(on_death)
@@ -164,4 +188,3 @@ class KubernetesBackend:
             with contextlib.suppress(BackendError):
                 deployment.stop(timeout_s=experiment.drain_timeout_s)
             raise
-        return deployment

@@ -51,6 +51,7 @@ class KubernetesDeployment:
         folder: the attempt's.
         clock: real time.
         record: makes the recorder.
+        neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class KubernetesDeployment:
         *,
         clock: Clock,
         record: RecordingMaker = prometheus.recording,
+        neighbour: str = "",
     ) -> None:
         self._record = record
-        self._api, self._spec, self._workload = api, spec, workload
+        self._api, self._spec, self.workload = api, spec, workload
         self._experiment, self._folder, self._clock = experiment, folder, clock
+        self._neighbour = neighbour
         self._news = threading.Event()
         name = f"metadata.name={workload.name}"
         self._owners = Watcher(api, workload.collection, fields=name, listener=self._notify)
@@ -75,7 +78,7 @@ class KubernetesDeployment:
         self._statuses: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
         self._watchman: PodMonitor | None = None
-        self._made = False
+        self._made, self._made_s = False, math.inf
         self._stopped = False
         self.replicas: list[PodReplica] = []
 
@@ -91,7 +94,7 @@ class KubernetesDeployment:
         return self._statuses
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """None: on a cluster there are no neighbours."""
+        """None: these pods run one workload."""
         return {}
 
     def telemetry(self, path: Path, *, interval_s: float) -> None:
@@ -101,11 +104,11 @@ class KubernetesDeployment:
         """The nodes of the replicas, and this harness."""
         return nodes.provenance(self._nodes, self._statuses, this_machine().software)
 
-    def recording(self, request: RecordingRequest) -> Recording:
-        """From the Prometheus that watches the cluster. Raises StorageError."""
+    def recording(self, request: RecordingRequest, beside: Sequence[PodReplica] = ()) -> Recording:
+        """From the Prometheus that watches the cluster, with the neighbours ``beside``. Raises StorageError."""
         if self._watchman:
             self._watchman.tell(request.notice)
-        return self._record(self._api, self._spec, self.replicas, self._folder, request)
+        return self._record(self._api, self._spec, [*self.replicas, *beside], self._folder, request)
 
     def start(self, abort: threading.Event) -> None:
         """Make the object and return when every replica has served.
@@ -114,14 +117,22 @@ class KubernetesDeployment:
             ReplicaDiedError: one ended by itself.
             BackendError: the cluster refuses or cannot place a replica, one did not serve in time, or ``abort`` was set.
         """
-        api = self._api.until(abort)
+        self.make(abort)
+        self.wait(abort)
+
+    def make(self, abort: threading.Event) -> None:
+        """Make the object, the first half of ``start``."""
         if abort.is_set():
             raise BackendError("deploying was stopped before every replica had served.")
         self._owners.start()
         self._pods.start()
-        self._apply(api)
+        self._apply(self._api.until(abort))
+        self._made_s = self._clock.now_s()
+
+    def wait(self, abort: threading.Event) -> None:
+        """Return when every replica has served, the other half."""
         self._wait_ready(abort)
-        self._learn(api)
+        self._learn(self._api.until(abort))
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
@@ -146,7 +157,7 @@ class KubernetesDeployment:
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True
         try:
-            api.apply(self._workload.path, self._workload.body)
+            api.apply(self.workload.path, self.workload.body)
         except ClusterError as error:
             self._made = error.status is None or error.status >= 500
             raise
@@ -156,7 +167,7 @@ class KubernetesDeployment:
 
     def _wait_ready(self, abort: threading.Event) -> None:
         timeout_s, now_s = self._experiment.timing.ready_timeout_s, self._clock.now_s
-        deadline_s, pending_since_s = now_s() + timeout_s, math.inf
+        deadline_s, pending_since_s = self._made_s + timeout_s, math.inf
         while True:
             self._news.clear()
             if abort.is_set():
@@ -186,8 +197,8 @@ class KubernetesDeployment:
             )
         owners = self._owners.objects
         if not owners:
-            return rollout.Progress(False, waiting=f"the {self._workload.kind} {self._workload.name} is not there")
-        return rollout.look({"kind": self._workload.kind, **owners[0]}, self._pods.objects, self._experiment.replicas)
+            return rollout.Progress(False, waiting=f"the {self.workload.kind} {self.workload.name} is not there")
+        return rollout.look({"kind": self.workload.kind, **owners[0]}, self._pods.objects, self._experiment.replicas)
 
     def _died(self, ended: rollout.Ended) -> ReplicaDiedError:
         found = sorted(self._pods.objects, key=pods.sort_key)
@@ -196,7 +207,7 @@ class KubernetesDeployment:
         previous = pods.restarts(ended.pod, container) > 0
         lines = artifacts.last_lines(self._api, pods.name(ended.pod), container=container, previous=previous)
         code = ended.end.exit_code
-        death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, of_server=of_server)
+        death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, self._neighbour, of_server)
         if of_server:
             return ReplicaDiedError(
                 f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=SERVER_ADVICE, code=death.code
@@ -223,7 +234,7 @@ class KubernetesDeployment:
     def _learn(self, api: KubernetesApi) -> None:
         """Ask every replica what it is; and the cluster, where it is."""
         found = sorted(self._pods.objects, key=pods.sort_key)
-        replicas = [pods.as_replica(pod, index) for index, pod in enumerate(found)]
+        replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(found)]
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
@@ -310,20 +321,17 @@ class KubernetesDeployment:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
             alive = [one for one in self.replicas if one.index not in dead]
-            workload, routes, unanswered = self._experiment.workload, ["latencies"], []
-            if workload.scenario is not None:
-                routes.append("services")
-            if workload.server is not None:
+            unanswered = []
+            if self._experiment.workload.server is not None:
                 unanswered = self._finish(alive)
                 self._refresh()  # what failed until the very end
-                routes += ["requests", "gaps"]
             restarted = {
                 (pods.name(pod), name)
                 for pod in self._pods.objects
                 for name in (pods.CONTAINER, pods.SERVER)
                 if pods.restarts(pod, name)
             }
-            return [*unanswered, *artifacts.results(self._api, alive, self._folder, routes, restarted)]
+            return [*unanswered, *artifacts.results(self._api, alive, self._folder, self.workload.routes, restarted)]
         for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
             for container in [one["name"] for one in pod["spec"]["containers"]]:
                 log = artifacts.log_file(self._folder, index, container)
@@ -365,7 +373,7 @@ class KubernetesDeployment:
         if not self._made:
             return []
         timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
-        self._api.delete(self._workload.path, propagation="Foreground")
+        self._api.delete(self.workload.path, propagation="Foreground")
         if self._gone_within(timeout_s + FORCE_AFTER_S):
             return self._unclean()
         sentences = []
@@ -376,7 +384,7 @@ class KubernetesDeployment:
             )
             self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{pods.name(pod)}", grace_s=0)
         if not self._gone_within(FORCED_GONE_S):
-            sentences.append(f"the {self._workload.kind} {self._workload.name} is still there.")
+            sentences.append(f"the {self.workload.kind} {self.workload.name} is still there.")
         return sentences
 
     def _unclean(self) -> list[str]:
@@ -394,8 +402,8 @@ class KubernetesDeployment:
     def _still_there(self) -> bool:
         """Ask, once the watches see nothing: they may not have seen the beginning yet."""
         path = objects.pods_path(self._spec.namespace)
-        return self._api.find(self._workload.path) is not None or bool(
-            self._api.list(path, labels=self._workload.selector)
+        return self._api.find(self.workload.path) is not None or bool(
+            self._api.list(path, labels=self.workload.selector)
         )
 
 

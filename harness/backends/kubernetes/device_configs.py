@@ -69,18 +69,20 @@ def choose(
 
     Args:
         found: what there is.
-        experiment: its mode and its number of replicas.
+        experiment: its mode and its number of replicas, the neighbours' among them.
         gpus: of each node; None where it cannot be told.
         spec: how many slices a replica asks for.
 
     Raises:
         BackendError: there is none; the message names those that there are.
     """
-    fit = [one for one in found if one.mode is experiment.sharing and _room(one, gpus, spec) >= experiment.replicas]
+    fit = [
+        one for one in found if one.mode is experiment.sharing and _room(one, gpus, spec) >= experiment.cell.processes
+    ]
     if not fit:
         have = ", ".join(f"{one.name} ({one.mode.value}, {one.slices} a GPU)" for one in found) or "none"
         raise BackendError(
-            f"no configuration of {spec.device_plugin_configs} gives {experiment.replicas} replicas their GPU by "
+            f"no configuration of {spec.device_plugin_configs} gives {experiment.cell.processes} replicas their GPU by "
             f"{experiment.sharing.value}; it has: {have}.",
             advice="Add one to the ConfigMap (docs/cluster.md has an example), or use fewer replicas.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import jinja2
 import yaml
 
 from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
-from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, Timing, WorkloadKind
+from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
@@ -21,9 +21,14 @@ from harness.data import data_path
 REPLICA_DIR = "/var/run/replica"
 COMMAND = ("python", "-m", "harness.replica")
 """Of the image, which a layer is put before."""
+PROFILE_COMMAND = ("python", "-m", "harness.campaign.profile_pod")
+PROFILE_GIVEN = "PROFILE_GIVEN"
+"""The variable that tells it what to measure."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
+NEIGHBOUR_LABEL = "gpu-sharing-harness/neighbour-of"
+"""On a neighbour's pods alone: the experiment label of the measured ones."""
 KEEP_S = 3600
 """Seconds that a Job, and the results in its pods, stay when nobody fetches them."""
 SLACK_S = 60.0
@@ -42,6 +47,7 @@ class Workload:
         collection: path of the objects of its kind in its namespace.
         labels: that every object of the attempt carries.
         body: to apply.
+        routes: by which each of its pods hands out what it wrote, beside its status.
     """
 
     kind: str
@@ -50,6 +56,7 @@ class Workload:
     collection: str
     labels: dict[str, str]
     body: dict[str, Any]
+    routes: tuple[str, ...] = ("latencies",)
 
     @property
     def selector(self) -> str:
@@ -70,16 +77,25 @@ def pods_path(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
-def workload(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> Workload:
+def workload(
+    experiment: ExperimentSpec,
+    folder: Path,
+    spec: KubernetesSpec,
+    campaign_id: str,
+    *,
+    measured: Workload | None = None,
+) -> Workload:
     """The object for one attempt.
 
     Args:
-        experiment: what runs.
+        experiment: what runs; of a neighbour, its workload and number.
         folder: the attempt's; its name tells attempts of one experiment apart.
         spec: the cluster.
         campaign_id: whose it is.
+        measured: beside which it runs, where it is a neighbour's.
     """
-    name = _name(experiment, folder, campaign_id)
+    attempt = measured.name if measured else f"{campaign_id}/{experiment.experiment_id}/{folder.name}"
+    name = _name(experiment, attempt)
     labels = {
         **spec.labels,
         "app.kubernetes.io/name": experiment.workload.name,
@@ -87,16 +103,48 @@ def workload(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, cam
         "app.kubernetes.io/managed-by": "gpu-sharing-harness",
         CAMPAIGN_LABEL: campaign_id,
         EXPERIMENT_LABEL: name,
+        **({NEIGHBOUR_LABEL: measured.name} if measured else {}),
     }
     kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
     collection = collections(spec.namespace)[kind]
     body = yaml.safe_load(_template().render(_values(experiment, spec, name, labels)))
-    return Workload(kind, name, f"{collection}/{name}", collection, labels, body)
+    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, _routes(experiment.workload))
 
 
-def _name(experiment: ExperimentSpec, folder: Path, campaign_id: str) -> str:
+def profile_job(
+    experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, given: str, deadline_s: float
+) -> Workload:
+    """A Job with one pod, which measures a profile.
+
+    Args:
+        experiment: of one replica with the profile's workload.
+        folder: the profile's.
+        spec: the cluster; its image holds the whole harness.
+        campaign_id: whose it is.
+        given: what the pod is told to measure.
+        deadline_s: seconds after which it is ended, whoever still wants something of it.
+    """
+    job = spec.model_copy(update={"kind": WorkloadKind.JOB})
+    made = replace(workload(experiment, folder, job, campaign_id), routes=())
+    template = made.body["spec"]["template"]
+    template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
+    [container] = template["spec"]["containers"]
+    container["command"] = list(PROFILE_COMMAND)
+    own = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS"}
+    kept = [one for one in container["env"] if one["name"] in own]
+    container["env"] = [*kept, {"name": PROFILE_GIVEN, "value": given}]
+    made.body["spec"]["activeDeadlineSeconds"] = math.ceil(deadline_s)
+    return made
+
+
+def _routes(asked: WorkloadSpec) -> tuple[str, ...]:
+    """Of the files that a replica of this workload writes."""
+    served = ("services",) if asked.scenario is not None else ()
+    return ("latencies", *served, *(("requests", "gaps") if asked.server is not None else ()))
+
+
+def _name(experiment: ExperimentSpec, attempt: str) -> str:
     """Readable, valid everywhere, and another one for every attempt."""
-    attempt = f"{campaign_id}/{experiment.experiment_id}/{folder.name}"
     digest = hashlib.sha256(attempt.encode()).hexdigest()[:8]
     readable = f"{experiment.workload.name[: _NAME_CHARACTERS - 6]}-r{experiment.replicas}".strip("-")
     return f"{readable}-{digest}"
@@ -130,6 +178,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "image_pull_secrets": [{"name": name} for name in spec.image_pull_secrets],
         "priority_class": spec.priority_class,
         "node_selector": spec.node_selector,
+        "neighbour_of": labels.get(NEIGHBOUR_LABEL),
         "node_affinity": [one.model_dump(exclude_defaults=True) for one in spec.node_affinity],
         "tolerations": [one.model_dump(exclude_none=True) for one in spec.tolerations],
         "user": spec.run_as_user,

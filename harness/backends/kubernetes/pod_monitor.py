@@ -45,6 +45,7 @@ class PodMonitor:
     ) -> None:
         self._api, self._clock, self._folder, self._on_death = api, clock, folder, on_death
         self._replicas = {replica.uid: replica for replica in replicas}
+        self._titles = {replica.index: replica.title for replica in replicas}
         self._watched = watched
         self._gpu_resource = gpu_resource
         self._names = {replica.node for replica in replicas}
@@ -101,10 +102,10 @@ class PodMonitor:
         with self._lock:
             ends = [(index, end) for (index, _), end in sorted(self._ends.items()) if index not in self._dead]
             return [
-                f"the server of replica {index} did not end in time when it was told to stop, and was killed; "
+                f"the server of {self._titles[index]} did not end in time when it was told to stop, and was killed; "
                 "raise server.stop_timeout_s."
                 if end.container == SERVER
-                else f"replica {index} ended with {end.exit_code} when it was told to stop ({end.reason or 'no reason given'})."
+                else f"{self._titles[index]} ended with {end.exit_code} when it was told to stop ({end.reason or 'no reason given'})."
                 for index, end in ends
                 if (end.exit_code == KILLED if end.container == SERVER else end.exit_code)
             ]
@@ -114,7 +115,7 @@ class PodMonitor:
         if replica is None:
             return  # made by the controller in place of a dead one: nothing that is measured
         for device in [] if self._stopping else pods.unhealthy_devices(pod):
-            self._remark(device, f"replica {replica.index} held {device} when its plugin called it unhealthy.")
+            self._remark(device, f"{replica.title} held {device} when its plugin called it unhealthy.")
         end = pods.end_of(pod, restarts_before=replica.restarts)
         if kind == "DELETED":
             end = end or End(None, "the pod was deleted")
@@ -160,7 +161,13 @@ class PodMonitor:
                 self._api, replica.pod, log, container=container, restarted=previous, patience_s=artifacts.QUICK_S
             )
         death = ReplicaDeath(
-            replica.index, self._clock.now_s(), end.exit_code, lines, end.reason, of_server=container == SERVER
+            replica.index,
+            self._clock.now_s(),
+            end.exit_code,
+            lines,
+            end.reason,
+            neighbour=replica.neighbour,
+            of_server=container == SERVER,
         )
         self.deaths.append(death)
         self._on_death(death)

@@ -49,6 +49,7 @@ class PodReplica:
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
         asks_a_server: the user's own, in a container of its pod.
         server_image_id: what ran in that.
+        neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
     """
 
     index: int
@@ -65,6 +66,12 @@ class PodReplica:
     sharing: str = ""
     asks_a_server: bool = False
     server_image_id: str = ""
+    neighbour: str = ""
+
+    @property
+    def title(self) -> str:
+        """For sentences."""
+        return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
     def on_gpu(self, uuid: str, sharing: str) -> PodReplica:
         """The same replica, on this device, which is shared so."""
@@ -151,8 +158,8 @@ def sort_key(pod: Object) -> tuple[int, str]:
     return int(index), name(pod)
 
 
-def as_replica(pod: Object, index: int) -> PodReplica:
-    """A pod that serves, as a replica."""
+def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
+    """A pod that serves, as a replica, of the measured workload or of a neighbour."""
     metadata, status = pod["metadata"], container_status(pod)
     return PodReplica(
         index=index,
@@ -167,6 +174,7 @@ def as_replica(pod: Object, index: int) -> PodReplica:
         restarts=restarts(pod),
         asks_a_server=any(one["name"] == SERVER for one in pod["spec"]["containers"]),
         server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),
+        neighbour=neighbour,
     )
 
 

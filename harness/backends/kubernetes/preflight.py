@@ -44,13 +44,14 @@ def check(
         if away or error.status == 401:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=away)]
         nodes = None
-    most = max((experiment.replicas for experiment in experiments), default=1)
+    most = max((experiment.cell.processes for experiment in experiments), default=1)
+    owners = 1 + max((len(experiment.neighbours) for experiment in experiments), default=0)
     findings = [
         *(one for experiment in experiments for one in check_layer_of_image(experiment)),
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
         *_tried("rights", lambda: rbac.check_rights(api, spec)),
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
-        *_tried("quota", lambda: quota.check_quota(api, spec, most)),
+        *_tried("quota", lambda: quota.check_quota(api, spec, most, owners)),
         *_tried("clock", lambda: _check_clock(api)),
     ]
     if nodes is None:
@@ -87,7 +88,7 @@ def _check_gpus(
             *switching.check_cluster(api, nodes, pods, spec, experiments, campaign_id),
             *capacity.check_devices(nodes, spec),
         ]
-    replicas = max((experiment.replicas for experiment in experiments), default=1)
+    replicas = max((experiment.cell.processes for experiment in experiments), default=1)
     wanted = [node for node in usable if capacity.selected(node, spec)]
     return [
         *sharing.check_sharing(wanted, pods, spec, experiments),

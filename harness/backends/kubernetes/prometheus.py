@@ -79,15 +79,21 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
 
 
 def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> Origin:
-    """Where the metrics of these replicas are, and of the devices that they are on."""
+    """Where the metrics of these replicas are, the neighbours' among them, and of the devices that they are on."""
     labels = spec.prometheus_labels
+    measured = [replica for replica in replicas if not replica.neighbour]
+    beside: dict[str, tuple[str, ...]] = {}
+    for one in replicas:
+        if one.neighbour:
+            beside[one.neighbour] = (*beside.get(one.neighbour, ()), one.pod)
     where = Origin(
         url=prometheus.url,
         namespace=spec.namespace,
-        pods=tuple(replica.pod for replica in replicas),
+        pods=tuple(replica.pod for replica in measured),
         nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
         labels=Labels(pod=labels.pod, node=labels.node, gpu_node=labels.gpu_node),
-        container=SERVER if any(replica.asks_a_server for replica in replicas) else "",
+        container=SERVER if any(replica.asks_a_server for replica in measured) else "",
+        neighbours=beside,
     )
     if not spec.gpus_per_replica:
         return where
@@ -109,6 +115,7 @@ def recording(
         prometheus,
         dialect=where.dialect(),
         replicas=where.pods,
+        beside=where.beside(),
         metrics=request.metrics,
         step_s=request.timing.step_s,
         window_s=request.timing.window_s,

@@ -15,13 +15,14 @@ _STATED = frozenset(
 )
 
 
-def check_quota(api: Api, spec: KubernetesSpec, replicas: int) -> Iterator[Finding]:
+def check_quota(api: Api, spec: KubernetesSpec, replicas: int, owners: int = 1) -> Iterator[Finding]:
     """What would refuse a pod of ours, or give it a limit.
 
     Args:
         api: of the cluster.
         spec: the namespace, and what a replica asks for.
         replicas: the most at once.
+        owners: Deployments or Jobs at once, the most: one for each workload of an experiment.
     """
     collection = f"/api/v1/namespaces/{spec.namespace}"
     given = set()
@@ -38,14 +39,16 @@ def check_quota(api: Api, spec: KubernetesSpec, replicas: int) -> Iterator[Findi
                 yield Finding(Severity.WARNING, "quota", message, "Use a namespace without default limits.")
     for one in api.list(f"{collection}/resourcequotas"):
         if not (one["spec"].get("scopes") or one["spec"].get("scopeSelector")):  # it may be for other pods
-            yield from _check(one, spec, replicas, given)
+            yield from _check(one, spec, replicas, owners, given)
 
 
-def _check(quota: Mapping[str, Any], spec: KubernetesSpec, replicas: int, given: set[str]) -> Iterator[Finding]:
+def _check(
+    quota: Mapping[str, Any], spec: KubernetesSpec, replicas: int, owners: int, given: set[str]
+) -> Iterator[Finding]:
     name, hard = quota["metadata"]["name"], quota["spec"].get("hard") or {}
     used = (quota.get("status") or {}).get("used") or {}
     owner = "jobs.batch" if spec.kind is WorkloadKind.JOB else "deployments.apps"
-    wanted = {"pods": replicas, "count/pods": replicas, f"count/{owner}": 1}
+    wanted = {"pods": replicas, "count/pods": replicas, f"count/{owner}": owners}
     if spec.gpus_per_replica:
         wanted[f"requests.{spec.gpu_resource}"] = replicas * spec.gpus_per_replica
     for key, count in wanted.items():

@@ -7,7 +7,7 @@ a value only where the metric's own raw samples say that something was measured.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -31,10 +31,10 @@ from harness.metrics.prometheus.naming import (
     replica_names,
 )
 from harness.metrics.prometheus.staleness import CountedTotal, Key, by_labels, has_reset, measured
-from harness.metrics.promql import Dialect, Queries, render
+from harness.metrics.promql import Beside, Dialect, Queries, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.row_builder import NO_REPLICA
-from harness.metrics.rows import Column, ColumnSink, RowSink
+from harness.metrics.rows import POOLED, Column, ColumnSink, RowSink, series_name
 from harness.metrics.summary import MetricSummary, RowStatistics
 
 WORKERS = 4
@@ -50,7 +50,7 @@ class ExportSummary:
         end_s: grid time of the last row.
         step_s: seconds between rows.
         rows: rows written per series.
-        replicas: label values, in the order of ``replica-0``, ``replica-1``...
+        replicas: label values of the measured ones, in the order of ``replica-0``, ``replica-1``...
         metrics: by name, of those that the server has.
         absent: reasons by name, of those that it has not.
         identities: what each series stands for, by series name: labels and their values.
@@ -79,6 +79,7 @@ def export(
     window_s: float,
     sink: RowSink,
     replicas: Sequence[str] | None = None,
+    beside: Sequence[Beside] = (),
     clock: Clock | None = None,
     chunk_rows: int = MAX_POINTS,
     pool: ThreadPoolExecutor | None = None,
@@ -95,6 +96,7 @@ def export(
         window_s: of rates and quantiles.
         sink: takes the rows of each grid time.
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
+        beside: neighbours, whose replicas get series of their own.
         clock: to wait until the last row's scrapes are stored; None: they are.
         chunk_rows: rows asked for at once.
         pool: of ``query_pool``, which several exports share; None: one of its own.
@@ -114,10 +116,14 @@ def export(
         clock.wait_until(grid.end_ms / MS_PER_S + step_s)
     with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
         chunks = list(grid.chunks(chunk_rows))
-        run = _Export(server, queries, metrics, dialect, grid, replicas, in_one=len(chunks) == 1)
-        for chunk in chunks:
-            run.write(chunk, sink)
-    return run.summary()
+        whole = len(chunks) == 1
+        of_replicas = [metric for metric in metrics if metric.level is Level.REPLICA]
+        measured_ones = _Export(server, queries, metrics, dialect, grid, replicas, in_one=whole)
+        others = [
+            _Export(server, queries, of_replicas, one.dialect, grid, one.replicas, in_one=whole, neighbour=one.workload)
+            for one in beside
+        ]
+        return _write([measured_ones, *others], metrics, grid, chunks, sink)
 
 
 @contextlib.contextmanager
@@ -141,8 +147,52 @@ def _results(pending: Mapping[str, Future[list[Series]]]) -> dict[str, list[Seri
     return {name: future.result() for name, future in pending.items()}
 
 
+def _write(
+    exports: Sequence[_Export], metrics: Sequence[Metric], grid: Grid, chunks: Sequence[Grid], sink: RowSink
+) -> ExportSummary:
+    """Write every chunk: metric by metric as answers come where the sink can, else grid time by grid time.
+
+    Args:
+        exports: of the measured replicas, then of each neighbour.
+        metrics: of the first of them.
+        grid: all rows.
+        chunks: its parts.
+        sink: takes the rows.
+    """
+    statistics = RowStatistics()
+    present = [metric for metric in metrics if any(metric in one.present for one in exports)]
+    # Quantiles, which the server works on longest, come last; but for what it does not have.
+    order = sorted(metrics, key=lambda metric: (metric not in present, metric.quantile is not None))
+    for chunk in chunks:
+        times_s = (chunk.times_ms() / MS_PER_S).tolist()
+        answers = [(one, one.ask(chunk)) for one in exports]
+        by_metric: dict[str, list[Column]] = {}
+        for metric in order:
+            columns = [each for one, columns in answers if one.records(metric, present) for each in columns(metric)]
+            for each in columns:
+                statistics.add_column(each)
+            if isinstance(sink, ColumnSink):
+                sink.write_columns(times_s, columns)
+            else:
+                by_metric[metric.name] = columns
+        ordered = [each for metric in metrics for each in by_metric.get(metric.name, ())]
+        for place, time_s in enumerate(times_s if ordered else ()):
+            sink.write([each.row(place, time_s) for each in ordered])
+    return ExportSummary(
+        start_s=grid.start_ms / MS_PER_S,
+        end_s=grid.end_ms / MS_PER_S,
+        step_s=grid.step_ms / MS_PER_S,
+        rows=grid.rows,
+        replicas=exports[0].replicas,
+        metrics=statistics.summaries([metric.name for metric in present]),
+        absent={metric.name: exports[0].absent[metric.name] for metric in metrics if metric not in present},
+        identities={name: known for one in exports for name, known in one.identities.items()},
+        notes=list(dict.fromkeys(note for one in exports for note in one.notes)),
+    )
+
+
 class _Export:
-    """The state of one export."""
+    """What is read of the replicas of one workload, and with the measured ones' of devices and nodes."""
 
     def __init__(
         self,
@@ -154,14 +204,16 @@ class _Export:
         replicas: Sequence[str] | None,
         *,
         in_one: bool,
+        neighbour: str = "",
     ) -> None:
         self._server = server
+        self._neighbour = neighbour
+        self._pooled = series_name(POOLED, neighbour)
         self._pool = pool
         self._metrics = metrics
         self._dialect = dialect
         self._grid = grid
-        self._statistics = RowStatistics()
-        self._notes: dict[str, None] = {}
+        self.notes: dict[str, None] = {}
         self._queries = {metric.name: self._render(metric) for metric in metrics}
         self._labels = {metric.name: key_labels(metric, dialect) for metric in metrics}
         self._light: _Pending | None = None
@@ -172,57 +224,26 @@ class _Export:
             self._light = self._ask_light(grid, metrics)
             self._raw_of_all = _results(reading)
         found = self._discover()
-        self._absent = {
+        self.absent = {
             m.name: f"Prometheus has no sample of {self._queries[m.name].raw}" for m in metrics if not found[m.name]
         }
-        self._present = [m for m in metrics if m.name not in self._absent]
-        self._replicas = list(replicas) if replicas is not None else self._known_replicas(found)
+        self.present = [m for m in metrics if m.name not in self.absent]
+        self.replicas = list(replicas) if replicas is not None else self._known_replicas(found)
         self._names = self._series_names(found)
-        self._keys = {m.name: self._keys_of(m, found[m.name]) for m in self._present}
-        self._identities = self._identify(found)
+        self._keys = {m.name: self._keys_of(m, found[m.name]) for m in self.present}
+        self.identities = self._identify(found)
         self._totals = {key: CountedTotal(grid.start_ms) for key in self._names[Level.REPLICA]}
         self._counted_to_ms = grid.start_ms - grid.window_ms
 
-    def summary(self) -> ExportSummary:
-        """What the export says of itself."""
-        return ExportSummary(
-            start_s=self._grid.start_ms / MS_PER_S,
-            end_s=self._grid.end_ms / MS_PER_S,
-            step_s=self._grid.step_ms / MS_PER_S,
-            rows=self._grid.rows,
-            replicas=self._replicas,
-            metrics=self._statistics.summaries([metric.name for metric in self._present]),
-            absent=dict(self._absent),
-            identities=self._identities,
-            notes=list(self._notes),
-        )
+    def records(self, metric: Metric, present: Collection[Metric]) -> bool:
+        """Whether it has columns of a metric; what nobody publishes is missing once, with the measured replicas."""
+        return not self._neighbour or (metric.level is Level.REPLICA and metric in present)
 
-    def write(self, chunk: Grid, sink: RowSink) -> None:
-        """Fetch one chunk and write it: metric by metric as answers come where the sink can, else grid time by grid time."""
-        times_s = (chunk.times_ms() / MS_PER_S).tolist()
-        by_metric = {
-            m.name: [Column(m.name, m.level.absent_series, [np.nan] * chunk.rows, [self._absent[m.name]] * chunk.rows)]
-            for m in self._metrics
-            if m.name in self._absent
-        }
-        for metric, columns in self._columns(chunk):
-            by_metric[metric.name] = columns
-            for one in columns:
-                self._statistics.add_column(one)
-            if isinstance(sink, ColumnSink):
-                sink.write_columns(times_s, columns)
-        if isinstance(sink, ColumnSink):
-            sink.write_columns(times_s, [one for name in self._absent for one in by_metric[name]])
-            return
-        ordered = [one for metric in self._metrics for one in by_metric[metric.name]]
-        for place, time_s in enumerate(times_s):
-            sink.write([one.row(place, time_s) for one in ordered])
-
-    def _columns(self, chunk: Grid) -> Iterator[tuple[Metric, list[Column]]]:
-        """Every metric with its columns; quantiles, which the server works on longest, last."""
-        heavy = [metric for metric in self._present if metric.quantile is not None]
+    def ask(self, chunk: Grid) -> Callable[[Metric], list[Column]]:
+        """Send off every question of a chunk; what is returned waits for one metric's columns, and each may be had once."""
+        heavy = [metric for metric in self.present if metric.quantile is not None]
         reading = self._read_raw(chunk) if self._raw_of_all is None else {}
-        pending = self._light or self._ask_light(chunk, self._present)
+        pending = self._light or self._ask_light(chunk, self.present)
         raw = self._raw_of_all or _results(reading)
         if heavy:
             requests = raw[self._queries[heavy[0].name].raw]
@@ -231,13 +252,17 @@ class _Export:
             pending |= {
                 metric.name: self._fetch(metric, chunk, self._render(metric, bounds, merge=merge)) for metric in heavy
             }
-        for metric in sorted(self._present, key=heavy.__contains__):
+
+        def columns(metric: Metric) -> list[Column]:
+            if metric.name in self.absent:
+                series, why = series_name(metric.level.absent_series, self._neighbour), self.absent[metric.name]
+                return [Column(metric.name, series, [np.nan] * chunk.rows, [why] * chunk.rows)]
             samples = raw[self._queries[metric.name].raw]
             if metric.kind is Kind.COUNTER:
-                yield metric, list(self._counter_columns(metric, chunk, samples))
-            else:
-                each, pooled = pending[metric.name]
-                yield metric, list(self._range_columns(metric, chunk, samples, each, pooled))
+                return list(self._counter_columns(metric, chunk, samples))
+            return list(self._range_columns(metric, chunk, samples, *pending[metric.name]))
+
+        return columns
 
     def _range_columns(
         self,
@@ -270,10 +295,10 @@ class _Export:
         if metric.level is Level.NODE and len(every) > 1:
             yield averaged(metric, ALL_NODES, every)
         if metric.pooled and metric.kind is Kind.GAUGE:
-            yield summed(metric, every)  # the server's own sum looks back to replicas that are gone
+            yield summed(metric, self._pooled, every)  # the server's own sum looks back to replicas that are gone
         elif pooled is not None:
             present = measured(samples, grid_ms, self._age_ms(metric))
-            yield column(metric, "all", chunk, pooled.result(), present, unmeasured=NO_REPLICA)
+            yield column(metric, self._pooled, chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
     def _counter_columns(self, metric: Metric, chunk: Grid, samples: Sequence[Series]) -> Iterator[Column]:
         """Columns of a metric that is counted on raw samples."""
@@ -291,7 +316,7 @@ class _Export:
             every.append(values)
             yield cells(metric, name, values, measured(raw.get(key, ()), grid_ms, chunk.step_ms), NO_SAMPLE)
         anywhere = measured(samples, grid_ms, chunk.step_ms)
-        yield cells(metric, "all", np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
+        yield cells(metric, self._pooled, np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
 
     def _fetch(self, metric: Metric, chunk: Grid, queries: Queries) -> _Asked:
         each = self._pool.submit(self._range, queries.each, chunk)
@@ -311,7 +336,7 @@ class _Export:
             return []
 
     def _keep(self, answer: Answer) -> list[Series]:
-        self._notes.update(dict.fromkeys(answer.notes))
+        self.notes.update(dict.fromkeys(answer.notes))
         return answer.series
 
     def _bounds(self, chunk: Grid, requests: Sequence[Series]) -> list[str]:
@@ -363,16 +388,16 @@ class _Export:
         return {metric.name: pending[self._queries[metric.name].raw].result() for metric in self._metrics}
 
     def _known_replicas(self, found: Mapping[str, Sequence[Series]]) -> list[str]:
-        series = [one for m in self._present if m.level is Level.REPLICA for one in found[m.name]]
+        series = [one for m in self.present if m.level is Level.REPLICA for one in found[m.name]]
         return sorted({one.labels.get(self._dialect.by, "") for one in series}, key=natural)
 
     def _series_names(self, found: Mapping[str, Sequence[Series]]) -> dict[Level, dict[Key, str]]:
         """Names by key; devices and nodes are the same ones for all metrics of their level."""
         keys: dict[Level, set[Key]] = {level: set() for level in Level}
-        for metric in self._present:
+        for metric in self.present:
             keys[metric.level] |= by_labels(found[metric.name], self._labels[metric.name]).keys()
         return {
-            Level.REPLICA: replica_names(self._replicas),
+            Level.REPLICA: replica_names(self.replicas, self._neighbour),
             Level.DEVICE: device_names(keys[Level.DEVICE]),
             Level.NODE: node_names(keys[Level.NODE]),
         }
@@ -388,7 +413,7 @@ class _Export:
     def _identify(self, found: Mapping[str, Sequence[Series]]) -> dict[str, dict[str, str]]:
         """What each series stands for, as far as labels say."""
         identities: dict[str, dict[str, str]] = {}
-        for metric in self._present:
+        for metric in self.present:
             for key, series in by_labels(found[metric.name], self._labels[metric.name]).items():
                 name = self._keys[metric.name].get(key)
                 if name is not None:

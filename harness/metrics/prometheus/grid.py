@@ -67,10 +67,10 @@ def column(
     return cells(metric, name, values, present, unmeasured, answered)
 
 
-def summed(metric: Metric, columns: Sequence[Column]) -> Column:
-    """The series ``all`` of a gauge: the sum of the replicas that were measured at each grid time."""
+def summed(metric: Metric, name: str, columns: Sequence[Column]) -> Column:
+    """Series ``name``, which pools a gauge: the sum of the replicas that were measured at each grid time."""
     values, present = _stacked(columns)
-    return cells(metric, "all", np.where(present, values, 0.0).sum(axis=0), np.asarray(present.any(axis=0)), NO_REPLICA)
+    return cells(metric, name, np.where(present, values, 0.0).sum(axis=0), np.asarray(present.any(axis=0)), NO_REPLICA)
 
 
 def averaged(metric: Metric, name: str, columns: Sequence[Column]) -> Column:

@@ -15,6 +15,7 @@ from harness.metrics.catalogue import Level, Metric
 from harness.metrics.prometheus.adapter import Series
 from harness.metrics.prometheus.staleness import Key
 from harness.metrics.promql import Dialect
+from harness.metrics.rows import series_name
 
 GPU_LABEL = "gpu"
 ALL_NODES = "node"
@@ -46,9 +47,9 @@ def node_names(keys: Iterable[Key]) -> dict[Key, str]:
     return {key: f"node-{''.join(key)}" if len(ordered) > 1 else ALL_NODES for key in ordered}
 
 
-def replica_names(replicas: Sequence[str]) -> dict[Key, str]:
-    """Series name of each replica, by key, in the order given."""
-    return {(label,): f"replica-{index}" for index, label in enumerate(replicas)}
+def replica_names(replicas: Sequence[str], neighbour: str = "") -> dict[Key, str]:
+    """Series name of each replica, of the measured workload or of a neighbour, by key, in the order given."""
+    return {(label,): series_name(f"replica-{index}", neighbour) for index, label in enumerate(replicas)}
 
 
 def identity(metric: Metric, dialect: Dialect, labels: Mapping[str, str]) -> dict[str, str]:

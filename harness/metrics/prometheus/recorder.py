@@ -13,7 +13,7 @@ from harness.metrics.prometheus.exporter import ExportSummary, export
 from harness.metrics.prometheus.naming import replica_names
 from harness.metrics.prometheus.retrying import PatientServer
 from harness.metrics.prometheus.watch import Watch
-from harness.metrics.promql import Dialect
+from harness.metrics.promql import Beside, Dialect
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.rows import RowSink
 from harness.metrics.summary import Lateness, RecordingSummary, missing_warnings
@@ -35,6 +35,7 @@ class PrometheusRecorder:
         server: where the metrics are.
         dialect: how this server names the replicas, their nodes and devices.
         replicas: label values (pod names), in the order of ``replica-0``...
+        beside: neighbours, which are recorded, too.
         metrics: what to record.
         step_s: seconds between rows; the server should scrape as often.
         window_s: how far rates and quantiles look back.
@@ -53,6 +54,7 @@ class PrometheusRecorder:
         *,
         dialect: Dialect,
         replicas: Sequence[str],
+        beside: Sequence[Beside] = (),
         metrics: Sequence[Metric],
         step_s: float,
         window_s: float,
@@ -67,6 +69,7 @@ class PrometheusRecorder:
         self._server = server
         self._dialect = dialect
         self._replicas = list(replicas)
+        self._beside = list(beside)
         self._metrics = list(metrics)
         self._step_s = step_s
         self._window_s = window_s
@@ -105,13 +108,17 @@ class PrometheusRecorder:
 
     def _wait(self, start_s: float, rows: int) -> int:
         """Watch until the last grid time; the rows whose scrapes are over when woken before."""
+        names = replica_names(self._replicas)
+        for one in self._beside:
+            names |= replica_names(one.replicas, one.workload)
         with self._server.impatient(LOOK_TIMEOUT_S) as server:
             watch = Watch(
                 server,
                 metrics=self._metrics,
                 dialect=self._dialect,
-                names=replica_names(self._replicas),
+                names=names,
                 stale_s=self._window_s,
+                beside=self._beside,
             )
             looked_s = 0.0
             for index in range(rows):
@@ -139,6 +146,7 @@ class PrometheusRecorder:
                 window_s=self._window_s,
                 sink=self._sink,
                 replicas=self._replicas,
+                beside=self._beside,
             )
         except PrometheusUnavailableError as error:
             raise MetricsError(

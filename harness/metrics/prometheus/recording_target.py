@@ -10,7 +10,7 @@ from typing import Any, Self
 from harness.errors import NoDataError, PrometheusError, UsageError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.prometheus.adapter import Queryable, without_password
-from harness.metrics.promql import Dialect, Labels, cluster, one_of, quote, render
+from harness.metrics.promql import Beside, Dialect, Labels, cluster, one_of, quote, render
 
 GPU_UUID = "UUID"
 """Label of the DCGM exporter."""
@@ -29,6 +29,7 @@ class Origin:
         gpus: UUIDs of the devices that the replicas are on; empty: every device of the nodes.
         gpus_why: why it is every device of the nodes; empty when it is not.
         container: whose processors and memory are the replica's; empty: all containers' of its pod.
+        neighbours: pods that ran beside these, by their workload.
     """
 
     url: str
@@ -39,6 +40,7 @@ class Origin:
     gpus: tuple[str, ...] = ()
     gpus_why: str = ""
     container: str = ""
+    neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def dialect(self) -> Dialect:
         """The dialect that selects exactly these pods, nodes and devices."""
@@ -46,6 +48,13 @@ class Origin:
         return cluster(
             self.namespace, one_of(self.pods), nodes=self.nodes, gpus=gpus, labels=self.labels, container=self.container
         )
+
+    def beside(self) -> list[Beside]:
+        """The neighbours, each selected by its pods alone."""
+        return [
+            Beside(workload, cluster(self.namespace, one_of(pods), labels=self.labels), pods)
+            for workload, pods in self.neighbours.items()
+        ]
 
     def with_gpus(self, server: Queryable, uuids: Sequence[str]) -> Self:
         """The same with the devices of the replicas alone, where each says its own and the server knows them all."""
@@ -77,8 +86,9 @@ class Origin:
                 gpus=tuple(map(str, data.get("gpus", ()))),  # older files have none
                 gpus_why=str(data.get("gpus_why", "")),
                 container=str(data.get("container", "")),
+                neighbours={str(name): tuple(map(str, pods)) for name, pods in data.get("neighbours", {}).items()},
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(
                 f"This does not say where metrics were collected: {error}.",
                 advice="Give --prometheus, --start and --namespace instead.",

@@ -16,7 +16,7 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.naming import key_labels, natural
 from harness.metrics.prometheus.staleness import Key
 from harness.metrics.prometheus.targets import why_unseen
-from harness.metrics.promql import Dialect, render
+from harness.metrics.promql import Beside, Dialect, render
 
 _SUBJECT = "metric"
 """Label that the query adds, to tell what a row of the answer belongs to."""
@@ -33,8 +33,9 @@ class Watch:
         server: asked with a short timeout, so that a look never holds the recording up.
         metrics: that are being recorded.
         dialect: how this server names things.
-        names: of the replicas, by key, for the sentences.
+        names: of the replicas, the neighbours' among them, by key, for the sentences.
         stale_s: how old a sample may be.
+        beside: neighbours, which are watched, too.
     """
 
     def __init__(
@@ -45,13 +46,16 @@ class Watch:
         dialect: Dialect,
         names: Mapping[Key, str],
         stale_s: float,
+        beside: Sequence[Beside] = (),
     ) -> None:
         self._server = server
         self._metrics = metrics
         self._dialect = dialect
         self._names = names
         self._stale_s = stale_s
-        self._query = " or ".join(self._age(metric) for metric in self._leaders())
+        own = [metric for metric in self._leaders() if metric.level is Level.REPLICA]
+        asked = [(dialect, self._leaders()), *((one.dialect, own) for one in beside)]
+        self._query = " or ".join(self._age(metric, where) for where, metrics in asked for metric in metrics)
         self._expected: dict[str, set[Key]] = {
             metric.name: set(names) if metric.level is Level.REPLICA else set() for metric in self._leaders()
         }
@@ -160,8 +164,8 @@ class Watch:
             by_raw.setdefault(render(metric, self._dialect, _LARGEST_WINDOW_S).raw, metric)
         return list(by_raw.values())
 
-    def _age(self, metric: Metric) -> str:
-        raw = render(metric, self._dialect, _LARGEST_WINDOW_S).raw
+    def _age(self, metric: Metric, dialect: Dialect) -> str:
+        raw = render(metric, dialect, _LARGEST_WINDOW_S).raw
         by = ", ".join(key_labels(metric, self._dialect))
         return f'label_replace(time() - max by ({by}) (timestamp({raw})), "{_SUBJECT}", "{metric.name}", "", "")'
 

@@ -134,14 +134,14 @@ def image_collection_comes_before_eviction(node: Node) -> Observation:
 
 @check("housekeeping/logs", advice="Run the housekeeping role again (--tags housekeeping).")
 def logs_are_bounded(node: Node) -> Observation:
-    """Container logs and the journal have a limit."""
+    """Container logs and systemd's journal have a limit."""
     settings = _kubelet_settings(node)
     size, files = settings.get("containerLogMaxSize"), settings.get("containerLogMaxFiles")
     journal = node.output("systemd-analyze", "cat-config", "systemd/journald.conf").splitlines()
     limits = [line.partition("=")[2] for line in journal if line.startswith("SystemMaxUse=")]
     found = f"containers {size} x {files}, journal {limits[-1] if limits else 'no limit'}"
     return Observation(
-        bool(size and files and limits and limits[-1]), "a limit for containers and for the journal", found
+        bool(size and files and limits and limits[-1]), "a limit for containers and for systemd's journal", found
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 
 from harness.replica.engine.http_client import BrokenAnswerError, Connection, head_of
@@ -54,14 +55,57 @@ class Outcome:
         """From the intended time to the first token; UNKNOWN without one."""
         return self.token_ns[0] - self.intended_ns if self.token_ns else UNKNOWN
 
+    def take(self, answer: Answer) -> None:
+        """It was answered well."""
+        self.status = OK
+        self.input_tokens, self.output_tokens = answer.input_tokens, answer.output_tokens
+
     @property
     def gaps_ns(self) -> list[int]:
         """Between one token and the next."""
         return [later - earlier for earlier, later in zip(self.token_ns, self.token_ns[1:], strict=False)]
 
 
-class Asker:
-    """Sends requests to one server over connections that it keeps.
+class Asker(ABC):
+    """Sends requests to one server.
+
+    Args:
+        engine: what to ask.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._key = engine.key()
+
+    async def ask(self, question: Question, outcome: Outcome) -> Outcome:
+        """Send it now, read the answer and write down what became of it; never raises for what the server does."""
+        try:
+            async with asyncio.timeout(self._engine.request_timeout_s):
+                await self._exchange(question, outcome)
+        except TimeoutError:
+            outcome.status, outcome.said = UNANSWERED, f"no whole answer within {self._engine.request_timeout_s:g} s"
+        except BadAnswerError as error:
+            outcome.status, outcome.said = BAD_ANSWER, str(error)
+        except (OSError, BrokenAnswerError) as error:
+            outcome.status, outcome.said = BROKEN, str(error)
+        outcome.end_ns = time.perf_counter_ns()
+        if outcome.status == OK and outcome.input_tokens == UNKNOWN:
+            outcome.input_tokens = question.input_tokens
+        if outcome.said:  # a server may repeat the key that it does not take, and what it says is written down
+            outcome.said = outcome.said.replace(self._key or HIDDEN, HIDDEN)[:_MOST_SAID]
+        return outcome
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connections that are idle."""
+
+    @abstractmethod
+    async def _exchange(self, question: Question, outcome: Outcome) -> None:
+        """Send the request, and write down its answer; raises BadAnswerError, BrokenAnswerError or OSError."""
+
+
+class HttpAsker(Asker):
+    """Sends requests over connections that it keeps.
 
     Args:
         engine: what to ask.
@@ -71,29 +115,12 @@ class Asker:
     """
 
     def __init__(self, engine: Engine, port: int, host: str = HOST, *, tls: bool = False) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self._address = (host, port)
         self._tls = ssl.create_default_context() if tls else None
         self._head = head_of(engine.method, engine.target, self._address, engine.all_headers())
-        self._key = engine.key()
         self._success = int(engine.success.get("status", OK)) if engine.protocol == HTTP else OK
         self._idle: list[Connection] = []
-
-    async def ask(self, question: Question, outcome: Outcome) -> Outcome:
-        """Send it now, read the answer and write down what became of it; never raises for what the server does."""
-        try:
-            async with asyncio.timeout(self._engine.request_timeout_s):
-                await self._exchange(body_of(self._engine, question), outcome)
-        except TimeoutError:
-            outcome.status, outcome.said = UNANSWERED, f"no whole answer within {self._engine.request_timeout_s:g} s"
-        except BadAnswerError as error:
-            outcome.status, outcome.said = BAD_ANSWER, str(error)
-        except (OSError, BrokenAnswerError) as error:
-            outcome.status, outcome.said = BROKEN, str(error)
-        outcome.end_ns = time.perf_counter_ns()
-        if outcome.said:  # a server may repeat the key that it does not take, and what it says is written down
-            outcome.said = outcome.said.replace(self._key or HIDDEN, HIDDEN)[:_MOST_SAID]
-        return outcome
 
     async def close(self) -> None:
         """Close the connections that are idle."""
@@ -101,7 +128,8 @@ class Asker:
             self._idle.pop().close()
         await asyncio.sleep(0)  # the loop lets go of them in its next turn
 
-    async def _exchange(self, body: bytes, outcome: Outcome) -> None:
+    async def _exchange(self, question: Question, outcome: Outcome) -> None:
+        body = body_of(self._engine, question)
         connection = await self._connection()
         try:
             outcome.sent_ns = time.perf_counter_ns()
@@ -138,9 +166,4 @@ class Asker:
                 outcome.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"
                 return
             answer = read_whole(self._engine, body)
-        _take(outcome, answer)
-
-
-def _take(outcome: Outcome, answer: Answer) -> None:
-    outcome.status = OK
-    outcome.input_tokens, outcome.output_tokens = answer.input_tokens, answer.output_tokens
+        outcome.take(answer)

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from harness.replica.engine import trace
@@ -80,6 +81,7 @@ class Load:
         seed: of the arrivals.
         on_depth: told the number of requests in flight.
         alive: raises when the server has ended; asked several times a second.
+        beside: entered while it runs; None: nothing is.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Load:
         seed: int,
         on_depth: Callable[[int], None],
         alive: Callable[[], None],
+        beside: AbstractContextManager[None] | None = None,
     ) -> None:
         self._engine = engine
         self._asker = asker
@@ -100,6 +103,7 @@ class Load:
         self._seed = seed
         self._on_depth = on_depth
         self._alive = alive
+        self._beside = beside or nullcontext()
         self._under_way: set[Outcome] = set()
         self._due: Iterator[int] = iter(())
         self._due_ns: int | None = None  # the next to be sent, or what waits for room
@@ -114,7 +118,8 @@ class Load:
             WorkloadError: the server has ended.
             OSError: a log cannot be written.
         """
-        asyncio.run(self._run(stopping))
+        with self._beside:
+            asyncio.run(self._run(stopping))
 
     def facts(self) -> Mapping[str, object]:
         """How far it has come, for ``replica.json``."""
@@ -171,7 +176,8 @@ class Load:
 
     async def _closed(self) -> None:
         while True:
-            outcome = await self._ask(self._begin(time.perf_counter_ns()))
+            question = next(self._questions)  # made before its time counts
+            outcome = await self._ask(question, self._begin(time.perf_counter_ns()))
             if outcome.status != OK:
                 await asyncio.sleep(PAUSE_AFTER_FAILURE_S)
 
@@ -194,9 +200,11 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for due_ns in self._due:
                 self._due_ns = due_ns
+                await asyncio.sleep(0)  # let the one before be sent
+                question = next(self._questions)  # made before its time has come
                 await _sleep_until(due_ns)
                 await room.acquire()  # what waits here is sent late, and its latency says so
-                asked = group.create_task(self._ask(self._begin(due_ns)))
+                asked = group.create_task(self._ask(question, self._begin(due_ns)))
                 asked.add_done_callback(lambda _: room.release())
 
     def _begin(self, intended_ns: int) -> Outcome:
@@ -205,8 +213,8 @@ class Load:
         self._on_depth(len(self._under_way))
         return outcome
 
-    async def _ask(self, outcome: Outcome) -> Outcome:
-        await self._asker.ask(next(self._questions), outcome)
+    async def _ask(self, question: Question, outcome: Outcome) -> Outcome:
+        await self._asker.ask(question, outcome)
         self._under_way.remove(outcome)
         self._on_depth(len(self._under_way))
         self._ledger.book(outcome)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from harness.replica.engine.settings import CHAT, HTTP, OIP, Engine
+from harness.replica.engine.media import AUDIO, IMAGE
+from harness.replica.engine.settings import CHAT, HTTP, OIP, OWN, Engine
 
 UNKNOWN = -1
 
@@ -29,12 +30,14 @@ class Question:
         prompt: text.
         messages: of a chat; None: the prompt as one message of the user.
         body: the whole body, as an object or as it is sent; None: made of the others.
+        input_tokens: of the prompt, by a tokenizer of the client's own; UNKNOWN without one.
     """
 
     output_tokens: int
     prompt: str = ""
     messages: list[Any] | None = None
     body: Mapping[str, Any] | bytes | None = None
+    input_tokens: int = UNKNOWN
 
 
 @dataclass(slots=True)
@@ -64,6 +67,8 @@ def body_of(engine: Engine, question: Question) -> bytes:
         return question.body
     if question.body is not None:
         return json.dumps(question.body).encode()
+    if engine.protocol == OWN:
+        return b""  # its client makes it
     if engine.protocol == HTTP:
         if engine.body is None:
             return b""
@@ -74,12 +79,22 @@ def body_of(engine: Engine, question: Question) -> bytes:
     if engine.model is not None:
         asked["model"] = engine.model
     if engine.protocol == CHAT:
-        asked["messages"] = question.messages or [{"role": "user", "content": question.prompt}]
+        asked["messages"] = question.messages or [{"role": "user", "content": _content(engine, question.prompt)}]
     else:
         asked["prompt"] = question.prompt
     if engine.stream:
         asked |= {"stream": True, "stream_options": {"include_usage": True}}
     return json.dumps(asked | dict(engine.extra_body)).encode()
+
+
+def _content(engine: Engine, prompt: str) -> str | list[dict[str, Any]]:
+    """Of a chat's message. What is filled in later is as large as an image, and JSON would look at each of its letters."""
+    parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
+    if engine.requests.get("image"):
+        parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}})
+    if engine.requests.get("audio"):
+        parts.append({"type": "input_audio", "input_audio": {"data": AUDIO, "format": "wav"}})
+    return parts if len(parts) > 1 else prompt
 
 
 def read_whole(engine: Engine, body: bytes) -> Answer:

@@ -7,44 +7,59 @@ import json
 import math
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.replica.engine import trace
-from harness.replica.engine.protocols import Question
-from harness.replica.engine.settings import OIP, Engine, Length
+from harness.replica.engine import media, trace
+from harness.replica.engine.open_inference import TensorRequest
+from harness.replica.engine.protocols import UNKNOWN, Question, body_of
+from harness.replica.engine.settings import OIP, OIP_GRPC, Engine, Length
+from harness.replica.engine.texts import Texts, texts
 from harness.replica.errors import CannotBeMetError
 
-_WORDS = ("the", "sun", "on", "a", "red", "hill", "is", "low", "and", "we", "go", "home", "by", "sea", "with", "two")
-"""Each is one token to most tokenizers."""
 _KEYS = ("prompt", "messages", "body")
 _PROMPT = "{prompt}"
 _PEOPLE = frozenset({"human", "user"})
 
 
 def questions(engine: Engine, seed: int) -> Iterator[Question]:
-    """Endless. Raises CannotBeMetError for a file that cannot be read, when the first one is taken."""
+    """Endless, each with its whole body. Raises CannotBeMetError for a file that cannot be read, when the first one is taken."""
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
+    made = texts(engine.requests.get("tokenizer"))
+    if engine.protocol in {OIP, OIP_GRPC}:
+        yield from _tensor_questions(engine, made, chance)
+    inputs = itertools.cycle(media.pool(engine.requests, seed))
+    for question, filled in zip(_text_questions(engine, made, chance), inputs, strict=False):
+        body = body_of(engine, question)
+        for place, data in filled.items():
+            body = body.replace(place, data)
+        yield replace(question, body=body)
+
+
+def _text_questions(engine: Engine, made: Texts, chance: random.Random) -> Iterator[Question]:
     asked = engine.requests
     inputs, outputs = Length(**asked["input_tokens"]), Length(**asked["output_tokens"])
-    if engine.protocol == OIP:
-        yield from _tensor_questions(engine, inputs, chance)
     if engine.trace:
         for each in itertools.cycle(trace.read(Path(engine.trace["file"]), engine.trace["factor"])):
-            yield Question(output_tokens=each.output_tokens, prompt=_words(each.input_tokens, chance))
+            prompt, tokens = made.make(each.input_tokens, chance), made.known(each.input_tokens)
+            yield Question(output_tokens=each.output_tokens, prompt=prompt, input_tokens=tokens)
     if asked.get("file"):
         lines = read_file(Path(asked["file"]))
         start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
         for line in itertools.islice(itertools.cycle(lines), start, None):
+            prompt = line.get("prompt", "")
             yield Question(
                 output_tokens=line.get("output_tokens") or _drawn(outputs, chance),
-                prompt=line.get("prompt", ""),
+                prompt=prompt,
+                input_tokens=made.count(prompt) if prompt and isinstance(prompt, str) else UNKNOWN,
                 messages=line.get("messages"),
                 body=line.get("body"),
             )
     while True:
-        words = _words(_drawn(inputs, chance), chance)
-        yield Question(output_tokens=_drawn(outputs, chance), prompt=words)
+        tokens = _drawn(inputs, chance)
+        prompt = made.make(tokens, chance)
+        yield Question(output_tokens=_drawn(outputs, chance), prompt=prompt, input_tokens=made.known(tokens))
 
 
 def read_file(path: Path) -> list[dict[str, Any]]:
@@ -87,13 +102,20 @@ def _conversations(path: Path, text: str) -> list[dict[str, Any]]:
     return [{"prompt": prompt} for prompt in prompts]
 
 
-def _tensor_questions(engine: Engine, inputs: Length, chance: random.Random) -> Iterator[Question]:
+def _tensor_questions(engine: Engine, made: Texts, chance: random.Random) -> Iterator[Question]:
     """Requests with tensors. Random elements are drawn once: what asks must not be slower than what answers."""
+    inputs = Length(**engine.requests["input_tokens"])
     tensors = [{**tensor, "data": tensor["data"] or _elements(tensor, chance)} for tensor in engine.tensors or ()]
+    if engine.protocol == OIP_GRPC:
+        request = TensorRequest(engine.model or "", tensors, _PROMPT)
+        same = None if request.varies else request.encode("")
+        while True:
+            body = same or request.encode(made.make(_drawn(inputs, chance), chance))
+            yield Question(output_tokens=1, body=body)
     whole = json.dumps({"inputs": tensors})
     before, *after = whole.split(_PROMPT)
     while True:
-        prompt = json.dumps(_words(_drawn(inputs, chance), chance))[1:-1] if after else ""
+        prompt = json.dumps(made.make(_drawn(inputs, chance), chance))[1:-1] if after else ""
         yield Question(output_tokens=1, body=prompt.join([before, *after]).encode())
 
 
@@ -104,10 +126,6 @@ def _elements(tensor: Mapping[str, Any], chance: random.Random) -> list[Any]:
     if datatype.startswith("FP"):
         return [round(chance.random(), 4) for _ in range(size)]
     return [bool(chance.getrandbits(1)) if datatype == "BOOL" else chance.randrange(100) for _ in range(size)]
-
-
-def _words(count: int, chance: random.Random) -> str:
-    return " ".join(chance.choices(_WORDS, k=count))
 
 
 def _drawn(length: Length, chance: random.Random) -> int:

@@ -13,7 +13,8 @@ from harness.replica.errors import CannotBeMetError, SettingError
 
 VARIABLE = "SERVER"
 BEARER = "Authorization"
-HTTP, COMPLETIONS, CHAT, OIP = "http", "openai-completions", "openai-chat", "oip"
+HTTP, COMPLETIONS, CHAT = "http", "openai-completions", "openai-chat"
+OIP, OIP_GRPC, OWN = "oip", "oip-grpc", "own"
 _PATHS = {HTTP: "/", COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions", OIP: "/v2/models/{model}/infer"}
 
 
@@ -46,6 +47,7 @@ class Engine:
     ready: Mapping[str, Any] = field(default_factory=dict)
     stop_timeout_s: float = 10.0
     protocol: str = HTTP
+    client: str = ""
     path: str | None = None
     model: str | None = None
     tensors: Sequence[Mapping[str, Any]] | None = None
@@ -58,6 +60,7 @@ class Engine:
     api_key_env: str | None = None
     api_key_header: str = BEARER
     requests: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] | None = None
     concurrency: int | None = None
     rate: float | None = None
     arrivals: str | None = None
@@ -75,7 +78,7 @@ class Engine:
     @property
     def streams(self) -> bool:
         """Answers come token by token."""
-        return self.protocol in {COMPLETIONS, CHAT} and self.stream
+        return self.protocol in {COMPLETIONS, CHAT, OWN} and self.stream
 
     @property
     def target(self) -> str:

@@ -6,16 +6,19 @@ import asyncio
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, Outcome
+from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, HttpAsker, Outcome
 from harness.replica.engine.beside import ServerBeside
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
+from harness.replica.engine.own_client import OwnAsker
+from harness.replica.engine.own_metrics import OwnMetrics
 from harness.replica.engine.process import RunningServer, ServerProcess
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.questions import questions
-from harness.replica.engine.settings import Engine, from_environment
+from harness.replica.engine.settings import OIP_GRPC, OWN, Engine, from_environment
 from harness.replica.errors import WorkloadError
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
@@ -103,6 +106,7 @@ class ServerWorkload:
             seed=self._seed,
             on_depth=on_depth,
             alive=self._process.require_alive,
+            beside=self._own_metrics(),
         )
 
     def close(self) -> None:
@@ -114,8 +118,25 @@ class ServerWorkload:
                 "raise server.stop_timeout_s."
             )
 
+    def _own_metrics(self) -> AbstractContextManager[None]:
+        """Reads what the engine says of itself, where that was asked for. Raises WorkloadError where it says nothing."""
+        asked, folder = self._engine.metrics, self._settings.replica_dir
+        if asked is None or folder is None:
+            return nullcontext()
+        server = self._process
+        port = server.port if asked["port"] is None else asked["port"] + self._settings.replica
+        url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{asked['path']}"
+        return OwnMetrics(url, self._engine.all_headers(), step_s=asked["step_s"], folder=folder)
+
     def _asker(self) -> Asker:
-        return Asker(self._engine, self._process.port, self._process.host, tls=self._process.tls)
+        server = self._process
+        if self._engine.protocol == OIP_GRPC:
+            from harness.replica.engine.grpc_client import GrpcAsker  # an extra brings what it needs
+
+            return GrpcAsker(self._engine, server.port, server.host, tls=server.tls)
+        if self._engine.protocol == OWN:
+            return OwnAsker(self._engine, server.port, server.host, tls=server.tls)
+        return HttpAsker(self._engine, server.port, server.host, tls=server.tls)
 
     def _ask(self, question: Question) -> Outcome:
         """One request, on a connection of its own."""

@@ -23,19 +23,18 @@ _NAMED_AT_MOST = 4
 M = TypeVar("M", bound=nn.Module)
 
 
-def build(make_model: Callable[[], M], settings: Settings, device: torch.device, *, prefix: str = "") -> M:
+def build(make_model: Callable[[], M], settings: Settings, device: torch.device) -> M:
     """Return the model on ``device`` in the settings' precision, ready for inference.
 
     Args:
         make_model: makes it of the layers of ``harness.replica.models.layers``.
         settings: seed or checkpoint, and precision.
         device: where it goes.
-        prefix: of the tensors' names, which a checkpoint of the bare network leaves out.
 
     Raises:
         CannotBeMetError: the checkpoint is not one of this model.
     """
-    model = _filled(make_model, settings, prefix)
+    model = _filled(make_model, settings)
     return model.eval().requires_grad_(requires_grad=False).to(device=device, dtype=DTYPES[settings.precision])
 
 
@@ -45,13 +44,10 @@ def build_for_training(make_model: Callable[[], M], settings: Settings, device: 
 
 
 @torch.no_grad()
-def _filled(make_model: Callable[[], M], settings: Settings, prefix: str = "") -> M:
+def _filled(make_model: Callable[[], M], settings: Settings) -> M:
     model = make_model()
     if settings.checkpoint:
-        state = read_state(settings.checkpoint)
-        if not any(name.startswith(prefix) for name in state):
-            state = {prefix + name: tensor for name, tensor in state.items()}
-        _load_into(model, state, settings.checkpoint)
+        _load_into(model, read_state(settings.checkpoint), settings.checkpoint)
     else:
         fill_randomly(model, settings.seed)
     return model

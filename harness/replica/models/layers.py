@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 
 class Linear(nn.Linear):
@@ -17,19 +17,6 @@ class Linear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Leave the memory as it is."""
-
-
-class TransposedLinear(nn.Module):
-    """A matrix as checkpoints of GPT-2 store it, [in, out], and a bias; not yet filled."""
-
-    def __init__(self, features_in: int, features_out: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(features_in, features_out))
-        self.bias = nn.Parameter(torch.empty(features_out))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
-        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).view(*x.shape[:-1], -1)
 
 
 class Conv1d(nn.Conv1d):
@@ -67,8 +54,5 @@ def fill_randomly(model: nn.Module, seed: int) -> None:
             module.weight.normal_(0.0, math.sqrt(gain / module.weight[0].numel()), generator=generator)
             if module.bias is not None:
                 module.bias.zero_()
-        elif isinstance(module, TransposedLinear):
-            module.weight.normal_(0.0, math.sqrt(1.0 / len(module.weight)), generator=generator)
-            module.bias.zero_()
         elif isinstance(module, Embedding):
             module.weight.normal_(0.0, 0.02, generator=generator)

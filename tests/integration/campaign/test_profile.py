@@ -14,24 +14,13 @@ from harness.campaign.verify import verify_campaign
 from harness.errors import ExperimentsFailedError, UsageError
 from harness.results.profile import POINTS, POINTS_CSV, Outcome
 from tests.support import forked
+from tests.support.experiments import PROFILE
 
 ROOT = Path(__file__).parents[3]
 
-GIVEN = {
-    "workload": {"name": "profile", "factory": "tests.support.growing_workload:make", "warmup_requests": 1},
-    "batches": [4, 64],
-    "precisions": ["fp32"],
-    "executions": ["eager"],
-    "repeats": 1,
-    "seconds": 0.01,
-    "capacity": None,
-    "most_batch": 1024,
-    "timeout_s": 300.0,
-}
-
 
 def made(folder, **changes):
-    begin(folder, new_plan(folder.name, ["harness", "profile"], **GIVEN | changes))
+    begin(folder, new_plan(folder.name, ["harness", "profile"], **PROFILE | changes))
     return folder
 
 

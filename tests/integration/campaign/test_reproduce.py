@@ -42,7 +42,7 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
     made = harness("publish", original, "--out", archive)
     assert made.returncode == 0, made.stderr
 
-    done = harness("reproduce", archive, "--results", tmp_path / "here", "--json")
+    done = harness("reproduce", archive, "--results", tmp_path / "here", "--max-repeats", "3", "--json")
 
     found = json.loads(done.stdout)
     assert done.returncode == (12 if found["outcome"] == "differs" else 0), done.stderr
@@ -53,5 +53,9 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
     assert {cell["outcome"] for cell in found["cells"]} <= {outcome.value for outcome in Outcome}
     assert [cell["replicas"] for cell in found["cells"]] == [1, 2]
     assert found["environment"] == []
+    for more in map(open_folder, map(Path, found["more"])):
+        assert more.path.parent == tmp_path / "here"
+        assert (more.spec.repeats, verify_campaign(more.path).ok) == (1, True)
     # Without running: the same answer.
-    assert json.loads(harness("reproduce", archive, "--against", again.path, "--json").stdout) == found
+    given = [word for path in (again.path, *found["more"]) for word in ("--against", path)]
+    assert json.loads(harness("reproduce", archive, *given, "--json").stdout) == found

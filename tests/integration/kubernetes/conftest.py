@@ -1,6 +1,7 @@
 """The same tests on two API servers: the shipped fake, and the real one where its binaries are."""
 
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
 from tests.support.cluster_driver import ClusterDriver
+from tests.support.experiments import experiment
 from tests.support.fake_cluster import FakeCluster
 
 CONFIGS = "inference/device-plugin-configs"
@@ -86,3 +88,24 @@ def driver(server, tmp_path) -> Iterator[ClusterDriver]:
 @pytest.fixture
 def backend(server, driver) -> KubernetesBackend:  # noqa: ARG001 - it drives whatever the backend makes
     return KubernetesBackend(server.spec(), "c0ffee")
+
+
+@pytest.fixture
+def deaths():
+    return []
+
+
+@pytest.fixture
+def deploy(backend, tmp_path, deaths):
+    """Deploys, and stops what a test has left running."""
+    made = []
+
+    def deploying(of=None, *, by=backend, abort=None):
+        folder = tmp_path / f"attempt-{len(made)}"
+        folder.mkdir()
+        made.append(by.deploy(of or experiment(), folder, abort=abort or threading.Event(), on_death=deaths.append))
+        return made[-1], folder
+
+    yield deploying
+    for deployment in made:
+        deployment.stop(timeout_s=4)

@@ -32,27 +32,6 @@ def wait_for(what, timeout_s=200):
         time.sleep(0.02)
 
 
-@pytest.fixture
-def deaths():
-    return []
-
-
-@pytest.fixture
-def deploy(backend, tmp_path, deaths):
-    """Deploys, and stops what a test has left running."""
-    made = []
-
-    def deploying(of=None, *, by=backend, abort=None):
-        folder = tmp_path / f"attempt-{len(made)}"
-        folder.mkdir()
-        made.append(by.deploy(of or experiment(), folder, abort=abort or threading.Event(), on_death=deaths.append))
-        return made[-1], folder
-
-    yield deploying
-    for deployment in made:
-        deployment.stop(timeout_s=4)
-
-
 def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, driver):
     deployment, folder = deploy(experiment(replicas=3))
 

@@ -123,7 +123,7 @@ def test_a_pod_that_cannot_be_scraped_is_an_error_with_the_scrapes_own(scene):
 
 
 def test_a_metric_that_a_scraped_replica_does_not_publish_is_no_matter_of_discovery(scene):
-    [found] = scene.rehearse(metrics=["ttft_p50"])
+    [found] = scene.rehearse(metrics=["client_ttft_p50"])
     assert (found.severity, "it matches nothing. The query was" in found.message) == (Severity.WARNING, True)
 
 

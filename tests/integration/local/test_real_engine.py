@@ -14,62 +14,71 @@ from harness.backends.local import LocalBackend
 from harness.config import WorkloadSpec
 from harness.replica.engine.ledger import FIELDS
 from tests.support.experiments import experiment
+from tests.support.local_tokenizers import letters
 from tests.support.processes import eventually, marked
+from tests.support.random_llm import VOCABULARY
+from tests.support.random_vlm import IMAGE_TOKENS
 
 pytestmark = pytest.mark.integration
 TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    subprocess.run([sys.executable, "-m", "tests.support.random_llm", folder], check=True, capture_output=True)
+def saved(module, folder):
+    subprocess.run([sys.executable, "-m", f"tests.support.{module}", folder], check=True, capture_output=True)
     return folder
 
 
-def test_every_token_of_an_engines_stream_is_timed(model, tmp_path):
+def asked_of_engines(model, folder, replicas, requests):
+    """Where each client's log is, of a few requests to as many engines, which have ended then."""
     program = Path(sys.executable).with_name("transformers")
-    workload = {
-        "name": "llm",
-        "warmup_requests": 1,
-        "server": {
-            "command": [
-                str(program),
-                "serve",
-                str(model),
-                "--host",
-                "127.0.0.1",
-                "--port",
-                "{port}",
-                "--device",
-                "cpu",
-            ],
-            "env": {"HF_HUB_OFFLINE": "1"},
-            "ready": {"path": "/health"},
-            "stop_timeout_s": 60,
-            "protocol": "openai-chat",
-            "model": str(model),
-            "requests": {"input_tokens": {"mean": 16}, "output_tokens": {"mean": TOKENS}},
-        },
+    server = {
+        "command": [str(program), "serve", str(model), "--host", "127.0.0.1", "--port", "{port}", "--device", "cpu"],
+        "env": {"HF_HUB_OFFLINE": "1"},
+        "ready": {"path": "/health"},
+        "stop_timeout_s": 60,
+        "protocol": "openai-chat",
+        "model": str(model),
+        "requests": {"input_tokens": {"mean": 16}, "output_tokens": {"mean": TOKENS}, **requests},
     }
     campaign_id = f"engine-{os.getpid()}"
-    spec = experiment(replicas=2, timing={"ready_timeout_s": 600})
-    spec = spec.model_copy(update={"workload": WorkloadSpec.model_validate(workload)})
-    deployment = LocalBackend(campaign_id).deploy(spec, tmp_path, abort=threading.Event(), on_death=lambda _death: None)
+    spec = experiment(replicas=replicas, timing={"ready_timeout_s": 600})
+    workload = WorkloadSpec.model_validate({"name": "llm", "warmup_requests": 1, "server": server})
+    spec = spec.model_copy(update={"workload": workload})
+    deployment = LocalBackend(campaign_id).deploy(spec, folder, abort=threading.Event(), on_death=lambda _death: None)
     try:
         engines = [psutil.Process(target.pid) for target in deployment.targets]
-        logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
+        logs = [folder / "replicas" / f"replica-{index}" / "requests.bin" for index in range(replicas)]
         assert eventually(lambda: all(log.stat().st_size > 3 * 8 * len(FIELDS) for log in logs), timeout_s=300)
     finally:
         assert deployment.stop(timeout_s=120) == []
 
     assert not any(engine.is_running() for engine in engines)
     assert marked(campaign_id) == []
-    for log in logs:
-        asked = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    return logs
+
+
+def figures(log):
+    return dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+
+
+def test_every_token_of_an_engines_stream_is_timed(tmp_path):
+    model = saved("random_llm", tmp_path / "model")
+    letters(VOCABULARY).save(str(model / "tokenizer.json"))  # under which a word is as many tokens as it has letters
+    for log in asked_of_engines(model, tmp_path, 2, {"tokenizer": str(model)}):
+        asked = figures(log)
         assert set(asked["status"]) == {200}
         assert set(asked["output_tokens"]) == {TOKENS}
+        assert set(asked["input_tokens"]) == {16}, "as the engine counts them"
         assert (asked["ttft_ns"] > 0).all()
         gaps = np.fromfile(log.with_name("gaps.bin"), dtype="<i8").reshape(-1, 2)
         assert len(gaps) == (TOKENS - 1) * len(asked["status"])
         assert (asked["latency_ns"] > asked["ttft_ns"]).all()
+
+
+def test_an_engine_sees_the_image_beside_the_text(tmp_path):
+    model = saved("random_vlm", tmp_path / "model")
+    requests = {"tokenizer": str(model), "image": {"width": 64, "height": 48}}
+    (log,) = asked_of_engines(model, tmp_path, 1, requests)
+    asked = figures(log)
+    assert set(asked["status"]) == {200}
+    assert set(asked["input_tokens"]) == {16 + IMAGE_TOKENS}, "as the engine counts them"

@@ -1,5 +1,7 @@
 """Servers of known behaviour, started by the local backend and by whole campaigns."""
 
+import base64
+import io
 import json
 import os
 import socket
@@ -8,17 +10,22 @@ import sys
 import threading
 import time
 import urllib.request
+import wave
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
+from PIL import Image
+from typer.testing import CliRunner
 
 from harness.backends import local, local_check
 from harness.backends.local import LocalBackend
 from harness.backends.server_check import check_server
 from harness.campaign.verify import verify_campaign
+from harness.cli.app import app
 from harness.config import Device, SloSpec, WorkloadSpec
-from harness.errors import BackendError, ReasonCode
+from harness.errors import BackendError, ObjectiveMissedError, ReasonCode
 from harness.metrics.nvml import GpuFacts
 from harness.replica.engine.ledger import FIELDS
 from harness.replica.engine.load import FOLLOW_S
@@ -66,7 +73,8 @@ def deploy(tmp_path, request):
 
 
 def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
-    deployment = deploy(workload(ready={"path": "/health"}, concurrency=2, **STREAM), replicas=2)
+    asked = workload(ready={"path": "/health"}, concurrency=2, metrics={"step_s": 0.5}, **STREAM)
+    deployment = deploy(asked, replicas=2)
     servers = [psutil.Process(target.pid) for target in deployment.targets]
     assert all("fake_streaming_server" in " ".join(server.cmdline()) for server in servers)
     logs = [tmp_path / "replicas" / f"replica-{index}" / "requests.bin" for index in range(2)]
@@ -86,6 +94,28 @@ def test_servers_are_asked_measured_and_ended(deploy, tmp_path):
         assert len(gaps) == (TOKENS - 1) * len(asked["status"])
         # As the server's own sleeps: a busy machine adds to them, and may deliver two tokens at once.
         assert 0.2 * GAP_S * 1e9 < gaps[:, 1].mean() < 60e9
+        told = pd.read_csv(log.with_name("engine_metrics.csv"))
+        counted = told[told["series"] == 'fake:requests_total{model="a b"}']["value"]
+        assert counted.is_monotonic_increasing
+        assert counted.iloc[-1] >= len(asked["status"]) + 2  # with the first one and that of the warm-up
+        assert list(told[told["series"] == "fake:rooms"]["value"]) == [7]
+        assert set(told[told["series"] == "up"]["value"]) == {1}
+
+
+def test_a_client_of_ones_own_asks_and_tells_each_token(deploy, tmp_path):
+    asked = workload(
+        protocol="own", client="tests.support.own_client:make", requests={"output_tokens": {"mean": TOKENS}}
+    )
+    deployment = deploy(asked)
+    log = tmp_path / "replicas" / "replica-0" / "requests.bin"
+    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(FIELDS))
+
+    assert deployment.stop(timeout_s=60) == []
+    told = dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
+    assert set(told["status"]) == {200}
+    assert set(told["output_tokens"]) == {TOKENS}
+    assert set(told["input_tokens"]) == {128}
+    assert told["ttft_ns"].min() >= FIRST_S * 1e9
 
 
 def test_one_that_loads_slowly_is_asked_until_it_answers(deploy):
@@ -107,9 +137,20 @@ def test_one_that_cannot_serve_is_named_with_its_reason(deploy, asked, message):
         deploy(asked)
 
 
-def test_one_that_never_answers_is_given_up(deploy):
+@pytest.mark.parametrize(
+    "asked",
+    [
+        workload("--fault", "500"),
+        workload("--fault", "429"),
+        workload("--fault", "mute"),
+        workload("--gap-s", "60", **STREAM),
+        workload(ready={"log": "never said"}),
+    ],
+    ids=["500", "429", "mute", "a token per minute", "never ready"],
+)
+def test_one_that_never_answers_is_given_up(deploy, asked):
     with pytest.raises(BackendError, match="replica 0 did not serve within 3 s"):
-        deploy(workload("--fault", "500"), ready_timeout_s=3)
+        deploy(asked, ready_timeout_s=3)
 
 
 @pytest.mark.parametrize("below", [0, 1])
@@ -162,14 +203,16 @@ TENSORS = [
 ]
 
 
-def inference(**changes):
-    command = [sys.executable, "-m", "tests.support.fake_oip_server", "--port", "{port}"]
-    server = {"command": command, "stop_timeout_s": 60, "protocol": "oip", "model": "sum", "tensors": TENSORS}
+def inference(protocol="oip", **changes):
+    module = {"oip": "tests.support.fake_oip_server", "oip-grpc": "tests.support.fake_oip_grpc_server"}[protocol]
+    command = [sys.executable, "-m", module, "--port", "{port}"]
+    server = {"command": command, "stop_timeout_s": 60, "protocol": protocol, "model": "sum", "tensors": TENSORS}
     return WorkloadSpec.model_validate({"name": "sums", "warmup_requests": 1, "server": server | changes})
 
 
-def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path):
-    deployment = deploy(inference(concurrency=2))
+@pytest.mark.parametrize("protocol", ["oip", "oip-grpc"])
+def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, tmp_path, protocol):
+    deployment = deploy(inference(protocol, concurrency=2))
     log = tmp_path / "replicas" / "replica-0" / "requests.bin"
     assert eventually(lambda: log.stat().st_size > 40 * 8 * len(FIELDS))
     assert deployment.stop(timeout_s=60) == []
@@ -187,6 +230,8 @@ def test_a_server_of_the_open_inference_protocol_is_asked_with_tensors(deploy, t
             {"tensors": [TENSORS[0] | {"datatype": "INT32"}, TENSORS[1]]},
             "HTTP 400: .*unexpected datatype or shape for input 'x'",
         ),
+        ({"protocol": "oip-grpc", "model": "other"}, "gRPC NOT_FOUND: .*unknown model: 'other'.*check `protocol`"),
+        ({"protocol": "oip-grpc", "tensors": TENSORS[:1]}, "gRPC INVALID_ARGUMENT: expected the inputs x and note"),
     ],
 )
 def test_tensors_that_the_model_does_not_take_are_said_in_its_own_words(deploy, changes, message):
@@ -289,6 +334,31 @@ def test_a_trace_comes_again_at_its_times_with_its_lengths(deploy, tmp_path):
     )
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 2}, {"concurrency": None, "rate": 200}])
+@pytest.mark.parametrize("protocol", ["openai-chat", "http"])
+def test_images_and_sounds_arrive_whole(deploy, tmp_path, protocol, load):
+    server, log = Server(), tmp_path / "replicas" / "replica-0" / "requests.bin"
+    requests = STREAM["requests"] | {"image": {"width": 160, "height": 121}, "audio": {"seconds": 0.5}}
+    asked = {"protocol": protocol, "requests": requests, **load}
+    if protocol == "http":
+        asked["body"] = {"text": "{prompt}", "image": "{image}", "audio": "{audio}"}
+    with running(server) as urls:
+        deployment = deploy(running_already(urls, **asked))
+        assert eventually(lambda: log.is_file() and log.stat().st_size >= 20 * 8 * len(FIELDS))
+        assert deployment.stop(timeout_s=60) == []
+    assert deployment.statuses()[0]["load"]["failures"] == {}
+    for body in server.asked:
+        image, audio = body.get("image"), body.get("audio")
+        if protocol == "openai-chat":
+            _, picture, sound = body["messages"][0]["content"]
+            image, audio = picture["image_url"]["url"].partition(",")[2], sound["input_audio"]["data"]
+        with Image.open(io.BytesIO(base64.b64decode(image))) as found:
+            found.load()
+            assert found.size == (160, 121)
+        with wave.open(io.BytesIO(base64.b64decode(audio))) as found:
+            assert (found.getframerate(), found.getnframes()) == (16_000, 8000)
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -382,6 +452,8 @@ def test_a_campaign_leaves_what_every_command_reads(tmp_path):
     }
     assert content["results"]["latency_ms"]["p50"] >= 1e3 * (FIRST_S + (TOKENS - 1) * GAP_S)
     assert "Objective: fail." in (campaign / "report.html").read_text()
+    again = CliRunner().invoke(app, ["report", str(campaign), "--out", str(tmp_path / "again"), "--fail-on", "slo"])
+    assert isinstance(again.exception, ObjectiveMissedError), again.output
     assert [each["server_end"] for each in read_manifest(folder).replicas] == ["stopped", "stopped"]
     rows = next(folder.glob("llm_r2_client_ttft_p50_*.csv")).read_text().splitlines()[1:]
     values = [float(row.split(",")[3]) for row in rows if ",all," in row and row.split(",")[3]]

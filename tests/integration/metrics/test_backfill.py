@@ -31,15 +31,15 @@ STEP_S, WINDOW_S, ROWS, PRE_ROWS = 5.0, 20.0, 90, 3
 REPLICAS = 3
 BOUNDS = np.array([*(bound_ns / 1e9 for bound_ns in BUCKET_BOUNDS_NS), np.inf])
 RECORDED = ["cpu_usage", "memory_usage", "latency_avg", "latency_p50", "latency_p95", "latency_p99", "throughput"]
-RECORDED += ["total_count", "ttft_p50", "ttft_p95", "tokens_per_second", "active_share"]
+RECORDED += ["total_count", "client_ttft_p50", "client_ttft_p95", "output_tokens_per_second", "active_share"]
 FIRST_TOKEN_BOUNDS = (0.002, 0.004, 0.008, 0.016, np.inf)
 TOKENS_AT = BUCKETS_AT + len(BOUNDS)
 ACTIVE_AT, IDLE_AT, FIRST_TOKEN_AT = TOKENS_AT + 1, TOKENS_AT + 2, TOKENS_AT + 3
 FAMILIES = {
-    "inference_tokens_total": Family(TOKENS_AT),
+    "inference_client_output_tokens_total": Family(TOKENS_AT),
     "inference_active_seconds_total": Family(ACTIVE_AT),
     "inference_idle_seconds_total": Family(IDLE_AT),
-    "inference_time_to_first_token_seconds": Family(FIRST_TOKEN_AT, FIRST_TOKEN_BOUNDS),
+    "inference_client_ttft_seconds": Family(FIRST_TOKEN_AT, FIRST_TOKEN_BOUNDS),
 }
 LONG_ROWS = MAX_POINTS + 1500
 SPARSE_SCRAPES = 40
@@ -116,13 +116,13 @@ class Script:
                 f"inference_latency_seconds_sum{{{labels}}}",
                 f"inference_latency_seconds_count{{{labels}}}",
                 *(f'inference_latency_seconds_bucket{{{labels},le="{spelt(bound)}"}}' for bound in BOUNDS),
-                f"inference_tokens_total{{{labels}}}",
+                f"inference_client_output_tokens_total{{{labels}}}",
                 f"inference_active_seconds_total{{{labels}}}",
                 f"inference_idle_seconds_total{{{labels}}}",
-                f"inference_time_to_first_token_seconds_sum{{{labels}}}",
-                f"inference_time_to_first_token_seconds_count{{{labels}}}",
+                f"inference_client_ttft_seconds_sum{{{labels}}}",
+                f"inference_client_ttft_seconds_count{{{labels}}}",
                 *(
-                    f'inference_time_to_first_token_seconds_bucket{{{labels},le="{spelt(bound)}"}}'
+                    f'inference_client_ttft_seconds_bucket{{{labels},le="{spelt(bound)}"}}'
                     for bound in FIRST_TOKEN_BOUNDS
                 ),
             ]

@@ -175,7 +175,7 @@ def test_an_archive_of_some_series(experiment, tmp_path):
         (["export", "OUT", "--from", "EXPERIMENT", "--start", "2026-01-01T00:00:00Z"], 2, "--from says already"),
         (["export", "OUT", "--from", "LOCAL"], 2, "it was not recorded by a Prometheus server"),
         (["export", "OUT", "--from", "CAMPAIGN"], 2, "it was not recorded by a Prometheus server"),
-        (["export", "OUT", "--from", "NOWHERE"], 2, "is not a folder"),
+        (["export", "OUT", "--from", "NOWHERE"], 2, "there is no file and no folder"),
         (["export", "OUT", "--from", "EMPTY"], 2, "holds no finished experiment"),
         (["export", "EMPTY", "--from", "EXPERIMENT"], 6, "never overwritten"),
         (["export", "OUT", "--from", "EXPERIMENT", "--prometheus", "DOWN"], 9, "cannot be reached"),

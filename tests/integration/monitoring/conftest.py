@@ -12,7 +12,8 @@ from tests.integration.monitoring.watched import DEBIAN, WITH_KUBERNETES, Watche
 SIZES = {"1 GPU, 1 replica": (1, 1), "8 GPUs, 8 replicas": (8, 8)}
 
 
-@pytest.fixture(scope="session", params=SIZES)
+# Of a module: its replicas work until it ends, beside whatever test comes then.
+@pytest.fixture(scope="module", params=SIZES)
 def watched(request, tmp_path_factory) -> Iterator[Watched]:
     """Found in files, by Debian's Prometheus."""
     if DEBIAN is None:
@@ -22,7 +23,7 @@ def watched(request, tmp_path_factory) -> Iterator[Watched]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def discovered(tmp_path_factory) -> Iterator[Watched]:
     """Found at an API server, by a Prometheus that can."""
     if WITH_KUBERNETES is None:

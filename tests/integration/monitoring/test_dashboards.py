@@ -36,6 +36,36 @@ def test_every_query_returns_data(watched, path):
     assert len(asked) >= len(grafana.data_panels(dashboard))
 
 
+@pytest.mark.parametrize("path", DASHBOARD_FILES, ids=lambda path: path.stem)
+def test_an_experiment_is_annotated_while_its_replicas_are_scraped(watched, path):
+    (annotation,) = grafana.named(path)["annotations"]["list"]
+    found = {tuple(sorted(one["metric"].items())) for one in answer(watched, annotation["expr"])}
+    workloads = {pod.split("-")[0] for pod in watched.pods}
+    assert found == {(("experiment", "e1"), ("namespace", "inference"), ("workload", name)) for name in workloads}
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "wanted"),
+    [
+        ("system-resources", "CPU in total", 60.0),
+        ("system-resources", "Memory in percent", 34.4),
+        ("system-resources", "Disks", 39.0),
+        ("system-pressure", "Score", 31.0),
+        ("gpu-performance", "Memory in percent", 22.4),
+        ("gpu-performance", "Load", 97.0),
+        ("gpu-performance", "SM activity", 62.0),
+    ],
+)
+def test_what_rules_record_for_us_is_computed_by_the_panel_itself(watched, name, title, wanted):
+    (path,) = [one for one in DASHBOARD_FILES if one.stem == name]
+    dashboard = grafana.named(path)
+    (expression,) = [
+        one for shown, one in grafana.queries(dashboard, values_of(watched, dashboard)) if shown == f"{title} A"
+    ]
+    first, *_ = sorted(watched.now(expression), key=lambda one: one["metric"].get("mountpoint", ""))
+    assert float(first["value"][1]) == pytest.approx(wanted, rel=0.02)
+
+
 def series_labels(cluster, name, title, label, ref="A"):
     (path,) = [one for one in DASHBOARD_FILES if one.stem == name]
     dashboard = grafana.named(path)

@@ -18,8 +18,7 @@ TINY = {"model_size": "tiny"}
 
 def answers(workload) -> list[list]:
     """What the workload says to each batch of its pool, twice over: replays must not remember."""
-    serve = {"whisper": "transcribe", "chat": "generate"}.get(workload.name, "classify")
-    serve = getattr(workload, serve)
+    serve = workload.transcribe if workload.name == "whisper" else workload.classify
     with workload.serving():
         return [serve(batch).tolist() for batch in (*workload.pool, *workload.pool)]
 

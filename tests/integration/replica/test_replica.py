@@ -302,7 +302,7 @@ def test_built_in_workloads_serve(start, workload):
     ("workload", "options"),
     [
         ("bert-training", {"BATCH_SIZE": "2"}),
-        ("chat", {"WORKLOAD_OPTIONS": '{"new_tokens": 800}'}),
+        ("whisper", {"WORKLOAD_OPTIONS": '{"new_tokens": 440}'}),
     ],
 )
 def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, workload, options):

@@ -27,6 +27,7 @@ HOST_PROGRAMS = {
     "ip": "iproute2",
     "ssh": "openssh-client",
     "slirp4netns": "slirp4netns",
+    "socat": "socat",
     "patchelf": "patchelf",
     "gpg": "gnupg",
     "dpkg-deb": "dpkg",

@@ -1,7 +1,8 @@
 """A pid and a mount namespace per machine, a network for it and for one beside it; the host's own stays untouched.
 
-The guest reaches one thing only: the host's loopback, as 10.0.2.2. It has no name server and no way out, which is how
-a test shows that nothing is fetched from anywhere but the local mirrors.
+The guest reaches one thing only: the host's loopback, as 10.0.2.2, and the mirror there by a name that is the same for
+every machine of every session (MIRROR), so that one's disks serve another. It has no name server and no way out, which
+is how a test shows that nothing is fetched from anywhere but the local mirrors.
 """
 
 import json
@@ -11,13 +12,16 @@ import time
 from pathlib import Path
 
 from tests.node.machine.errors import MachineError
-from tests.node.machine.image import ADDRESSES
+from tests.node.machine.image import ADDRESSES, GATEWAY
 from tests.support.ports import free_port
 
-BRIDGE = """\
+# The bridge itself, of which the mirror is behind port 80.
+MIRROR = "10.0.2.4"
+BRIDGE = f"""\
 ip link add br0 type bridge
 ip link set tap0 master br0 up
 ip link set br0 up
+ip address add {MIRROR}/24 dev br0
 ip link set lo up
 """
 PORT = """\
@@ -30,10 +34,11 @@ READY_WITHIN_S = 60.0
 class Namespace:
     """Lives as long as this process: its first process reads a pipe from us and takes everything in it along.
 
-    beside: the namespace whose network this one shares; it has to outlive this one.
+    mirror_port: where on the host's loopback the mirror is. beside: the namespace whose network this one shares; it has
+    to outlive this one.
     """
 
-    def __init__(self, folder: Path, beside: "Namespace | None" = None) -> None:
+    def __init__(self, folder: Path, mirror_port: int, beside: "Namespace | None" = None) -> None:
         self._folder = folder
         self._network = beside or self
         self.address = ADDRESSES[0 if beside is None else 1]
@@ -51,10 +56,12 @@ class Namespace:
             [*(beside.inside_network() if beside else []), *make], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
         )
         self._slirp: subprocess.Popen[bytes] | None = None
+        self._socat: subprocess.Popen[bytes] | None = None
         self._first_pid = self._wait_for_first_process()
         self.ssh_port = free_port()
         if beside is None:
             self._connect()
+            self._lead_to_the_mirror(mirror_port)
         self._plug_in()
 
     def inside_network(self) -> list[str]:
@@ -72,8 +79,9 @@ class Namespace:
         self._holder.wait()
         if self._network is not self:
             self._unplug()
-        if self._slirp is not None:
-            self._slirp.wait()
+        for helper in (self._slirp, self._socat):
+            if helper is not None:
+                helper.wait()
         if self._holder.stdin is not None:
             self._holder.stdin.close()
 
@@ -114,6 +122,11 @@ class Namespace:
             )
         self._wait_for_tap(control)
         self._set_up(BRIDGE)
+
+    def _lead_to_the_mirror(self, port: int) -> None:
+        lead = ["socat", f"TCP-LISTEN:80,bind={MIRROR},reuseaddr,fork", f"TCP:{GATEWAY}:{port}"]
+        with (self._folder / "socat.log").open("wb") as log:
+            self._socat = subprocess.Popen(self.command(*lead), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def _plug_in(self) -> None:
         """A port of the bridge for the machine, and one of the host's loopback for its ssh."""

@@ -26,16 +26,25 @@ _LOOK_AROUND_S = 0.5
 class Machine:
     """Boots from its own copy of `disks`; `with` boots and ends it.
 
-    name: what ssh calls it. beside: a running machine on whose network this one is the second.
+    mirror_port: where on the host's loopback the mirror is. name: what ssh calls it. beside: a running machine on whose
+    network this one is the second.
     """
 
     def __init__(
-        self, tools: Tools, disks: Disks, folder: Path, *, name: str = "node", beside: "Machine | None" = None
+        self,
+        tools: Tools,
+        disks: Disks,
+        folder: Path,
+        mirror_port: int,
+        *,
+        name: str = "node",
+        beside: "Machine | None" = None,
     ) -> None:
         self.folder = folder
         self.name = name
         self._beside = beside
         self._tools = tools
+        self._mirror_port = mirror_port
         self._source = disks
         self._namespace: Namespace | None = None
         self._kernel: subprocess.Popen[bytes] | None = None
@@ -61,7 +70,7 @@ class Machine:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.disks is None:
             self.disks = self._source.copy_to(self.folder / "disks")
-        self._namespace = Namespace(self.folder, self._beside._namespace if self._beside else None)
+        self._namespace = Namespace(self.folder, self._mirror_port, self._beside._namespace if self._beside else None)
         self._write_ssh_config(self._namespace.ssh_port)
         with (self.folder / "console.log").open("ab") as console:
             self._kernel = subprocess.Popen(

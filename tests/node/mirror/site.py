@@ -1,14 +1,14 @@
 """All of the local mirrors in one: repositories, manifests, Debian; and the variables that point the roles at them."""
 
 import hashlib
-import shutil
 from pathlib import Path
 from typing import Any, Self
 
 import yaml
 
+from tests.node.machine import deps
 from tests.node.machine.deps import Tools
-from tests.node.machine.image import GATEWAY
+from tests.node.machine.network import MIRROR
 from tests.node.mirror import manifests, packages
 from tests.node.mirror.debs import Package, build
 from tests.node.mirror.repository import Signer, write_index
@@ -20,27 +20,30 @@ VERSIONS = Path(__file__).parents[3] / "inventory/group_vars/all/versions.yml"
 class Mirror:
     """Serves everything that site.yml fetches, from loopback; close() ends it.
 
-    folder: scratch space that is removed again. url: how a machine of these tests reaches it.
+    folder: where it is laid out, once: the mirrors of several workers of a session serve the same packages under the same
+    key, each with its own list of requests and its own ways to misbehave. url: how a machine of these tests reaches it.
     """
 
     def __init__(self, tools: Tools, folder: Path) -> None:
         self._folder = folder
-        shutil.rmtree(folder, ignore_errors=True)
         self.table: dict[str, Any] = yaml.safe_load(VERSIONS.read_text())
-        self.signer = Signer(folder / "keys")
         site = folder / "site"
         self.repositories = {
             "crio": [packages.builder(), *(one for row in self._rows() for one in packages.crio(row["crio"]))],
             "kubernetes": self._kubernetes(),
             "nvidia": packages.nvidia(self.table["versions_common"]["nvidia_toolkit"]),
         }
-        for name, contents in self.repositories.items():
-            self._publish(site / name, name, contents)
-        manifests.write(site / "files", self.table)
+        folder.mkdir(parents=True, exist_ok=True)
+        with deps.lock(folder / "lock"):
+            fingerprint = folder / "fingerprint"
+            if not fingerprint.exists():
+                fingerprint.write_text(self._lay_out(site))
+            self._fingerprint = fingerprint.read_text()
         upstreams = {"debian": tools.debian_mirror, "debian-security": tools.security_mirror}
         self.site = Site(site, upstreams, tools.cache / "debian")
         self._server = Server(self.site)
-        self.url = f"http://{GATEWAY}:{self._server.port}"
+        self.port = self._server.port
+        self.url = f"http://{MIRROR}"
 
     def __enter__(self) -> Self:
         return self
@@ -49,10 +52,8 @@ class Mirror:
         self.close()
 
     def close(self) -> None:
-        """Stop serving and remove the scratch space."""
+        """Stop serving."""
         self._server.close()
-        self.signer.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def deb(self, name: str, upstream_version: str) -> Path:
         """The .deb of a package at an upstream version."""
@@ -69,13 +70,13 @@ class Mirror:
 
     def variables(self) -> dict[str, Any]:
         """Inventory variables: where the mirrors are, and the keys and sums of what they serve."""
-        key = {"key": "Release.key", "fingerprint": self.signer.fingerprint}
+        key = {"key": "Release.key", "fingerprint": self._fingerprint}
         return {
             "mirror_apt_crio": f"{self.url}/crio/",
             "mirror_apt_kubernetes": f"{self.url}/kubernetes/",
             "mirror_apt_nvidia": f"{self.url}/nvidia/",
             "mirror_files": f"{self.url}/files",
-            "mirror_images": f"{GATEWAY}:5000",
+            "mirror_images": f"{MIRROR}:5000",
             "mirror_images_insecure": True,
             "versions_apt_keys": dict.fromkeys(self.repositories, key),
             "versions_calico": self._calico(),
@@ -96,9 +97,18 @@ class Mirror:
         later = self.row() | {"kubernetes": f"{major}.{minor}.{int(patch) + 1}"}
         return list((found | {one.file_name: one for one in packages.kubernetes(later)}).values())
 
-    def _publish(self, folder: Path, name: str, contents: list[Package]) -> None:
-        folder.mkdir(parents=True)
-        write_index(folder, self.signer, f"node test {name}", [build(package, folder) for package in contents])
+    def _lay_out(self, site: Path) -> str:
+        """Build, index and sign everything; return the fingerprint of the key."""
+        signer = Signer(self._folder / "keys")
+        try:
+            for name, contents in self.repositories.items():
+                folder = site / name
+                folder.mkdir(parents=True)
+                write_index(folder, signer, f"node test {name}", [build(package, folder) for package in contents])
+        finally:
+            signer.close()
+        manifests.write(site / "files", self.table)
+        return signer.fingerprint
 
     def _calico(self) -> dict[str, Any]:
         """The table's rows with the sums of the files that stand in for the manifests."""

@@ -94,10 +94,16 @@ def test_answers_name_the_gain_its_interval_and_the_last_step(folder: Path) -> N
     assert re.search(r"From 3 to 8 replicas, throughput: \+2\d\.\d % \(too few runs", answer)  # one run of eight
 
 
-def test_a_rate_that_was_set_is_called_no_speed(published: Callable[[str], list[Path]]) -> None:
-    (served,) = published("h200-server-*")
+@pytest.mark.parametrize(
+    ("campaign", "said"),
+    [("h200-server-*", r"3 replicas serve \d+ ± 1"), ("h200-engine-*", r"4 replicas serve 48\.7 ± 2\.0")],
+)
+def test_a_rate_that_was_set_is_called_no_speed(
+    campaign: str, said: str, published: Callable[[str], list[Path]]
+) -> None:
+    (served,) = published(campaign)
     found = " ".join(answers(analyse(served)))
-    assert re.search(r"under mps: 3 replicas serve \d+ ± 1 requests/s; p99 latency goes", found)
+    assert re.search(f"under mps: {said} requests/s; p99 latency goes", found)
     assert "what one does" not in found
     assert "alone" not in found
     assert "From" not in found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
-from harness.analysis.reproduction import Outcome, Reproduction, reproduction, together
+from harness.analysis.reproduction import COMPARED, Outcome, Reproduction, more_repeats, reproduction, together
 from harness.campaign.folder import open_folder
 from harness.campaign.publish import publish
-from harness.campaign.reproduce import published_source
+from harness.campaign.reproduce import published_source, with_more_repeats
+from harness.cli import publishing
 from harness.cli.app import app
 from harness.errors import NotReproducedError, ResultsPathError, UsageError, VerificationError
 from harness.results.manifest import Status
-from tests.unit.results.synthetic import Shape, write_campaign
+from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=20)
 
@@ -29,9 +31,22 @@ SHAPE = Shape(record_s=20)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A campaign's folder, with an identity of its own."""
 
-    def make(name: str, *, seed: int, replicas: tuple[int, ...] = (1, 3), repeats: int = 3, **changes: Any) -> Path:
+    def make(
+        name: str,
+        *,
+        seed: int,
+        replicas: tuple[int, ...] = (1, 3),
+        repeats: int = 3,
+        runs: Sequence[float] = (),
+        **changes: Any,
+    ) -> Path:
         shape = Shape(**{"record_s": 20, "seed": seed, **changes})
         made = write_campaign(tmp_path_factory.mktemp("r") / name, replicas=replicas, repeats=repeats, shape=shape)
+        for repeat, factor in enumerate(runs, start=1):
+            for path in made.glob(f"*_rep{repeat}"):
+                shutil.rmtree(path)
+            for count in replicas:
+                write_experiment(made, "resnet50", count, repeat, replace(shape, scale=shape.scale * factor))
         identity = json.loads((made / "campaign.json").read_text())
         (made / "campaign.json").write_text(json.dumps(identity | {"campaign_id": f"{seed:032}"}))
         return made
@@ -59,8 +74,19 @@ def archive(published: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish(published, tmp_path_factory.mktemp("published") / "published.tar.xz")
 
 
-def held(one: Path, other: Path, **options: Any) -> Reproduction:
-    return reproduction(analyse(one), analyse(other), **options)
+@pytest.fixture(scope="module")
+def uneven(folder: Callable[..., Path]) -> Path:
+    """Like the published one in the mean, with runs that scatter too much for three to tell."""
+    return folder("uneven", seed=600, scale=0.93, runs=[1.0, 1.05, 1.1])
+
+
+@pytest.fixture(scope="module")
+def further(folder: Callable[..., Path]) -> Path:
+    return folder("further", seed=700, repeats=9)
+
+
+def held(one: Path, other: Path, *more: Path, **options: Any) -> Reproduction:
+    return reproduction(analyse(one), analyse(other), more=[analyse(each) for each in more], **options)
 
 
 def test_the_same_measured_again_agrees_in_every_cell(published: Path, alike: Path) -> None:
@@ -137,6 +163,50 @@ def test_another_campaign_is_refused(published: Path, tmp_path: Path) -> None:
         held(published, tmp_path / "other")
 
 
+def test_a_wide_spread_asks_for_more_repeats_and_a_narrow_one_for_none(
+    published: Path, alike: Path, uneven: Path
+) -> None:
+    asked = [
+        more_repeats(analyse(published), analyse(again), COMPARED, within=within, most=most)
+        for again, within, most in ((alike, 0.1, 12), (uneven, 0.1, 12), (uneven, 0.1, 3), (uneven, 0.005, 12))
+    ]
+    assert asked[0] == {}
+    assert {key.replicas: 1 <= more <= 9 for key, more in asked[1].items()} == {1: True, 3: True}
+    assert asked[2:] == [{}, {}]  # no more may be run, and no number would do
+
+
+def test_it_goes_on_with_as_many_repeats_as_the_spread_asks_for(
+    archive: Path, uneven: Path, further: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[int | object, list[int]]] = []
+
+    def run_again(source: Any, *_: object, **__: object) -> Path:
+        ran.append((source.spec.repeats, source.spec.replicas))
+        return [uneven, further][len(ran) - 1]
+
+    monkeypatch.setattr(publishing, "_run_again", run_again)
+    found = json.loads(run(archive, "--json").stdout)
+    assert (found["outcome"], found["campaign"], found["more"]) == ("agrees", str(uneven), [str(further)])
+    assert ran[0] == (3, [1, 3])
+    assert ran[1][1] == [1, 3]
+    assert 1 <= int(str(ran[1][0])) <= 9
+
+    by_hand = run(archive, "--against", uneven, "--against", further, "--json")
+    assert json.loads(by_hand.stdout) == found
+    ran.clear()
+    few = json.loads(run(archive, "--max-repeats", "3", "--json").stdout)
+    assert (few["outcome"], few["more"], len(ran)) == ("not decidable", [], 1)
+    assert "more repeats would tell" in few["cells"][0]["measures"][0]["why"]
+
+
+def test_more_repeats_are_of_the_cells_that_need_them(published: Path) -> None:
+    source = published_source(published, published)
+    one = analyse(published).cells[0].key
+    further = with_more_repeats(source, {one: 4})
+    assert (further.spec.replicas, further.spec.repeats) == ([1], 4)
+    assert further.spec.model_copy(update={"replicas": [1, 3], "repeats": 3}) == source.spec
+
+
 def run(*words: object) -> Result:
     return CliRunner().invoke(app, ["reproduce", *map(str, words)])
 
@@ -153,6 +223,26 @@ def test_the_command_says_the_environment_first_and_exits_for_what_differs(
     assert "resnet50/time-slicing/1" in bad.exception.message
 
 
+def test_the_table_fits_eighty_columns_and_the_reasons_stand_below_it(
+    archive: Path, folder: Callable[..., Path]
+) -> None:
+    lines = run(archive, "--against", folder("once", seed=300, repeats=1)).stdout.splitlines()
+    start = lines.index("resnet50, time-slicing, 1 replica")
+    assert lines[start + 1].split("  ")[0] == "measure"
+    assert lines[start + 2].startswith("throughput, requests/s  ")
+    assert lines[start + 3].startswith("latency_p50_exact, ms   ")
+    assert lines[start + 5].startswith("not decidable: ")
+    assert "resnet50, time-slicing, 3 replicas" in lines
+    assert max(map(len, lines[start:])) <= 80
+
+
+@pytest.mark.parametrize("beside", [["--force"], ["--results", "results"], ["--max-repeats", "9"]])
+def test_what_has_no_effect_beside_against_is_refused(archive: Path, alike: Path, beside: list[str]) -> None:
+    done = run(archive, "--against", alike, *beside)
+    assert isinstance(done.exception, UsageError)
+    assert "--results, --force and --max-repeats have no effect" in done.exception.message
+
+
 def test_the_command_gives_the_same_as_json(archive: Path, alike: Path) -> None:
     found = json.loads(run(archive, "--against", alike, "--json").stdout)
     assert found["outcome"] == "agrees"
@@ -160,12 +250,15 @@ def test_the_command_gives_the_same_as_json(archive: Path, alike: Path) -> None:
     assert found["cells"][0]["measures"][0]["ratio"].keys() == {"mean", "ci95_low", "ci95_high"}
 
 
-def test_what_is_no_reproduction_is_refused(archive: Path, published: Path, tmp_path: Path) -> None:
-    assert "is the published campaign itself" in str(run(archive, "--against", published).exception)
+def test_what_is_no_reproduction_is_refused(archive: Path, published: Path, alike: Path, tmp_path: Path) -> None:
+    assert "is the campaign that it is to be compared with" in str(run(archive, "--against", published).exception)
+    assert "is given twice" in str(run(archive, "--against", alike, "--against", alike).exception)
     bad = tmp_path / "bad.tar.xz"
     bad.write_bytes(b"nothing of ours")
     assert isinstance(run(bad).exception, ResultsPathError)
-    assert isinstance(run(tmp_path / "nowhere.tar.xz").exception, ResultsPathError)
+    missing = run(tmp_path / "nowhere.tar.xz").exception
+    assert isinstance(missing, ResultsPathError)
+    assert missing.message == f"there is no file and no folder {tmp_path / 'nowhere.tar.xz'}."
 
 
 def test_it_runs_what_was_understood_then_whatever_the_file_says_today(published: Path, tmp_path: Path) -> None:
@@ -192,7 +285,7 @@ def test_what_does_not_verify_is_not_run(published: Path, tmp_path: Path) -> Non
     [
         (["--measure", "speed"], "speed is no figure of a report"),
         (["--within", "100"], "a tolerance of 100 % cannot be"),
-        (["--measure", "throughput", "--measure", "ttft_p50"], "no ttft_p50 to compare with"),
+        (["--measure", "throughput", "--measure", "client_ttft_p50"], "no client_ttft_p50 to compare with"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_before_hours_of_running(

@@ -21,6 +21,7 @@ from harness.analysis.statistics import (
     needed_for,
     percentile,
     ratio,
+    runs_needed,
     t_interval,
     welch,
 )
@@ -117,6 +118,34 @@ def test_fairness_stays_within_its_bounds(values: list[float]) -> None:
     assert 1 / len(values) - 1e-9 <= jain(values) <= 1 + 1e-9
 
 
+def test_more_runs_than_planned_narrow_a_ratio_by_the_spread_of_the_first_ones() -> None:
+    bottom, first = [10.0, 10.4, 9.6], [10.0, 10.6, 9.4]
+    planned, more = ratio(first, bottom), ratio([*first, 10.0, 10.0, 10.0], bottom, first=3)
+    assert planned.low is not None
+    assert more.low is not None
+    assert planned.low < more.low
+    assert ratio(first, bottom, first=3) == planned
+    wide = ratio([*first, 20.0, 1.0, 9.0], bottom, first=3)
+    assert wide.low is not None
+    assert wide.low < planned.low  # a later spread that is larger counts
+    assert ratio([*first, 10.0], bottom, first=1).note == "one run has no interval"
+
+
+def test_the_runs_needed_follow_from_the_spreads_alone() -> None:
+    bottom, first = [100.0, 101.0, 99.0, 100.0], [100.0, 104.0, 96.0, 100.0]
+    needed = runs_needed(first, bottom, 0.05, 50)
+    assert needed is not None
+    assert 4 < needed < 50
+    assert runs_needed([2 * figure for figure in first], bottom, 0.05, 50) == needed
+    assert runs_needed(first, bottom, 0.5, 50) == 4
+    assert runs_needed(first, bottom, 0.05, 4) is None
+    assert runs_needed(first, bottom, 0.0001, 50) is None
+    assert runs_needed([100.0], bottom, 0.1, 50) is None
+    likely = ratio(first, bottom)
+    assert likely.high is not None
+    assert runs_needed(first, bottom, likely.high - 1 + 1e-6, 4) == 4  # it could do, and is not likely to
+
+
 def test_a_ratio_carries_both_spreads() -> None:
     estimate = ratio([20.0, 21.0, 22.0], [10.0, 10.5, 11.0])
     assert estimate.mean == pytest.approx(2)
@@ -150,7 +179,7 @@ def test_a_difference_that_only_the_correction_takes_away_says_so() -> None:
     found = replace(difference([100.0, 101.0, 99.0], [104.0, 105.0, 103.0]), adjusted_p=0.2)
 
     assert found.welch_p < 0.05
-    assert found.sentence == "no significant difference when corrected for all tests made here"
+    assert found.sentence == "no significant difference, Holm-corrected"
 
 
 def test_single_runs_cannot_be_told_apart() -> None:

@@ -1,15 +1,18 @@
 """Where a workload breaks, on runs of known truth."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from harness.analysis import goodput
 from harness.analysis.statistics import Estimate
-from harness.analysis.stress import Breakage, Grade, Run, climb
+from harness.analysis.stress import Breakage, Grade, Run, Served, climb
 from harness.config import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
+from harness.traffic.slo import Outcome
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")
 
@@ -40,7 +43,7 @@ def climbed(runs, *, repeats=1, **stress):
         measured = runs.get(cell.replicas, [])
         for number, one in enumerate(measured if isinstance(measured, list) else [measured], start=1):
             named[cell.experiment_id(number)] = one
-    return climb(spec.stress, cells, named, spec.repeats)
+    return climb(spec, cells, named)
 
 
 def following(ladder):
@@ -200,7 +203,7 @@ def test_a_rate_that_is_not_answered_breaks():
     (cells,) = spec.ladders()
     runs = {cell.experiment_id(1): run(rate, 0.01) for cell, rate in zip(cells, (199, 401, 640), strict=False)}
 
-    ladder = climb(stress, cells, runs, 1)
+    ladder = climb(spec, cells, runs)
 
     assert (ladder.name, ladder.broken.breakage) == ("tiny under time-slicing", Breakage.THROUGHPUT)
     (told,) = ladder.sentences()
@@ -223,3 +226,148 @@ def test_saturation_is_found_where_it_is_and_not_where_it_is_not():
     # 4 % per doubling is too little by a hair: the interval says so only where it can.
     assert sum(point is not None and point.load == 8 for point in saturated) > 0.95 * 300
     assert scaling == [None] * 300
+
+
+SERVERS = {
+    "name": "s",
+    "workloads": [
+        {"name": "llm", "server": {"command": ["serve", "{port}"], "protocol": "openai-chat", "rate": 1}},
+    ],
+    "slo": {"ttft_p99_ms": 200},
+}
+
+
+def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
+    """A run of servers that keep the objective up to a rate each; within so much of it nobody can tell."""
+    outcome = Outcome.PASS if rate <= capacity else Outcome.FAIL
+    outcome = Outcome.NOT_DECIDABLE if abs(rate / capacity - 1) < doubt else outcome
+    unmet = "" if outcome is Outcome.PASS else f"first token p99 300 ms: {outcome}"
+    figures = {"throughput": near(rate * servers, 0.01 * rate)}
+    return Run(Status.VALID, [], figures, Served(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1))
+
+
+def answered(spec, run_at):
+    """Every ladder to its end, and how many points each took; ``run_at``: a run by cell."""
+    ladders, taken = [], []
+    for cells in spec.ladders():
+        runs = {}
+        while (ladder := climb(spec, cells, runs)).following:
+            cell, repeat = ladder.following
+            assert cell.experiment_id(repeat) not in runs
+            runs[cell.experiment_id(repeat)] = run_at(cell)
+        ladders.append(ladder)
+        taken.append(len(runs))
+    return ladders, taken
+
+
+def of_servers(**stress):
+    spec = {"load": "rate", "first": 1, "most": 64, **stress}
+    return CampaignSpec.model_validate({**SERVERS, "replicas": [1, 2, 4], "stress": spec}, strict=False)
+
+
+@pytest.mark.parametrize("capacity", [1.0, 1.05, 3.3, 7.99, 8.0, 8.01, 30.0, 63.9])
+def test_halving_finds_the_highest_rate_within_the_precision(capacity):
+    spec = of_servers(precision=0.1)
+
+    ladders, taken = answered(spec, lambda cell: served(cell.workload.server.rate, capacity, servers=cell.replicas))
+
+    for ladder in ladders:
+        good, broken = ladder.last_good, ladder.broken
+        assert good.load <= capacity < broken.load <= 1.101 * good.load
+        assert broken.breakage is Breakage.OBJECTIVE
+    assert max(taken) <= len(spec.stress.at_most()) == 7 + 3
+
+
+def test_what_cannot_be_decided_is_neither_within_the_objective_nor_beyond_it():
+    spec = of_servers(precision=0.1)
+
+    ladders, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 10, doubt=0.15, servers=cell.replicas))
+
+    for ladder in ladders:
+        grades = {point.load: point.grade for point in ladder.points}
+        assert ladder.last_good.load <= 8.5
+        assert [load for load, grade in grades.items() if grade is Grade.DOUBTFUL]
+        assert "a longer recording decides more" in ladder.sentences()[0]
+    (first, *_) = goodput.bests(spec, ladders)
+    assert first.limit == "objective"
+    only, _ = answered(
+        of_servers(most=9), lambda cell: served(cell.workload.server.rate, 10, doubt=0.3, servers=cell.replicas)
+    )
+    assert {best.limit for best in goodput.bests(spec, only)} == {"not decidable"}
+
+
+def test_the_number_of_servers_that_fit_is_found_between_two_points():
+    stress = {"first": 1, "most": 32, "precision": 0.01}
+    spec = CampaignSpec.model_validate({**SERVERS, "stress": stress}, strict=False)
+
+    ((ladder,), (taken,)) = answered(spec, lambda cell: served(cell.replicas, 11))
+
+    assert (ladder.last_good.load, ladder.broken.load) == (11, 12)
+    assert taken <= len(spec.stress.at_most())
+    assert goodput.bests(spec, [ladder])[0].servers == 11
+
+
+def test_the_answer_names_the_number_of_servers_its_energy_and_its_price():
+    spec = of_servers(precision=0.1, price_per_gpu_hour=3.6, price_per_kwh=0.36).model_copy(update={"repeats": 3})
+
+    def run_at(cell):
+        return served(
+            cell.workload.server.rate, 12 / cell.replicas**0.5, servers=cell.replicas, energy_j=100 / cell.replicas
+        )
+
+    ladders, _ = answered(spec, run_at)
+    found = goodput.bests(spec, ladders)
+
+    assert [ladder.name for ladder in ladders][:2] == [
+        "llm under time-slicing, 1 replica",
+        "llm under time-slicing, 2 replicas",
+    ]
+    assert [best.servers for best in found] == [1, 2, 4]
+    last = found[-1]
+    assert last.goodput.mean == pytest.approx(4 * last.rate)
+    # 1 hour of the GPU makes 3600 x 32 tokens x requests/s; 25 J per 1,000 tokens are 25,000 J per million.
+    cost = 3.6 * 1e6 / (3600 * 32 * last.goodput.mean) + 0.36 * 25_000 / 3.6e6
+    assert last.cost.mean == pytest.approx(cost)
+    (told,) = goodput.sentences(found)
+    assert told.startswith("llm: the highest goodput within the objective is 2")
+    assert "of 4 servers under time-slicing" in told
+    assert "at 25.0 ± 0 J per 1,000 tokens and " in told
+    assert "Not told apart" not in told
+    assert "Measured once" not in told
+    once, twice = (near(mean, 2) for mean in (20, 21))
+    like = [replace(found[0], goodput=once), replace(found[1], goodput=twice)]
+    assert goodput.sentences(like)[0].endswith("Not told apart from it: 1 under time-slicing.")
+    alone = [replace(best, goodput=Estimate(9, None, None, 1, None)) for best in found]
+    assert goodput.sentences(alone)[0].endswith("Measured once, so without an interval.")
+    titles, rows = goodput.table(found)
+    assert titles == [
+        "workload",
+        "sharing",
+        "servers",
+        "each/s",
+        "goodput/s",
+        "limit",
+        "J/1,000 tokens",
+        "cost/million tokens",
+    ]
+    assert rows[0][:3] == ["llm", "time-slicing", "1"]
+    assert last.to_dict()["energy_j_per_1000_tokens"]["mean"] == 25
+
+
+def test_a_repeat_that_fails_gives_way_and_no_good_point_is_said():
+    spec = of_servers().model_copy(update={"repeats": 2})
+    seen = set()
+
+    def run_at(cell):
+        again = cell.experiment_id(1) in seen
+        seen.add(cell.experiment_id(1))
+        return served(cell.workload.server.rate, 4 if again else 8, servers=cell.replicas)
+
+    ladders, _ = answered(spec, run_at)
+    assert [ladder.last_good.load for ladder in ladders] == [4, 4, 4]
+    assert "did not hold when measured again: first token p99 300 ms" in ladders[0].sentences()[0]
+
+    ladders, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 0.5, servers=cell.replicas))
+    found = goodput.bests(spec, ladders)
+    assert goodput.sentences(found) == ["llm: no number of servers was seen to keep the objective."]
+    assert found[0].why == "1 requests/s per replica: first token p99 300 ms: fail."

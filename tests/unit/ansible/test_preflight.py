@@ -14,11 +14,12 @@ from tree import ROOT
 
 PROBE = """\
 #!/usr/bin/python3
-import json, os
+import json, os, time
 from ansible.module_utils.basic import AnsibleModule
 options = {name: {"type": "raw"} for name in ("machine", "disks", "packages", "urls", "urls_timeout_s")}
 module = AnsibleModule(argument_spec=options, supports_check_mode=True)
 fake = json.loads(os.environ["FAKE"])
+fake["node"].setdefault("time_s", int(time.time()))  # its clock when it is asked: judging the variables before takes a while
 module.exit_json(changed=False, probe=fake["probe"], ansible_facts={"node": fake["node"]})
 """
 PLAY = """\
@@ -149,13 +150,12 @@ CASES = {
 }
 
 
-def host(changes, variables, now_s):
+def host(changes, variables):
     packages = {"cri-o": changes.get("cri-o", ABSENT), "kubelet": changes.get("kubelet", ABSENT)}
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
     probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
     node = {
         **MACHINE,
-        "time_s": now_s,
         **{name: value for name, value in changes.items() if name not in [*probe, *packages]},
     }
     # Every variable is resolved, which takes a second a host: where the machine differs, they are those of the good one.
@@ -171,8 +171,7 @@ def outcomes(tmp_path_factory):
     (folder / "library/node_probe.py").write_text(PROBE)
     (folder / "play.yml").write_text(PLAY)
     (folder / "group_vars").symlink_to(ROOT / "inventory/group_vars")
-    now_s = int(__import__("time").time())
-    hosts = {name: host(changes, variables, now_s) for name, (changes, variables, _) in CASES.items()}
+    hosts = {name: host(changes, variables) for name, (changes, variables, _) in CASES.items()}
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")]
     settings = {

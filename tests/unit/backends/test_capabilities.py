@@ -35,6 +35,7 @@ EXAMPLES = {
     "a server that runs already": {"workload": "-mine, server: {url: 'http://h:1'}"},
     "a line of the server's log": {"workload": "-mine, server: {command: [a, '{port}'], ready: {log: up}}"},
     "requests to a server": {"workload": "-mine, server: {command: [a, '{port}'], trace: {file: a.jsonl}}"},
+    "what a server publishes": {"workload": "-mine, server: {command: [a, '{port}'], metrics: {}}"},
     "a sharing mode for": {"more": "sharing: [mps]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "`conditions` of": {"more": "conditions: [{name: b}]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
@@ -68,12 +69,6 @@ def test_a_campaign_that_asks_for_it_is_refused_exactly_where_the_table_says_no(
         read(tmp_path, BACKENDS[backend], **wishes)
 
 
-def test_the_table_on_the_page_is_that_of_the_code():
-    text = capabilities.PAGE.read_text()
-
-    assert text == capabilities.page(text), "run: python -m harness.backends.capabilities"
-
-
 def test_several_modes_are_taken_where_the_device_plugin_can_be_switched(tmp_path):
     switched = "backend: kubernetes\nkubernetes: {device_plugin_configs: nvidia/plugin-configs}"
     spec = read(tmp_path, switched, "sharing: [exclusive, time-slicing, mps, mig]")
@@ -88,3 +83,17 @@ def test_several_modes_are_taken_where_the_device_plugin_can_be_switched(tmp_pat
 @pytest.mark.parametrize("mode", ["exclusive", "time-slicing", "mps", "mig"])
 def test_one_mode_is_for_the_cluster_to_show(tmp_path, mode):
     assert read(tmp_path, CLUSTER, f"sharing: [{mode}]").sharing[0].value == mode
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("trace: {file: a}", "trace"),
+        ("requests: {file: a}", "requests.file"),
+        ("requests: {tokenizer: a}", "requests.tokenizer"),
+    ],
+)
+def test_no_file_of_requests_gets_into_a_pod(tmp_path, asked, name):
+    server = f"-mine, server: {{image: 'x/y:1', args: ['{{port}}'], {asked}}}"
+    with pytest.raises(CampaignFileError, match=f"`server.{name}` of workload resnet50-mine.*files are not"):
+        read(tmp_path, CLUSTER, workload=server)

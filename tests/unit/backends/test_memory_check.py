@@ -44,8 +44,8 @@ def test_every_built_in_workload_has_an_estimate():
         ("resnet50-training", {"batch_size": 128}, 5),
         ("bert-training", {"batch_size": 101}, 2),
         ("bert-training", {"batch_size": 101, "options": {"model_size": "tiny"}}, 16),
-        ("chat", {}, 6),
-        ("chat", {"memory_gb": 5}, 2),
+        ("whisper", {}, 6),
+        ("whisper", {"memory_gb": 5}, 2),
     ],
 )
 def test_as_many_replicas_as_fit_are_let_through_and_one_more_is_refused(name, workload, fit):
@@ -71,5 +71,5 @@ def test_the_replicas_of_a_gpu_are_held_against_the_memory_of_that_gpu(monkeypat
         GpuFacts(name="GPU", total_bytes=80 << 30, free_bytes=79_000_000_000, uuid=f"GPU-{one}") for one in range(2)
     ]
     monkeypatch.setattr(local_check, "gpu_facts", lambda: (here, ""))
-    found = findings("chat", replicas, check="GPU memory", sharing=sharing, gpus=gpus, memory_gb=60)
+    found = findings("whisper", replicas, check="GPU memory", sharing=sharing, gpus=gpus, memory_gb=60)
     assert bool(found) is refused

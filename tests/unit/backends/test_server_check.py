@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from harness.backends import server_check
 from harness.backends.environment import server_environment, workload_environment
 from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
@@ -14,6 +15,7 @@ from harness.backends.server_check import check_server
 from harness.config import Timing, WorkloadSpec
 from harness.replica.engine.settings import from_environment
 from harness.replica.registry import find_factory
+from tests.support import local_tokenizers
 from tests.support.experiments import experiment
 
 
@@ -54,6 +56,21 @@ def test_a_file_that_cannot_be_asked_is_said_before_anything_starts(tmp_path, fi
     (finding,) = check_server("llm", spec)
     assert finding.message.startswith(f"the workload llm cannot be asked: {file}{message}")
     assert finding.advice == f"Mend {file}."
+
+
+def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monkeypatch):
+    spec = workload(requests={"tokenizer": str(tmp_path)}).server
+    (finding,) = check_server("llm", spec)
+    assert finding.message.startswith(
+        f"the workload llm cannot be asked: the tokenizer {tmp_path}/tokenizer.json cannot be read"
+    )
+    assert finding.advice == f"Mend {tmp_path}."
+    local_tokenizers.letters().save(str(tmp_path / "tokenizer.json"))
+    assert check_server("llm", spec) == []
+    monkeypatch.setattr(server_check, "absent", lambda *modules: list(modules))
+    (finding,) = check_server("llm", spec)
+    assert finding.message == "the workload llm needs tokenizers, which is not installed."
+    assert finding.advice == "Do: pip install 'gpu-sharing-harness[tokenizer]'"
 
 
 def test_one_that_runs_already_must_be_reached():

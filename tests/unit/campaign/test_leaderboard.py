@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from harness.cli.app import app
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of
 from harness.results.manifest import Status
-from tests.unit.results.synthetic import Shape, write_campaign
+from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 
 def campaign(folder: Path, number: int, **shape: float | Status) -> Path:
@@ -103,6 +104,27 @@ def test_a_folder_without_any_is_refused(tmp_path: Path, made: bool) -> None:
     if made:
         folder.mkdir()
     with pytest.raises(
-        ResultsPathError, match="no campaign that can be listed: it holds none" if made else "is not a folder"
+        ResultsPathError, match="no campaign that can be listed: it holds none" if made else "is not there"
     ):
         leaderboard(folder)
+
+
+def test_a_cell_without_a_run_that_can_be_used_is_named_beside_those_that_are_listed(tmp_path: Path) -> None:
+    mixed = write_campaign(tmp_path / "mixed", replicas=[1, 3], repeats=1, shape=Shape(record_s=20))
+    (whole,) = mixed.glob("*_r3_*")
+    shutil.rmtree(whole)
+    write_experiment(mixed, "resnet50", 3, 1, Shape(record_s=20, status=Status.INVALID))
+    (folder,) = {entry.source for entry in leaderboard(tmp_path).entries}
+    assert folder == "mixed"
+    assert leaderboard(tmp_path).refused == {
+        "mixed, resnet50, time-slicing, 3 replicas": "none of its runs can be used: they are INVALID"
+    }
+
+
+def test_no_name_of_somebody_else_reaches_the_terminal_as_it_is(tmp_path: Path) -> None:
+    campaign(tmp_path / "foul\x1b[2J", 1, status=Status.INVALID)
+    said: list[str] = []
+    with pytest.raises(ResultsPathError) as refused:
+        leaderboard(tmp_path, say=said.append)
+    assert said == [f"verifying {tmp_path}/foul [2J"]
+    assert "\x1b" not in refused.value.message

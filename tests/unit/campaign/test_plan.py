@@ -172,12 +172,12 @@ def test_a_random_order_without_conditions_is_the_one_it_always_was():
 
 
 def test_with_all_metrics_what_a_neighbour_publishes_of_its_own_is_recorded_too():
-    chatty = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="chat"))])
-    alone, beside = (one.metrics for one in expand(campaign(replicas=[1], conditions=[ALONE, chatty])))
+    session = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="notebook"))])
+    alone, beside = (one.metrics for one in expand(campaign(replicas=[1], conditions=[ALONE, session])))
 
     assert len(alone) == 15
     assert beside[:15] == alone
-    assert {metric.name for metric in select("all", workload="chat")} == set(beside) > set(alone)
+    assert {metric.name for metric in select("all", workload="notebook")} == set(beside) > set(alone)
 
 
 def test_a_neighbour_takes_disk_too_and_a_gpu_of_its_own_under_exclusive():

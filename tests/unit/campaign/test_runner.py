@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from harness.backends.base import Finding, Severity
 from harness.campaign import events
 from harness.campaign.folder import create, open_folder
 from harness.campaign.journal import read_events
+from harness.campaign.plan import estimate, expand
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
@@ -470,12 +472,18 @@ def test_every_step_is_in_the_journal_before_the_next_begins(stage):
     assert seen == [True] * 8
 
 
+def began_s(name, state):
+    """When an experiment's first attempt began, seconds since the epoch."""
+    begins = next(each for each in read_events(state) if each.get("experiment") == name)
+    return datetime.fromisoformat(begins["at"]).timestamp()
+
+
 def test_status_before_during_and_after(stage):
     on = stage()
     assert campaign_status(on.folder.path).done == 0
     found = []
     on.react = lambda event: (
-        found.append(campaign_status(on.folder.path))
+        found.append(campaign_status(on.folder.path, now_s=began_s(TWO, on.folder.state) + 10))
         if isinstance(event, events.StepBegins) and event.experiment_id == TWO and event.step == "record"
         else None
     )
@@ -483,9 +491,11 @@ def test_status_before_during_and_after(stage):
     on.runner().run()
 
     during, after = found[0], campaign_status(on.folder.path)
-    assert (during.done, during.running, during.remaining_s) == (1, True, 60)
-    assert [each.status for each in during.experiments] == ["VALID", "pending"]
-    assert during.experiments[1].note == "last step: record"
+    assert (during.done, during.running) == (1, True)
+    starts_s = estimate(expand(on.folder.spec)[1:]).starts_s
+    assert during.remaining_s == pytest.approx(60 + starts_s - 10)
+    assert [each.status for each in during.experiments] == ["VALID", "running"]
+    assert during.experiments[1].note == "record"
     assert (after.done, after.running, after.remaining_s) == (2, False, 0)
     assert after.activity == "finished"
     json.dumps(after.as_dict())

@@ -11,6 +11,7 @@ import typer
 
 from harness.campaign.folder import create
 from harness.campaign.init_template import TEMPLATES
+from harness.campaign.source import shipped_names
 from harness.cli.numbers import not_negative
 from tests.support import forked
 from tests.support.experiments import campaign
@@ -44,7 +45,7 @@ def test_help_names_every_command_and_every_exit_code():
     said = " ".join(harness("--help").stdout.split())
 
     assert all(f" {command} " in said for command in COMMANDS)
-    assert all(f" {code} " in said for code in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 130))
+    assert all(f" {code} " in said for code in (*range(15), 130))
 
 
 def test_help_groups_the_commands_and_cuts_none_short():
@@ -107,7 +108,7 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
         (["run", "quikstart"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
         (["resume", "/nowhere"], "is no campaign folder"),
-        (["verify", "/nowhere"], "is not a folder"),
+        (["verify", "/nowhere"], "there is no file and no folder /nowhere"),
     ],
 )
 def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
@@ -147,7 +148,10 @@ def test_init_takes_and_completes_a_purpose(tmp_path):
     assert (refused.returncode, file.exists()) == (2, False)
     assert all(f"'{purpose}'" in refused.stderr for purpose in purposes)
     asked = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness init mine.yaml --for ", COMP_CWORD="4")
-    assert set(asked.stdout.split()) == purposes
+    assert set(asked.stdout.split()) == purposes | {"profile"}
+    profile = harness("init", file, "--for", "profile")
+    assert (profile.returncode, file.exists()) == (2, False)
+    assert "harness profile resnet50 --capacity knee" in profile.stderr
     assert harness("init", file, "--for", "kubernetes").returncode == 0
     assert "valid campaign of 9 experiments" in harness("validate", file).stdout
 
@@ -212,6 +216,20 @@ def test_the_shell_completes_commands():
     assert {"report", "resume"} <= set(done.stdout.split())
 
 
+def test_the_shell_completes_campaigns_that_are_shipped_and_ones_own(tmp_path):
+    (tmp_path / "mine.yaml").touch()
+    (tmp_path / "campaigns").mkdir()
+    (tmp_path / "campaigns" / "night.yml").touch()
+    (tmp_path / "notes.txt").touch()
+
+    def offered(begun):
+        words = {"_HARNESS_COMPLETE": "complete_bash", "COMP_WORDS": f"harness run {begun}", "COMP_CWORD": "2"}
+        return set(harness(cwd=tmp_path, **words).stdout.split())
+
+    assert offered("") == {*shipped_names(), "mine.yaml", "campaigns/"}
+    assert offered("campaigns/n") == {"campaigns/night.yml"}
+
+
 @pytest.mark.parametrize("given", [("--step-s", "0"), ("--duration-s", "nan"), ("--timeout-s", "-inf")])
 def test_an_export_takes_finite_numbers_above_zero(given):
     done = harness("export", "out", *given)
@@ -235,3 +253,14 @@ def test_prices_and_waits_are_finite(value):
         not_negative(value)
     assert not_negative(0.0) == 0.0
     assert not_negative(None) is None
+
+
+def test_a_profile_on_a_cluster_needs_to_know_which(tmp_path):
+    file = tmp_path / "local.yaml"
+    assert harness("init", str(file), "--for", "sharing").returncode == 0
+
+    done = harness("profile", "resnet50", "--kubernetes", str(file), cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "the campaign file has no section `kubernetes`" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["local.yaml"]

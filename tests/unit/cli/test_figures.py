@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from harness.analysis import report
 from harness.analysis.campaign import analyse
+from harness.campaign.gate import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
 from harness.config import Sharing
@@ -131,7 +132,7 @@ def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analy
     runner = SimpleNamespace(run=lambda **_: outcome)
     folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / STATE)
 
-    campaign._run_steps(runner, folder, report=wanted, fail_on=None)
+    campaign._run_steps(runner, folder, Gate(frozenset()), report=wanted)
 
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")

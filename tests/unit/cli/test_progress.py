@@ -19,7 +19,7 @@ STORY = [
     events.ExperimentEnds("resnet50_r8_time-slicing_rep1", 3, Status.INVALID, ["record: stopped."], 24_000.0),
 ]
 SENTENCES = [
-    "night-20260101T000000Z: 9 experiments, 2 done before; 7 h 49 min of phases to go",
+    "night-20260101T000000Z: 9 experiments, 2 done before; about 7 h 49 min to go",
     "  replica 3 was killed by signal 9; last lines: out of memory",
     "  record: stopped.",
     "[3/9] resnet50_r8_time-slicing_rep1 INVALID: record: stopped.",

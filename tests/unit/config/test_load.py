@@ -65,6 +65,8 @@ def test_a_short_file_is_enough():
         ),
         (GOOD.replace("[1, 3]", "[3, 3]"), "the same value is listed twice; use `repeats`"),
         (GOOD.replace("[1, 3]", "['3']"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found '3')."),
+        (GOOD + "sharing: mps\n", "c.yaml:6: `sharing`: a list is needed (found 'mps'): write [mps]."),
+        (GOOD + "sharing: [timeslicing]\n", "(found 'timeslicing'). Did you mean time-slicing?"),
         (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found True)."),
         (
             GOOD + "timing: {step_s: 7}\n",
@@ -402,7 +404,8 @@ STRESS = GOOD.replace("replicas: [1, 3]\n", "")
         (STRESS + "stress: {latency_limit_ms: {p90: 1}}\n", "'p50', 'p95' or 'p99'"),
         (STRESS + "stress: {}\nconditions: [{name: a}]\n", "compares no `conditions`"),
         (STRESS + "stress: {load: rate}\n", "`replicas` is missing"),
-        (GOOD + "stress: {load: rate}\n", "give one in `replicas`"),
+        (STRESS + "stress: {price_per_kwh: 0.3}\n", "give the `slo`"),
+        (STRESS + "stress: {precision: 0.001}\n", "greater than or equal to 0.01"),
         (STRESS + "replicas: [2]\nstress: {load: rate}\n", "resnet50 has no rate to raise"),
         (STRESS, "`replicas` is missing"),
     ],

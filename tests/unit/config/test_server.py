@@ -44,7 +44,6 @@ def test_a_command_is_enough():
 def test_a_stream_has_the_metrics_of_tokens():
     metrics = expand(parsed(SERVER | {"protocol": "openai-chat"}))[0].metrics
     assert {"client_ttft_p99", "client_itl_p99", "client_tpot_p50", "output_tokens_per_second"} <= set(metrics)
-    assert not {"ttft_p50", "tokens_per_second"} & set(metrics), "those are what a replica says of itself"
     whole = expand(parsed(SERVER | {"protocol": "openai-chat", "stream": False}))[0].metrics
     assert "client_ttft_p99" not in whole
 
@@ -68,7 +67,13 @@ def test_a_rate_is_an_open_loop_that_stress_can_raise():
     (workload,) = parsed(SERVER | {"rate": 4}).workloads
     assert workload.open_loop
     assert workload.at_rate(9).server.rate == 9
-    for asked in (SERVER | TRACE, SERVER | {"rate": 4, "ramp_to": 8}):
+    image = (
+        SERVER
+        | {"protocol": "openai-chat"}
+        | TRACE
+        | {"requests": {"tokenizer": "folder", "image": {"width": 8, "height": 8}}}
+    )
+    for asked in (SERVER | TRACE, image, SERVER | {"rate": 4, "ramp_to": 8}):
         (workload,) = parsed(asked).workloads
         assert workload.open_loop
         with pytest.raises(ValueError, match="that stays"):
@@ -145,7 +150,25 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (SERVER | {"rate": 1, "concurrency": 2}, {}, "keep one of them"),
         (SERVER | TRACE | {"rate": 1}, {}, "keep one of them"),
         (SERVER | TRACE | {"concurrency": 1}, {}, "keep one of them"),
-        (SERVER | TRACE | {"requests": {"file": "x.jsonl"}}, {}, "leave `requests` out"),
+        (
+            SERVER | TRACE | {"requests": {"file": "x.jsonl"}},
+            {},
+            "leave `file`, `input_tokens` and `output_tokens` out",
+        ),
+        (
+            SERVER | {"requests": {"image": {"width": 8, "height": 8}}},
+            {},
+            "`requests.image` goes with protocol openai-chat, or",
+        ),
+        (OIP | {"requests": {"audio": {"seconds": 1}}}, {}, "`requests.audio` goes with protocol openai-chat, or"),
+        (SERVER | {"body": {"x": ["a {audio}"]}}, {}, "`body` holds {audio}, and nothing says what that is"),
+        (SERVER | {"requests": {"image": {"width": 4097, "height": 8}}}, {}, "less than or equal to 4096"),
+        (SERVER | {"requests": {"audio": {"seconds": 1e9}}}, {}, "less than or equal to 120"),
+        (
+            SERVER | {"protocol": "openai-chat", "requests": {"file": "x.jsonl", "audio": {"seconds": 1}}},
+            {},
+            "`requests.file` says what is asked: leave `audio` out",
+        ),
         (SERVER | {"trace": {"file": "t.jsonl", "factor": 0}}, {}, "greater than 0"),
         (OIP | TRACE, {}, "another protocol than oip"),
         (SERVER | {"ramp_to": 2}, {}, "`ramp_to` has no effect without `rate`"),
@@ -164,6 +187,8 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (OIP | {"tensors": [TENSOR | {"datatype": "float32"}]}, {}, "datatype"),
         (OIP | {"requests": {"file": "x.jsonl"}}, {}, "sends its `tensors`"),
         (OIP | {"stream": False}, {}, "belong to OpenAI's protocols"),
+        (OIP | {"protocol": "oip-grpc", "path": "/x"}, {}, "always calls ModelInfer"),
+        (SERVER | {"protocol": "oip-grpc", "model": "sum"}, {}, "one goes with the other"),
         (OIP | {"success": {"contains": "x"}}, {}, "belong to protocol http"),
         (SERVER | {"protocol": "openai-chat", "body": "x"}, {}, "belong to protocol http"),
         (SERVER | {"requests": {"input_tokens": {"mean": 5, "max": 4}}}, {}, "must lie between"),

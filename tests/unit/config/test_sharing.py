@@ -47,7 +47,8 @@ def test_every_mode_has_traits_and_says_how_a_cluster_comes_under_it():
 
 def test_a_trait_is_all_that_the_choice_of_slices_looks_at(monkeypatch):
     ways = [device_configs.Configuration(str(slices), Sharing.MPS, slices) for slices in (2, 8)]
-    experiment = type("Experiment", (), {"sharing": Sharing.MPS, "replicas": 2})
+    cell = type("Cell", (), {"processes": 2})
+    experiment = type("Experiment", (), {"sharing": Sharing.MPS, "cell": cell})
     spec = type("Spec", (), {"gpus_per_replica": 1, "device_plugin_configs": "a/b"})
 
     assert device_configs.choose(ways, experiment, [1], spec).slices == 2

@@ -19,9 +19,16 @@ def test_every_built_in_workload_has_the_fifteen_metrics_first(model):
 
 
 def test_named_metrics_are_the_named_ones_for_every_workload():
-    text = FILE.format(model="chat", batch_size=1) + "metrics: [throughput, ttft_p95]\n"
+    text = FILE.format(model="notebook", batch_size=1) + "metrics: [throughput, active_share]\n"
     (experiment,) = expand(parse_campaign(text, origin="c.yaml"))
-    assert experiment.metrics == ["throughput", "ttft_p95"]
+    assert experiment.metrics == ["throughput", "active_share"]
+
+
+def test_text_generation_is_that_of_a_server_of_one_s_own():
+    with pytest.raises(
+        CampaignFileError, match=r"c\.yaml:4: .*no built-in workload `chat`.* server: .*docs/servers\.md"
+    ):
+        parse_campaign(FILE.format(model="chat", batch_size=1), origin="c.yaml")
 
 
 def test_training_with_batch_normalisation_needs_two_images():

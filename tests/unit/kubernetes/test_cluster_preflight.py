@@ -11,9 +11,9 @@ from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.config import KubernetesSpec
+from harness.config import ConditionSpec, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
-from tests.support.experiments import campaign
+from tests.support.experiments import campaign, experiment, neighbour
 
 GPU = "nvidia.com/gpu"
 QUOTAS, LIMITS = (f"/api/v1/namespaces/inference/{kind}" for kind in ("resourcequotas", "limitranges"))
@@ -274,6 +274,15 @@ def test_more_replicas_than_slices():
     assert gpu_findings([node(gpus=4), node("n2", gpus=4)], []) == []
 
 
+def test_neighbours_need_slices_too():
+    beside = ConditionSpec(name="beside", neighbours=[neighbour(replicas=2)])
+    api = Api({"/api/v1/nodes": {"items": [node(gpus=4)]}})
+
+    told = findings(api, experiments=[experiment(replicas=3, condition=beside)])
+
+    assert "5 replicas need 5 nvidia.com/gpu, and there is room for 4" in told["gpus", Severity.ERROR]
+
+
 def test_slices_of_two_nodes_that_no_replica_fits_into():
     spec = KubernetesSpec(gpus_per_replica=2)
     [found] = gpu_findings([node(gpus=3), node("n2", gpus=3)], [], 3, spec)
@@ -450,6 +459,14 @@ def test_a_quota_that_would_refuse_the_replicas(hard, words):
     assert words in message
     scoped = {**quota(**hard), "spec": {"hard": hard, "scopes": ["Terminating"]}}
     assert quota_findings(scoped) == []
+
+
+def test_a_quota_has_to_allow_an_owner_for_each_workload_of_an_experiment():
+    api = Api({QUOTAS: {"items": [quota(**{"count/deployments.apps": "1"})]}, LIMITS: {"items": []}})
+
+    [found] = check_quota(api, SPEC, 2, 2)
+
+    assert "allows count/deployments.apps: 1, of which 0 are used, and the campaign needs 2" in found.message
 
 
 def test_a_quota_that_others_have_used_up_is_a_warning_and_one_that_is_enough_is_nothing():

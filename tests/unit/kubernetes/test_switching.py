@@ -11,10 +11,10 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import device_configs, preflight, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
-from harness.config import KubernetesSpec, Sharing
+from harness.config import ConditionSpec, KubernetesSpec, Sharing
 from harness.errors import BackendError
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
-from tests.support.experiments import experiment
+from tests.support.experiments import experiment, neighbour
 from tests.support.fake_cluster import FakeCluster, Review
 from tests.support.fake_cluster_store import Refusal, Target
 from tests.unit.kubernetes.test_cluster_preflight import NoPrometheus
@@ -257,6 +257,11 @@ def test_a_mig_manager_that_does_not_succeed_is_said(here, plugin):  # noqa: ARG
 def test_preflight_takes_what_the_nodes_can_be_switched_to(here, plugin):
     assert findings(here, experiment(sharing=MPS, replicas=8), experiment(sharing=SLICED, replicas=8)) == {}
     assert LABEL not in plugin.labels
+
+    beside = ConditionSpec(name="beside", neighbours=[neighbour()])
+    for too_many in ({"replicas": 9}, {"replicas": 8, "condition": beside}):
+        told = findings(here, experiment(sharing=MPS, **too_many))["sharing"]
+        assert "gives 9 replicas their GPU by mps" in told.message
 
     told = findings(here, experiment(sharing=MPS, replicas=9))["sharing"]
     assert "no configuration of gpu/plugin gives 9 replicas their GPU by mps" in told.message

@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from harness.errors import UsageError
-from harness.metrics import catalogue, docs
 from harness.metrics.catalogue import (
     CATALOGUE,
     PUBLISHED_COUNTERS,
@@ -66,7 +65,6 @@ def test_a_workload_has_the_metrics_that_it_publishes_and_the_fifteen():
         return [metric.name for metric in select("all", workload=workload)][15:]
 
     assert own("resnet50") == own("own_module:make") == []
-    assert own("chat") == ["ttft_p50", "ttft_p95", "tpot_p50", "tpot_p95", "tokens_per_second"]
     assert own("bert-training") == own("resnet50-training") == ["inputs_per_second"]
     assert own("notebook") == ["active_share"]
     assert [metric.name for metric in select(["active_share", "throughput"])] == ["throughput", "active_share"]
@@ -141,23 +139,3 @@ def test_promql_is_promql(name, tmp_path):
 
 def test_literals_are_quoted():
     assert quote('a"b\\c\nd') == '"a\\"b\\\\c\\nd"'
-
-
-def test_the_page_is_what_the_catalogue_says(tmp_path, monkeypatch):
-    assert docs.DEFAULT_PATH.read_text() == docs.document(), "run `python -m harness.metrics.docs`"
-    monkeypatch.setattr("sys.argv", ["docs", str(tmp_path / "page.md")])
-    docs.main()
-    assert (tmp_path / "page.md").read_text() == docs.document()
-
-
-@pytest.mark.parametrize(
-    ("quantile", "name", "title"),
-    [
-        (0.5, "latency_p50", "Latency, p50 of the histogram"),
-        (0.99, "latency_p99", "Latency, p99 of the histogram"),
-        (0.999, "latency_p999", "Latency, p99.9 of the histogram"),
-    ],
-)
-def test_a_quantile_is_named_for_what_it_is(quantile, name, title):
-    metric = catalogue._latency_quantile(quantile)
-    assert (metric.name, metric.title) == (name, title)

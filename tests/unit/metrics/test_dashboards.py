@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+import yaml
 
 from harness.analysis.load_bands import load_state
 from harness.metrics.catalogue import STANDARD
@@ -104,6 +105,47 @@ def test_no_window_is_fixed_and_no_device_is_summed(document, panel):
     for target in panel["targets"]:
         assert set(re.findall(r"\[([^\]]+)\]", target["expr"])) <= {"$__rate_interval"}
         assert not re.search(r"sum[^(]*\([^()]*\)?[^()]*\(?DCGM_FI_DEV", target["expr"]), target["expr"]
+
+
+# The rules of Grafana's dashboard-linter; panel-units, target-rate-interval and target-promql are held elsewhere.
+@every(DOCUMENTS, lambda document: document["uid"])
+def test_the_linters_rules_for_a_dashboard_hold(document):
+    chosen, *asked_for = document["templating"]["list"]
+    assert (chosen["type"], chosen["name"], chosen["label"]) == ("datasource", "datasource", "Data source")
+    assert {variable["type"] for variable in asked_for} == {"query"}
+    assert {variable["refresh"] for variable in asked_for} == {2}
+    (experiments,) = document["annotations"]["list"]
+    sources = [
+        one["datasource"]["uid"] for one in [*asked_for, experiments, *document["panels"]] if "datasource" in one
+    ]
+    assert set(sources) == {"${datasource}"}
+
+
+@of_every_panel
+def test_the_linters_rules_for_a_panel_hold(document, panel):
+    del document
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert {target["datasource"]["uid"] for target in panel["targets"]} == {"${datasource}"}
+
+
+def test_what_the_linter_is_told_to_leave_out_is_what_would_fail():
+    exclusions = yaml.safe_load((DEFAULT_FOLDER / ".lint").read_text())["exclusions"]
+    bare = re.compile(r"(?<!rate\()\b\w+_total\{")
+    counters = [panel["title"] for _, panel in PANELS if any(bare.search(one["expr"]) for one in panel["targets"])]
+
+    assert all(exclusion["reason"] for exclusion in exclusions.values())
+    assert [entry["panel"] for entry in exclusions.pop("target-counter-agg-rule")["entries"]] == counters
+    assert set(exclusions) == {
+        f"{part}-{label}-rule" for part in ("template", "target") for label in ("job", "instance")
+    }
+
+
+@of_every_panel
+def test_no_panel_needs_a_recording_rule(document, panel):
+    del document
+    for target in panel["targets"]:
+        assert ":" not in re.sub(r'"[^"]*"', "", target["expr"])
 
 
 def asked(*builders):

@@ -90,17 +90,17 @@ def test_a_torn_answer_is_no_sample_even_after_a_good_one():
 
 def test_what_only_some_workloads_publish_follows_the_latencies():
     own = (
-        'inference_time_to_first_token_seconds_bucket{le="0.2"} 3\n'
-        'inference_time_to_first_token_seconds_bucket{le="+Inf"} 6\n'
-        "inference_time_to_first_token_seconds_sum 2.5\ninference_time_to_first_token_seconds_count 6\n"
-        "inference_tokens_total 384\ninference_not_in_the_catalogue_total 9\n"
+        'inference_client_ttft_seconds_bucket{le="0.2"} 3\n'
+        'inference_client_ttft_seconds_bucket{le="+Inf"} 6\n'
+        "inference_client_ttft_seconds_sum 2.5\ninference_client_ttft_seconds_count 6\n"
+        "inference_client_output_tokens_total 384\ninference_not_in_the_catalogue_total 9\n"
     )
     sample = ReplicaParser().parse(PLAIN + own)
-    assert set(sample.families) == {"inference_time_to_first_token_seconds", "inference_tokens_total"}
+    assert set(sample.families) == {"inference_client_ttft_seconds", "inference_client_output_tokens_total"}
     assert sample.counters[: BUCKETS_AT + 3].tolist() == ReplicaParser().parse(PLAIN).counters.tolist()
-    assert sample.counters[sample.families["inference_tokens_total"].at] == 384
-    first = sample.families["inference_time_to_first_token_seconds"]
+    assert sample.counters[sample.families["inference_client_output_tokens_total"].at] == 384
+    first = sample.families["inference_client_ttft_seconds"]
     assert first.bounds == (0.2, math.inf)
     assert sample.counters[first.at : first.at + 4].tolist() == [2.5, 6, 3, 6]
-    halves = ReplicaParser().parse(PLAIN + own.replace("inference_time_to_first_token_seconds_count 6\n", ""))
-    assert set(halves.families) == {"inference_tokens_total"}, "half a histogram is none"
+    halves = ReplicaParser().parse(PLAIN + own.replace("inference_client_ttft_seconds_count 6\n", ""))
+    assert set(halves.families) == {"inference_client_output_tokens_total"}, "half a histogram is none"

@@ -20,10 +20,11 @@ import sys
 from pathlib import Path
 
 from harness.analysis.report import write_report
-from harness.metrics import docs, telemetry
+from harness.metrics import telemetry
 from harness.metrics.row_builder import TickComputer
 from harness.metrics.sources import Reading
 from scripts.dashboards import DASHBOARDS, rendered
+from scripts.pages import metrics as page
 from tests.unit.metrics.test_machine_sources import FakeNvml
 from tests.unit.results import synthetic
 
@@ -43,8 +44,8 @@ assert '<tr><td class="words">GPU fan</td><td>70' in report.read_text()
 assert ",gpu_fan,%,70.0," in (folder / "summary.csv").read_text()
 assert "gpu0_fan_percent" in telemetry.columns(1)
 assert gpus.read_telemetry()[0]["fan_percent"] == 70
-assert "| `gpu_fan` | percent | gauge | `gpu-N` | Speed of the fan. |" in docs.document()
-assert "| `gpu_fan` | NVML, of the device: `fan_percent` |" in docs.document()
+assert "| `gpu_fan` | percent | gauge | `gpu-N` | Speed of the fan. |" in page.page()
+assert "| `gpu_fan` | NVML, of the device: `fan_percent` |" in page.page()
 (gpu,) = [rendered(dashboard) for dashboard in DASHBOARDS if dashboard.uid == "gpu-performance"]
 assert '"title": "GPU fan"' in gpu and "DCGM_FI_DEV_FAN_SPEED" in gpu
 print("everywhere")

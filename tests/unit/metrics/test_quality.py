@@ -378,6 +378,17 @@ def test_rows_in_which_nobody_asked_are_no_fault_of_a_server_that_is_asked_at_a_
     assert {finding.metric for finding in bad(judged(asked_now_and_then))} == {"latency_avg", "throughput"}
 
 
+def test_a_replica_asked_at_a_rate_has_stopped_only_where_requests_should_have_ended(judged):
+    def silent_at_the_end(in_all):
+        return lambda columns: columns.__setitem__(
+            ("total_count", "replica-0"), [float(in_all) * min(k, 50) / 50 for k in range(ROWS)]
+        )
+
+    assert bad(judged(silent_at_the_end(40), open_loop=True)) == [], "four requests were due, which may not have come"
+    for found in (judged(silent_at_the_end(500), open_loop=True), judged(silent_at_the_end(40))):
+        only(found, Severity.DEGRADED, "total_count", "replica-0 served nothing in the last 10% of the recording.")
+
+
 def test_a_server_asked_at_a_rate_that_computes_in_no_row_at_all_degrades(judged):
     def change(columns):
         columns["cpu_usage", "replica-0"] = [0.0] * ROWS

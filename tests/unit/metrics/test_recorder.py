@@ -341,32 +341,32 @@ def page(scrape, **families):
     return ReplicaParser().parse("\n".join(lines))
 
 
-OWN = ["throughput", "ttft_p50", "tokens_per_second", "active_share"]
-TTFT = "inference_time_to_first_token_seconds"
+OWN = ["throughput", "client_ttft_p50", "output_tokens_per_second", "active_share"]
+TTFT = "inference_client_ttft_seconds"
 
 
 def test_what_a_workload_publishes_of_its_own_is_recorded_for_each_replica_and_for_the_pool():
     growth = [
-        {TTFT: (4, 0, 0), "inference_tokens_total": 100},
-        {TTFT: (0, 4, 0), "inference_tokens_total": 50},
+        {TTFT: (4, 0, 0), "inference_client_output_tokens_total": 100},
+        {TTFT: (0, 4, 0), "inference_client_output_tokens_total": 50},
     ]
     _, sink = record(lambda replica, scrape: page(scrape, **growth[replica]), metrics=OWN)
-    assert values(sink, "tokens_per_second", "replica-1") == pytest.approx([50.0] * 6)
-    assert values(sink, "tokens_per_second", "all") == pytest.approx([150.0] * 6)
-    assert values(sink, "ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
-    assert values(sink, "ttft_p50", "replica-1") == pytest.approx([0.3] * 6)
-    assert values(sink, "ttft_p50", "all") == pytest.approx([0.1] * 6)
+    assert values(sink, "output_tokens_per_second", "replica-1") == pytest.approx([50.0] * 6)
+    assert values(sink, "output_tokens_per_second", "all") == pytest.approx([150.0] * 6)
+    assert values(sink, "client_ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
+    assert values(sink, "client_ttft_p50", "replica-1") == pytest.approx([0.3] * 6)
+    assert values(sink, "client_ttft_p50", "all") == pytest.approx([0.1] * 6)
     assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6)
 
 
 def test_what_a_workload_does_not_publish_has_the_reason_and_is_not_in_the_pool():
-    growth = [{"inference_tokens_total": 100}, {}]
+    growth = [{"inference_client_output_tokens_total": 100}, {}]
     _, sink = record(lambda replica, scrape: page(scrape, **growth[replica]), metrics=OWN)
-    assert values(sink, "tokens_per_second", "all") == pytest.approx([100.0] * 6)
-    assert set(reasons(sink, "tokens_per_second", "replica-1")) == {
-        "the workload does not publish inference_tokens_total"
+    assert values(sink, "output_tokens_per_second", "all") == pytest.approx([100.0] * 6)
+    assert set(reasons(sink, "output_tokens_per_second", "replica-1")) == {
+        "the workload does not publish inference_client_output_tokens_total"
     }
-    assert set(reasons(sink, "ttft_p50", "all")) == {f"the workload does not publish {TTFT}"}
+    assert set(reasons(sink, "client_ttft_p50", "all")) == {f"the workload does not publish {TTFT}"}
     assert values(sink, "throughput", "all") == pytest.approx([20.0] * 6), "different families pool what they share"
 
 
@@ -390,12 +390,12 @@ def test_a_share_of_no_time_is_missing():
 def test_a_replica_that_begins_to_publish_starts_a_new_window():
     begins = WINDOW_SCRAPES + 2
     _, sink = record(
-        lambda _, scrape: page(scrape, **({"inference_tokens_total": 7} if scrape >= begins else {})),
+        lambda _, scrape: page(scrape, **({"inference_client_output_tokens_total": 7} if scrape >= begins else {})),
         metrics=OWN,
         rows=10,
     )
-    assert values(sink, "tokens_per_second", "all")[-1] == pytest.approx(14.0)
-    assert TOO_FEW in reasons(sink, "tokens_per_second", "all")
+    assert values(sink, "output_tokens_per_second", "all")[-1] == pytest.approx(14.0)
+    assert TOO_FEW in reasons(sink, "output_tokens_per_second", "all")
 
 
 def test_histograms_of_different_buckets_are_not_pooled():
@@ -405,8 +405,8 @@ def test_histograms_of_different_buckets_are_not_pooled():
         return dataclasses.replace(sample, families=other) if replica else sample
 
     _, sink = record(script, metrics=OWN)
-    assert set(reasons(sink, "ttft_p50", "all")) == {MIXED_BUCKETS}
-    assert values(sink, "ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
+    assert set(reasons(sink, "client_ttft_p50", "all")) == {MIXED_BUCKETS}
+    assert values(sink, "client_ttft_p50", "replica-0") == pytest.approx([0.05] * 6)
 
 
 def beside(measured, neighbours, *, metrics="all", rows=4):

@@ -22,20 +22,20 @@ def scraped(family):
 
 
 def test_a_counter_counts_and_forgets():
-    counter = Counter("inference_tokens_total", "Tokens generated.")
+    counter = Counter("inference_client_output_tokens_total", "Tokens generated.")
     counter.add(64)
     counter.add(64)
-    assert scraped(counter) == {"inference_tokens_total": 128}
+    assert scraped(counter) == {"inference_client_output_tokens_total": 128}
     counter.reset()
-    assert scraped(counter) == {"inference_tokens_total": 0}
+    assert scraped(counter) == {"inference_client_output_tokens_total": 0}
 
 
 def test_a_histogram_has_the_buckets_of_the_latencies_and_an_exact_sum():
-    histogram = Histogram("inference_time_to_first_token_seconds", "Time to first token.")
+    histogram = Histogram("inference_client_ttft_seconds", "Time to first token.")
     for duration_ns in (50_000, BUCKET_BOUNDS_NS[3], 120_000_000_001):
         histogram.observe(duration_ns)
     samples = scraped(histogram)
-    name = "inference_time_to_first_token_seconds"
+    name = "inference_client_ttft_seconds"
     assert samples[f"{name}_count"] == 3
     assert f"{name}_sum 120.{50_000 + BUCKET_BOUNDS_NS[3] + 1:09d}\n" in histogram.render()
     assert samples[f"{name}_bucket", repr(BUCKET_BOUNDS_NS[2] / 1e9)] == 1
@@ -79,7 +79,7 @@ def test_active_and_idle_are_all_of_the_time():
 
 
 def test_a_scrape_never_sees_half_an_observation():
-    histogram = Histogram("inference_time_to_first_token_seconds", "Time to first token.")
+    histogram = Histogram("inference_client_ttft_seconds", "Time to first token.")
     stop = threading.Event()
 
     def observe():
@@ -93,7 +93,7 @@ def test_a_scrape_never_sees_half_an_observation():
     finally:
         stop.set()
         thread.join()
-    name = "inference_time_to_first_token_seconds"
+    name = "inference_client_ttft_seconds"
     assert seen[-1][f"{name}_count"] > 0
     assert all(
         samples[f"{name}_sum"] == samples[f"{name}_count"] == samples[f"{name}_bucket", "+Inf"] for samples in seen

@@ -52,7 +52,7 @@ def test_defaults_are_the_documented_ones(variable, field):
 def test_every_metric_is_documented_with_its_kind():
     documented = {name: cells[0] for name, cells in rows("What a replica publishes").items() if name != "Metric"}
     metrics = RequestMetrics()
-    own = {name: loaded(name).published() for name in ("chat", "notebook")}
+    own = {name: loaded(name).published() for name in ("notebook",)}
     metrics.publish([family for families in own.values() for family in families])
     published = {
         family.name + ("_total" if family.type == "counter" else ""): family.type
@@ -69,7 +69,7 @@ def loaded(name, **changes):
     return registry.load(Settings(workload=name, device="cpu", batch_size=2, options={"model_size": "tiny"}, **changes))
 
 
-@pytest.mark.parametrize("name", ["chat", "notebook", "resnet50-training", "bert-training"])
+@pytest.mark.parametrize("name", ["notebook", "resnet50-training", "bert-training"])
 def test_what_comes_of_a_workload_is_documented(name):
     text = TEXT.partition("## What a replica publishes\n")[2].partition("\n## ")[0]
     assert all(f"`{fact}`" in text for fact in loaded(name).outcome())

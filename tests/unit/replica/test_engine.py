@@ -14,7 +14,7 @@ import pytest
 from harness.replica.engine import http_client
 from harness.replica.engine import load as load_module
 from harness.replica.engine import questions as asked
-from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, Asker, Outcome
+from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, HttpAsker, Outcome
 from harness.replica.engine.http_client import Connection, StampedReader, StampedSocket
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load, arrivals
@@ -37,18 +37,28 @@ def chat(**changes):
     return engine(protocol="openai-chat", model="m", **changes)
 
 
-def asked_of(server, settings, times=1):
+def asked_of(server, settings, times=1, question=QUESTION):
     """The outcomes of requests one after another, in one loop with the server."""
 
     async def run():
         async with await server.serve() as listening:
-            asker = Asker(settings, listening.sockets[0].getsockname()[1])
-            found = [await asker.ask(QUESTION, Outcome(time.perf_counter_ns())) for _ in range(times)]
+            asker = HttpAsker(settings, listening.sockets[0].getsockname()[1])
+            found = [await asker.ask(question, Outcome(time.perf_counter_ns())) for _ in range(times)]
             await asker.close()
             await asyncio.sleep(0)
             return found
 
     return asyncio.run(run())
+
+
+def test_a_prompt_has_the_tokens_that_the_server_counts_else_those_of_the_tokenizer():
+    counted = Question(output_tokens=5, prompt="the sun", input_tokens=2)
+
+    def input_tokens(**server):
+        return asked_of(Server(**server), chat(), question=counted)[0].input_tokens
+
+    assert (input_tokens(usage=True), input_tokens(usage=False)) == (7, 2)
+    assert input_tokens(usage=False, fault="500") == UNKNOWN
 
 
 def test_a_stream_is_read_token_by_token():
@@ -76,7 +86,7 @@ def test_a_token_has_the_time_at_which_it_arrived_however_late_it_is_read():
         reader.feed_data(b"HTTP/1.1 200 OK\r\n\r\n" + b'data: {"choices": [{"text": "a"}]}\n\n' + b"data: [DONE]\n\n")
         reader.feed_eof()
         arrived_ns, outcome = time.perf_counter_ns(), Outcome(0)
-        await Asker(engine(protocol="openai-completions"), 1)._read(Connection(reader, None), outcome)
+        await HttpAsker(engine(protocol="openai-completions"), 1)._read(Connection(reader, None), outcome)
         return arrived_ns, outcome
 
     arrived_ns, outcome = asyncio.run(read())
@@ -151,6 +161,20 @@ def test_an_answer_that_is_late_or_none_has_failed():
     assert asked_of(Server(fault="not-json"), chat(stream=False))[0].status == BAD_ANSWER
 
 
+def test_a_stream_that_stalls_has_failed_and_keeps_the_tokens_that_came():
+    (outcome,) = asked_of(Server(gap_s=60), chat(request_timeout_s=0.5))
+    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.5 s")
+    assert len(outcome.token_ns) == 1
+
+
+def test_tokens_beyond_those_asked_for_are_timed_and_counted():
+    server = Server(fault="too-long")
+    (outcome,) = asked_of(server, chat())
+    assert (outcome.status, outcome.output_tokens, len(outcome.gaps_ns)) == (OK, 15, 14)
+    server = Server(fault="too-long", gap_s=60)
+    assert asked_of(server, chat(request_timeout_s=0.5))[0].status == UNANSWERED
+
+
 def test_the_success_condition_is_the_users():
     assert asked_of(Server(), engine(success={"status": 200, "contains": "label"}))[0].status == OK
     (outcome,) = asked_of(Server(), engine(success={"status": 200, "contains": "dog"}))
@@ -162,7 +186,7 @@ def test_a_server_that_is_not_there_is_no_connection():
         listening = await Server().serve()
         port = listening.sockets[0].getsockname()[1]
         listening.close()
-        return await Asker(engine(), port).ask(QUESTION, Outcome(time.perf_counter_ns()))
+        return await HttpAsker(engine(), port).ask(QUESTION, Outcome(time.perf_counter_ns()))
 
     assert asyncio.run(ask()).status == BROKEN
 
@@ -386,7 +410,9 @@ def test_a_load_asks_until_it_is_stopped_and_counts_nothing_in_flight(tmp_path, 
     thread.start()
     assert started.wait(120)
     questions = asked.questions(settings, 0)
-    asking = Load(settings, Asker(settings, found[0]), questions, ledger, seed=1, on_depth=on_depth, alive=lambda: None)
+    asking = Load(
+        settings, HttpAsker(settings, found[0]), questions, ledger, seed=1, on_depth=on_depth, alive=lambda: None
+    )
     try:
         asking.run(stopping)
     finally:
@@ -410,7 +436,7 @@ def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, monkeypa
         async with await server.serve() as listening:
             port = listening.sockets[0].getsockname()[1]
             asking = Load(
-                settings, Asker(settings, port), asked.questions(settings, 0), ledger,
+                settings, HttpAsker(settings, port), asked.questions(settings, 0), ledger,
                 seed=1, on_depth=lambda _: None, alive=stop_once_it_hangs,
             )  # fmt: skip
             await asking._run(stopping)
@@ -439,12 +465,47 @@ def test_what_has_no_answer_at_the_end_is_booked_as_abandoned(tmp_path, monkeypa
         assert steps_ms == {1}, "every arrival until the end is there, once"
 
 
+@pytest.mark.parametrize("load", [{"concurrency": 2}, {"rate": 1000.0}])
+def test_a_request_is_made_before_its_time_counts(tmp_path, load):
+    """In the closed loop; at a rate, while the time of the next one has not come, and what was due before goes first."""
+    stopping, events = threading.Event(), []
+
+    def made():
+        for number in range(50):
+            events.append(("made", number, time.perf_counter_ns()))
+            yield Question(output_tokens=number)
+        stopping.set()
+        yield from itertools.repeat(Question(output_tokens=50))
+
+    class Answers(HttpAsker):
+        async def ask(self, question, outcome):
+            events.append(("sent", question.output_tokens, outcome.intended_ns))
+            outcome.status, outcome.end_ns = OK, time.perf_counter_ns()
+            await asyncio.sleep(0.001)
+            return outcome
+
+    settings = engine(**load)
+    asking = Load(
+        settings, Answers(settings, 1), made(), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
+        seed=1, on_depth=lambda _: None, alive=lambda: None,
+    )  # fmt: skip
+    asking.run(stopping)
+    asking.close()
+    whens = {(what, number): when_ns for what, number, when_ns in events}
+    order = [(what, number) for what, number, _ in events]
+    for number in range(49):
+        if "concurrency" in load:
+            assert whens["made", number] <= whens["sent", number]
+        else:
+            assert order.index(("sent", number)) < order.index(("made", number + 1))
+
+
 def test_a_load_ends_with_its_server(tmp_path):
     def dead():
         raise WorkloadError("the server ended with 3")
 
     asking = Load(
-        engine(), Asker(engine(), 1), asked.questions(engine(), 0), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
+        engine(), HttpAsker(engine(), 1), asked.questions(engine(), 0), Ledger(Families(streams=False), RequestMetrics(), None, tmp_path),
         seed=1, on_depth=lambda _: None, alive=dead,
     )  # fmt: skip
     with pytest.raises(WorkloadError, match="ended with 3"):

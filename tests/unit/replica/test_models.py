@@ -9,7 +9,7 @@ import transformers
 
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, SettingError
-from harness.replica.models import chat, checkpoint, distilbert, resnet50, whisper
+from harness.replica.models import checkpoint, distilbert, resnet50, whisper
 from harness.replica.models.log_mel import SAMPLE_RATE_HZ, LogMel
 from harness.replica.settings import Settings
 
@@ -34,7 +34,6 @@ def _quiet_transformers() -> None:
         (resnet50, resnet50.ResNet, 25_557_032),
         (distilbert, distilbert.DistilBert, 66_955_010),
         (whisper, whisper.Whisper, 72_593_920),
-        (chat, chat.GPT2, 124_439_808),
     ],
 )
 def test_base_size_has_the_published_number_of_parameters(module, model, published):

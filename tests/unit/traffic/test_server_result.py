@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.config import SloSpec, WorkloadSpec
+from harness.config import Sharing, SloSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.engine.ledger import FIELDS
@@ -12,7 +12,7 @@ from harness.results import latencies
 from harness.traffic import server_result, slo
 from harness.traffic.figures import Window
 from harness.traffic.server_result import REQUEST, evaluate
-from harness.traffic.slo import SLICES, Outcome, share_interval
+from harness.traffic.slo import SLICES, Outcome, in_sentences, share_interval
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -111,6 +111,18 @@ def test_failures_are_counted_by_kind_and_degrade(tmp_path):
     assert (finding.severity, finding.code) == (Severity.DEGRADED, ReasonCode.REQUESTS_FAILED)
     assert "10 of 100 requests failed (1 x -1, 9 x 500;" in finding.message
     assert "HTTP 500: no memory" in finding.message
+
+
+def test_answers_that_are_longer_than_asked_for_are_said(tmp_path):
+    replica(tmp_path, 0, [(t, 100, 40, 9, 200) for t in ends(200)])  # of 20 tokens
+
+    _, (finding,) = judged(tmp_path, requests={"output_tokens": {"mean": 19}})
+
+    assert (finding.severity, finding.code) == (Severity.DEGRADED, ReasonCode.SETTING_IGNORED)
+    assert "200 of 200 answers have more tokens than the 19 that were asked for at most" in finding.message
+    for asked in ({"mean": 20}, {"mean": 8, "stddev": 4}):
+        assert judged(tmp_path, requests={"output_tokens": asked})[1] == []
+    assert judged(tmp_path, requests={"output_tokens": {"mean": 19}}, extra_body={"max_tokens": 20})[1] == []
 
 
 def test_a_rate_that_is_not_held_is_said(tmp_path):
@@ -248,3 +260,34 @@ def test_the_interval_covers_the_truth():
 
 def test_the_gravest_part_decides():
     assert list(Outcome) == [Outcome.PASS, Outcome.NOT_DECIDABLE, Outcome.FAIL]
+
+
+def test_many_runs_are_counted_by_outcome_the_gravest_first():
+    def run(workload, sharing, replicas, repeat, outcome, part="error_rate"):
+        spec = experiment().model_copy(
+            update={
+                "workload": experiment().workload.model_copy(update={"name": workload}),
+                "sharing": Sharing(sharing),
+                "replicas": replicas,
+                "repeat": repeat,
+            }
+        )
+        return spec, {"outcome": outcome, "said": f"Objective: {outcome}.", "parts": {part: {"outcome": outcome}}}
+
+    runs = [
+        run("llm", sharing, count, repeat, "pass" if sharing == "mps" else "not decidable")
+        for sharing in ("time-slicing", "mps")
+        for count in (1, 2)
+        for repeat in (1, 2)
+    ]
+    runs.append(run("big", "mps", 4, 1, "fail", "ttft_p99_ms"))
+
+    assert in_sentences(runs) == [
+        "Objective: fail in 1 of 9 runs (big: mps 4 servers); first token p99 in 1.",
+        "Objective: not decidable in 4 of 9 runs (llm: time-slicing 1, 2 servers); errors in 4.",
+        "Objective: pass in 4 of 9 runs (llm: mps 1, 2 servers).",
+    ]
+    assert in_sentences(runs[:4]) == [
+        f"llm_r{n}_time-slicing_rep{k}: Objective: not decidable." for n in (1, 2) for k in (1, 2)
+    ]
+    assert in_sentences(runs[4:8] * 2) == ["Objective: pass in 8 of 8 runs."]

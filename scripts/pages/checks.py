@@ -1,21 +1,14 @@
-"""Writes ``docs/checks.md`` from the checks: ``python -m harness.node.docs``.
-
-A test fails when the file and the checks differ.
-"""
+"""``docs/checks.md``, from the checks of a node."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from harness.node.checks import registered
 from harness.node.checks.registry import CONTROL_PLANE, WORKER, Check
 from harness.node.verify import ROLES_AREA
 
-DEFAULT_PATH = Path(__file__).parents[2] / "docs" / "checks.md"
-
 _HEAD = """# The verdict on a node
 
-<!-- Written by `python -m harness.node.docs` from the checks; edit `harness/node/checks/` instead. -->
+<!-- Written by `python -m scripts.pages` from the checks; edit `harness/node/checks/` instead. -->
 
 `harness verify-node` judges a whole node, independently of the roles that made it: {count} checks and, as `{roles}/verify`,
 every role's own verification. Exit code 0: all is well; 10: something failed, with what was expected, what was found, what
@@ -54,8 +47,8 @@ Versions, names and networks come from the inventory and the roles' defaults, re
 """
 
 
-def render() -> str:
-    """The page."""
+def page() -> str:
+    """The whole page."""
     checks = registered()
     rows = "".join(_row(check) for check in checks)
     return _HEAD.format(count=len(checks), roles=ROLES_AREA) + rows
@@ -65,7 +58,3 @@ def _row(check: Check) -> str:
     holds = (check.function.__doc__ or "").splitlines()[0]
     where = "every node" if check.kinds >= {CONTROL_PLANE, WORKER} else next(iter(check.kinds)).replace("_", " ")
     return f"| `{check.name}` | {holds} | {where} |\n"
-
-
-if __name__ == "__main__":
-    DEFAULT_PATH.write_text(render(), encoding="utf-8")

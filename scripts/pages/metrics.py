@@ -1,25 +1,19 @@
-"""Writes ``docs/metrics.md`` from the catalogue: ``python -m harness.metrics.docs``.
-
-A test fails when the file and the catalogue differ.
-"""
+"""``docs/metrics.md``, from the catalogue."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from harness.metrics import quality, steady
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
 from harness.metrics.promql import cluster, render
 from harness.metrics.telemetry import GPU_COLUMNS
 
-DEFAULT_PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
 _WINDOW_S = 20.0
 
 _HEAD = """# Metrics
 
-<!-- Written by `python -m harness.metrics.docs` from the catalogue; edit `harness/metrics/` instead. -->
+<!-- Written by `python -m scripts.pages` from the catalogue; edit `harness/metrics/` instead. -->
 
 Every experiment has the same {count} metrics, one CSV each, whether the embedded recorder reads them from this machine
 or the exporter from a Prometheus server. Both read one catalogue (`harness/metrics/catalogue.py`).
@@ -101,7 +95,7 @@ Every experiment is judged from its files, and again by `harness verify`:
 | more than {missing:.0%} of a series' values missing | degraded |
 | a value beyond its metric's bounds (rates may overshoot by {slack:.0%}) | degraded |
 | 0 in more than {zero:.0%} of the rows where a working replica cannot show 0 | degraded |
-| one replica served nothing, or nothing in the last {stall:.0%} of the recording | degraded |
+| one replica served nothing, or nothing in the last {stall:.0%} of the recording (asked at a rate: where {few} requests or more are due in it) | degraded |
 | a quantile in the highest bucket ({top:g} s): cut off, not measured | degraded |
 | counter and raw latency log differ by more than {count:.0%} | degraded |
 | throughput not steady: of {windows} windows the last {last} or more must agree within {tolerance:.0%} | degraded |
@@ -124,7 +118,7 @@ Each command prints one figure and whether its bar is met.
 """
 
 
-def document() -> str:
+def page() -> str:
     """The whole page."""
     parts = [_HEAD.format(count=len(STANDARD), columns=_COLUMNS)]
     parts += [f"{_row(metric)}\n" for metric in STANDARD.values()]
@@ -147,6 +141,7 @@ def document() -> str:
             slack=quality.BOUND_SLACK,
             zero=quality.ZERO_SHARE,
             stall=quality.STALL_SHARE,
+            few=quality.REQUESTS_PER_WINDOW,
             top=quality.TOP_BOUND_S,
             count=quality.COUNT_SLACK,
             windows=steady.WINDOWS,
@@ -174,13 +169,3 @@ def _queries() -> Iterator[str]:
         queries = render(metric, dialect, _WINDOW_S)
         yield f"# {metric.name}" + (" (counted on raw samples)" if metric.kind is Kind.COUNTER else "")
         yield from filter(None, (queries.each or queries.raw, queries.pooled))
-
-
-def main() -> None:
-    """Write the page to the path given, or to its place in the repository."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_PATH
-    path.write_text(document(), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

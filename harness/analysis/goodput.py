@@ -1,0 +1,157 @@
+"""What a stress campaign of servers answers: the highest goodput within the objective by sharing mode and number of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.analysis.format import DASH, number, with_interval
+from harness.analysis.statistics import Estimate, t_interval
+from harness.analysis.stress import Grade, Ladder, Served, in_words
+from harness.config import CampaignSpec, StressLoad, StressSpec
+
+_J_PER_KWH, _S_PER_H = 3.6e6, 3600.0
+_THOUSANDS = 1000.0
+"""In a million tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The highest load of one ladder that keeps the objective.
+
+    Attributes:
+        workload: its name.
+        sharing: the mode.
+        servers: how many; of a ladder that raises them and has no good point, the least that were tried.
+        rate: requests per second to each, where that was raised; None: there is no good point, or the servers were raised.
+        goodput: requests per second of all within the objective; None: there is no good point.
+        limit: what the next load breaks, in a word or two.
+        why: the same in a sentence.
+        energy_j: of the GPUs per 1,000 output tokens; None: not measured.
+        cost: of a million output tokens, in the currency of the prices; None: without prices, or without what they are of.
+    """
+
+    workload: str
+    sharing: str
+    servers: int
+    rate: float | None
+    goodput: Estimate | None
+    limit: str
+    why: str
+    energy_j: Estimate | None
+    cost: Estimate | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        figures = {
+            "goodput_per_s": self.goodput,
+            "energy_j_per_1000_tokens": self.energy_j,
+            "cost_per_million_tokens": self.cost,
+        }
+        known = {
+            name: each and {"mean": each.mean, "low": each.low, "high": each.high, "runs": each.n}
+            for name, each in figures.items()
+        }
+        head = {"workload": self.workload, "sharing": self.sharing, "servers": self.servers, "rate_each": self.rate}
+        return {**head, **known, "limited_by": self.limit, "why": self.why}
+
+
+def bests(spec: CampaignSpec | None, ladders: Sequence[Ladder]) -> list[Best]:
+    """That of every ladder whose answer is there; none without an objective."""
+    if spec is None or spec.stress is None or spec.slo is None:
+        return []
+    return [_best(spec.stress, ladder) for ladder in ladders if ladder.following is None]
+
+
+def table(found: Sequence[Best]) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows, for people; without the columns that nobody asked for or that hold nothing."""
+    columns: Mapping[str, list[str]] = {
+        "workload": [each.workload for each in found],
+        "sharing": [each.sharing for each in found],
+        "servers": [str(each.servers) for each in found],
+        "each/s": [number(each.rate) if each.rate else "" for each in found],
+        "goodput/s": [_shown(each.goodput) for each in found],
+        "limit": [each.limit for each in found],
+        "J/1,000 tokens": [_shown(each.energy_j) if each.energy_j else "" for each in found],
+        "cost/million tokens": [_shown(each.cost) if each.cost else "" for each in found],
+    }
+    kept = {title: cells for title, cells in columns.items() if any(cells)}
+    return list(kept), [[cell or DASH for cell in row] for row in zip(*kept.values(), strict=True)]
+
+
+def sentences(found: Sequence[Best]) -> list[str]:
+    """How many servers of each workload, under which mode, have the highest goodput, and at what price."""
+    told = []
+    for workload in dict.fromkeys(each.workload for each in found):
+        known = [(each.goodput, each) for each in found if each.workload == workload and each.goodput]
+        if not known:
+            told.append(f"{workload}: no number of servers was seen to keep the objective.")
+            continue
+        goodput, best = max(known, key=lambda one: one[0].mean)
+        each = f" ({in_words(best.rate, StressLoad.RATE)})" if best.rate else ""
+        once = " Measured once, so without an interval." if goodput.n == 1 else ""
+        price = [f"{_shown(best.energy_j)} J per 1,000 tokens"] if best.energy_j else []
+        price += [f"{_shown(best.cost)} per million tokens"] if best.cost else []
+        like = [
+            f"{one.servers} under {one.sharing}" for other, one in known if one is not best and _reaches(other, goodput)
+        ]
+        told.append(
+            f"{workload}: the highest goodput within the objective is {_shown(goodput)} requests/s, of {best.servers} "
+            f"{'server' if best.servers == 1 else 'servers'} under {best.sharing}{each}"
+            f"{', at ' + ' and '.join(price) if price else ''}.{once}{' Not told apart from it: ' + ', '.join(like) + '.' if like else ''}"
+        )
+    return told
+
+
+def _best(stress: StressSpec, ladder: Ladder) -> Best:
+    good = ladder.last_good
+    served = [run.served for run in ladder.repeats if run.served]
+    above = [point for point in ladder.points if good is None or point.load > good.load]
+    limit = next((point for point in above if point.grade is Grade.BROKEN), None)
+    if limit is not None:
+        word, why = str(limit.breakage), f"{in_words(limit.load, ladder.unit)}: {limit.sentence}"
+    elif above:
+        word = "not decidable" if above[0].grade is Grade.DOUBTFUL else "not repeatable"
+        why = f"{in_words(above[0].load, ladder.unit)}: {above[0].sentence or 'it did not hold when measured again.'}"
+    else:
+        word, why = (
+            "nothing",
+            f"Nothing broke up to {in_words(ladder.points[-1].load, ladder.unit)}, the most that was asked for.",
+        )
+    raised = ladder.unit is StressLoad.RATE
+    return Best(
+        ladder.lowest.workload.name.partition("-rate-")[0],
+        ladder.lowest.sharing.value,
+        (good.cell if good else ladder.lowest).replicas,
+        good.load if good and raised else None,
+        _mean([each.goodput for each in served]),
+        word,
+        why,
+        _mean([each.energy_j for each in served]),
+        _mean([_cost(stress, each) for each in served]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> Estimate | None:
+    """Over the runs; None where one of them has no value."""
+    known = [value for value in values if value is not None]
+    return t_interval(known) if known and len(known) == len(values) else None
+
+
+def _cost(stress: StressSpec, served: Served) -> float | None:
+    """Of a million output tokens. With a price for energy and no energy measured there is none: half of a cost is no cost."""
+    hourly, kwh = stress.price_per_gpu_hour, stress.price_per_kwh
+    if (hourly is None and kwh is None) or not served.tokens or (kwh is not None and served.energy_j is None):
+        return None
+    hours = served.gpus * _THOUSANDS * 1000 / served.tokens / _S_PER_H
+    return (hourly or 0.0) * hours + (kwh or 0.0) * (served.energy_j or 0.0) * _THOUSANDS / _J_PER_KWH
+
+
+def _reaches(one: Estimate, best: Estimate) -> bool:
+    """Whether their intervals overlap; without one nobody can say."""
+    return one.high is not None and best.low is not None and one.high >= best.low
+
+
+def _shown(estimate: Estimate | None) -> str:
+    return with_interval(estimate, "").strip() if estimate else ""

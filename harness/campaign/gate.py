@@ -1,0 +1,355 @@
+"""What a pipeline asks with ``--fail-on``: of a campaign file before it runs, and of results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.backends.base import Finding, Severity
+from harness.campaign.preflight import refuse_errors
+from harness.errors import (
+    DegradedError,
+    ExperimentsFailedError,
+    FailOn,
+    HarnessError,
+    ObjectiveMissedError,
+    PreflightError,
+    RegressionError,
+    UsageError,
+)
+from harness.results.manifest import Status
+
+if TYPE_CHECKING:
+    from harness.analysis.campaign import CampaignAnalysis
+    from harness.analysis.reproduction import Line, Reproduced, Reproduction
+    from harness.config import CampaignSpec
+
+WITHIN_PERCENT = 10.0
+MISSING = "MISSING"
+"""In place of the status of an experiment that the campaign asks for and that is not there."""
+
+
+_REASONS = {
+    PreflightError: "preflight",
+    ExperimentsFailedError: FailOn.INVALID.value,
+    ObjectiveMissedError: FailOn.SLO.value,
+    RegressionError: FailOn.REGRESSION.value,
+    DegradedError: FailOn.DEGRADED.value,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What was asked.
+
+    Attributes:
+        wanted: what to fail on.
+        baseline: campaign to compare with, where that is not the first of several given.
+        within: relative difference from the baseline that counts as none.
+    """
+
+    wanted: frozenset[FailOn]
+    baseline: Path | None = None
+    within: float = WITHIN_PERCENT / 100
+
+    def refuse_without_slo(self, spec: CampaignSpec) -> None:
+        """Raise UsageError where an objective is asked about that the campaign does not have."""
+        if FailOn.SLO in self.wanted and spec.slo is None:
+            raise UsageError(
+                "--fail-on slo: the campaign file has no `slo`.", advice="Add e.g. slo: {latency_p99_ms: 500}"
+            )
+
+    def refuse_unanswerable(self, spec: CampaignSpec) -> None:
+        """Raise UsageError where no result of this campaign could answer what is asked."""
+        self.refuse_without_slo(spec)
+        if self.baseline is None:
+            return
+        from harness.analysis.campaign import analyse, key_of
+        from harness.analysis.reproduction import wanted
+        from harness.results.published import opened
+
+        with opened(self.baseline) as folder:
+            published = analyse(folder)
+        wanted(published, within=self.within)
+        planned = {key_of(cell) for cell in spec.cells()}
+        usable = {cell.key: len(cell.used) for cell in published.cells if cell.key in planned}
+        if not usable:
+            raise UsageError(
+                f"{self.baseline} measured nothing that this campaign measures: no workload, sharing mode, replica count "
+                "and condition is in both.",
+                advice="Give a run of the same campaign file as --baseline.",
+            )
+        if spec.most_repeats < 2 or max(usable.values()) < 2:
+            who = "this campaign" if spec.most_repeats < 2 else f"{self.baseline}"
+            raise UsageError(
+                f"--fail-on regression: {who} has one repeat, so there is no interval and nothing can be found to be worse.",
+                advice="Set repeats: 3 in the campaign file, and measure the baseline in the same way.",
+            )
+
+    def of_run(self) -> Gate:
+        """The same for a command that runs experiments, which fails on INVALID ones in any case."""
+        return replace(self, wanted=self.wanted | {FailOn.INVALID})
+
+    def refuse_profile(self) -> None:
+        """Raise UsageError where something is asked of a profile."""
+        if self.wanted:
+            raise UsageError("a profile has no verdicts, so that --fail-on has no effect.", advice="Leave it out.")
+
+    def of_plan(self, spec: CampaignSpec, findings: Sequence[Finding]) -> Judgement:
+        """What is known before anything runs: what preflight found, and an objective that the recording is too short for."""
+        failures: list[HarnessError] = []
+        if self.wanted:
+            try:
+                refuse_errors(findings)
+            except PreflightError as error:
+                failures.append(error)
+        if FailOn.SLO in self.wanted and (short := too_short(spec)):
+            failures.append(
+                ObjectiveMissedError(
+                    " ".join(short), advice="Record longer, or ask at a higher rate, so that it can pass."
+                )
+            )
+        warnings = [finding for finding in findings if finding.severity is Severity.WARNING]
+        if FailOn.DEGRADED in self.wanted and warnings:
+            failures.append(
+                DegradedError(
+                    f"Preflight warns: {' '.join(finding.message for finding in warnings)}",
+                    advice=" ".join(dict.fromkeys(finding.advice for finding in warnings if finding.advice)),
+                )
+            )
+        return Judgement(failures)
+
+    def judge(
+        self,
+        statuses: Mapping[str, str],
+        slo: Mapping[str, Mapping[str, Any]],
+        compared: Sequence[tuple[str, Reproduction]] = (),
+        *,
+        advice: str = "The report says why.",
+    ) -> Judgement:
+        """What is not as it was asked to be.
+
+        Args:
+            statuses: of each experiment, by its name.
+            slo: what came of the objective in each experiment that has one; as in ``server.json``.
+            compared: each campaign with its baseline, where a regression is asked about.
+            advice: what to do about INVALID experiments.
+        """
+        failures: list[HarnessError] = []
+        bad = {name: status for name, status in statuses.items() if status in {Status.INVALID, MISSING}}
+        degraded = [name for name, status in statuses.items() if status == Status.DEGRADED]
+        if self.wanted & {FailOn.INVALID, FailOn.DEGRADED} and bad:
+            counts = " and ".join(dict.fromkeys(bad.values()))
+            failures.append(
+                ExperimentsFailedError(
+                    f"{len(bad)} of {len(statuses)} experiments are {counts}: {', '.join(bad)}.", advice=advice
+                )
+            )
+        unmet = [f"{name} ({judged['outcome']})" for name, judged in slo.items() if judged["outcome"] != "pass"]
+        if FailOn.SLO in self.wanted and (unmet or not slo):
+            failures.append(
+                ObjectiveMissedError(
+                    f"The objective is not met, or not decidable: {', '.join(unmet) or 'no experiment was judged by one'}.",
+                    advice="The report says by how much; a longer recording decides more.",
+                )
+            )
+        if FailOn.REGRESSION in self.wanted and (failure := _regression(compared)):
+            failures.append(failure)
+        if FailOn.DEGRADED in self.wanted and degraded:
+            failures.append(
+                DegradedError(
+                    f"{len(degraded)} of {len(statuses)} experiments are DEGRADED: {', '.join(degraded)}.",
+                    advice="The report gives the reason of each.",
+                )
+            )
+        return Judgement(failures, compared)
+
+    def against_baseline(self, analysis: CampaignAnalysis) -> list[tuple[str, Reproduction]]:
+        """The campaign compared with the baseline, where one was given."""
+        if self.baseline is None:
+            return []
+        from harness.analysis.campaign import analyse
+        from harness.analysis.reproduction import reproduction
+        from harness.campaign.reproduce import refuse_same
+        from harness.results.published import opened
+
+        with opened(self.baseline) as folder:
+            refuse_same(folder, analysis.folder)
+            return [(analysis.name, reproduction(analyse(folder), analysis, within=self.within))]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of a gate.
+
+    Attributes:
+        failures: one for each thing that is not as asked, lowest exit code first.
+        compared: campaigns with their baseline.
+    """
+
+    failures: Sequence[HarnessError]
+    compared: Sequence[tuple[str, Reproduction]] = field(default_factory=tuple)
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``: every failure with its exit code, and every cell compared with the baseline."""
+        regression = [{"campaign": name, **found.to_dict(), "worse": worse(found)} for name, found in self.compared]
+        failed = [
+            {"reason": _REASONS[type(each)], "exit_code": each.exit_code, "message": each.message}
+            for each in self.failures
+        ]
+        return {"failed_on": failed} | ({"regression": regression} if regression else {})
+
+    def sentences(self) -> list[str]:
+        """What the comparison with the baseline says, for people."""
+        return [sentence for name, found in self.compared for sentence in _told(name, found)]
+
+    def refuse(self) -> None:
+        """Raise the failure with the lowest exit code; its message says all of them."""
+        if not self.failures:
+            return
+        first = self.failures[0]
+        raise type(first)(" ".join(failure.message for failure in self.failures), advice=first.advice)
+
+
+def gate(fail_on: Sequence[FailOn] | None, baseline: Path | None = None, within_percent: float | None = None) -> Gate:
+    """What the options ask. Raises UsageError for options that do not go together."""
+    wanted = frozenset(fail_on or ())
+    if FailOn.REGRESSION in wanted and baseline is None:
+        raise UsageError(
+            "--fail-on regression needs a campaign to compare with.",
+            advice="Add --baseline RESULTS/CAMPAIGN, which may be a published set.",
+        )
+    return _made(wanted, baseline, within_percent)
+
+
+def gate_of_comparison(fail_on: Sequence[FailOn] | None, campaigns: int, within_percent: float | None = None) -> Gate:
+    """The same for campaigns of which the first is the baseline. Raises UsageError where it is the only one."""
+    wanted = frozenset(fail_on or ())
+    if FailOn.REGRESSION in wanted and campaigns < 2:
+        raise UsageError(
+            "--fail-on regression compares campaigns, and one was given.",
+            advice="Give the baseline first, then the new one.",
+        )
+    return _made(wanted, None, within_percent)
+
+
+def _made(wanted: frozenset[FailOn], baseline: Path | None, within_percent: float | None) -> Gate:
+    if FailOn.REGRESSION not in wanted and (baseline is not None or within_percent is not None):
+        raise UsageError(
+            "--baseline and --within have no effect without --fail-on regression.",
+            advice="Add --fail-on regression, or leave them out.",
+        )
+    return Gate(wanted, baseline, (WITHIN_PERCENT if within_percent is None else within_percent) / 100)
+
+
+def judge_analyses(asked: Gate, analyses: Sequence[CampaignAnalysis]) -> Judgement:
+    """What is not as asked in campaigns that ran already; of several, the first is the baseline of the others.
+
+    Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
+    """
+    from harness.analysis.reproduction import reproduction
+    from harness.traffic.server_result import objectives
+
+    first, *others = analyses
+    statuses: dict[str, str] = {}
+    slo: dict[str, dict[str, Any]] = {}
+    for analysis in analyses:
+        if analysis.spec is not None:
+            asked.refuse_without_slo(analysis.spec)
+        prefix = f"{analysis.name}/" if others else ""
+        statuses |= {f"{prefix}{name}": status for name, status in _statuses(analysis).items()}
+        if FailOn.SLO in asked.wanted:
+            slo |= {f"{prefix}{name}": judged for name, judged in objectives(analysis.folder).items()}
+    compared = asked.against_baseline(first)
+    if FailOn.REGRESSION in asked.wanted:
+        compared += [(other.name, reproduction(first, other, within=asked.within)) for other in others]
+    return asked.judge(statuses, slo, compared)
+
+
+def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
+    """The status of each experiment that the campaign asks for; what is damaged is INVALID, what is not there MISSING."""
+    from harness.analysis.stress import explained
+
+    found = {each.name: Status.INVALID.value if each.damage else each.status.value for each in analysis.experiments}
+    found |= {each.name: MISSING for each in analysis.unfinished}
+    return {name: status for name, status in found.items() if name not in explained(analysis.ladders)}
+
+
+def too_short(spec: CampaignSpec) -> list[str]:
+    """Where servers are asked at a rate: cells with too few requests for the objective to be met, in sentences."""
+    from harness.traffic.slo import P99_SHARE, fewest_requests
+
+    if spec.slo is None:
+        return []
+    p99s = (spec.slo.ttft_p99_ms, spec.slo.latency_p99_ms)
+    allowed = [*(P99_SHARE for limit in p99s if limit is not None), *filter(None, [spec.slo.error_rate])]
+    needed = max(map(fewest_requests, allowed), default=0)
+    told = []
+    for workload in spec.workloads:
+        server = workload.server
+        if server is None or server.rate is None:
+            continue
+        rate = (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
+        requests = rate * min(spec.replicas) * spec.timing.record_s
+        if requests < needed:
+            told.append(
+                f"{workload.name}: {rate:g} requests/s and server for {spec.timing.record_s:g} s are about {requests:.0f} "
+                f"requests, and the objective takes at least {needed} to be met, though none is missed."
+            )
+    return told
+
+
+def worse(found: Reproduction) -> list[str]:
+    """Figures that are worse than the baseline's by more than the tolerance, with their whole interval; a sentence each."""
+    return [_worse(cell, line) for cell in found.cells for line in cell.lines if _is_worse(line)]
+
+
+def _is_worse(line: Line) -> bool:
+    from harness.analysis.reproduction import Outcome
+
+    slower = line.ratio is not None and line.ratio.mean < 1
+    # Of what is compared, throughput alone is the better the more there is.
+    return line.outcome is Outcome.DIFFERS and slower == (line.measure == "throughput")
+
+
+def _worse(cell: Reproduced, line: Line) -> str:
+    measure, before, now, ratio, _ = line.words
+    where = "/".join(map(str, filter(None, cell.key)))
+    return f"{where}: {measure}: {now} against {before}, {ratio} of the baseline."
+
+
+def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
+    from harness.analysis.reproduction import Outcome
+
+    lines = [line for _, found in compared for cell in found.cells for line in cell.lines]
+    told = [sentence for _, found in compared for sentence in worse(found)]
+    if told:
+        return RegressionError(
+            f"Worse than the baseline: {' '.join(told)}",
+            advice="See first whether the environment differs; harness report shows the runs.",
+        )
+    if all(line.outcome is Outcome.UNDECIDED and (line.ratio is None or line.ratio.low is None) for line in lines):
+        return RegressionError(
+            "Nothing could be compared with the baseline: no figure has an interval on both sides.",
+            advice="Take repeats: 3 in the campaign file; INVALID runs are not used.",
+        )
+    return None
+
+
+def _told(name: str, found: Reproduction) -> list[str]:
+    from harness.analysis.reproduction import Outcome
+
+    outcomes = Counter(
+        "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
+        for cell in found.cells
+        for line in cell.lines
+    )
+    order = ("worse", "better", Outcome.AGREES.value, Outcome.UNDECIDED.value)
+    counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
+    return [
+        *(f"differs from the baseline: {sentence}" for sentence in found.environment),
+        f"{name} against the baseline, figures within {100 * found.within:g} %: {counts}.",
+    ]

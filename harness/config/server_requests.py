@@ -1,0 +1,79 @@
+"""What a server of one's own is asked."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from harness.config.model import StrictModel
+
+
+class LengthSpec(StrictModel):
+    """Lengths of synthetic texts: normally distributed, rounded, within bounds."""
+
+    mean: float = Field(ge=1, le=1_000_000, description="Tokens on average, before the bounds.")
+    stddev: float = Field(default=0.0, ge=0, le=1_000_000, description="Standard deviation, tokens; 0: all alike.")
+    min: int = Field(default=1, ge=1, le=1_000_000, description="No text is shorter, tokens.")
+    max: int = Field(default=1_000_000, ge=1, le=1_000_000, description="No text is longer, tokens.")
+
+    @model_validator(mode="after")
+    def _bounds_in_order(self) -> LengthSpec:
+        if not self.min <= self.mean <= self.max:
+            raise ValueError(f"`mean` {self.mean:g} must lie between `min` {self.min} and `max` {self.max}.")
+        return self
+
+
+class ImageSpec(StrictModel):
+    """A synthetic image."""
+
+    width: int = Field(ge=1, le=4096, description="Pixels.")
+    height: int = Field(ge=1, le=4096, description="Pixels.")
+
+
+class AudioSpec(StrictModel):
+    """A synthetic sound."""
+
+    seconds: float = Field(ge=0.01, le=120, description="How long it is, at 16 kHz.")
+
+
+class RequestsSpec(StrictModel):
+    """What is asked."""
+
+    file: str | None = Field(
+        default=None,
+        description="JSONL file, taken in turn: each line has `prompt`, `messages` or `body`, and may have `output_tokens`. Or "
+        "a .json file in ShareGPT's form: the first turn of each conversation. null means synthetic texts.",
+    )
+    input_tokens: LengthSpec = Field(
+        default=LengthSpec(mean=128),
+        description="Length of synthetic inputs; one short word counts as one token without `tokenizer`.",
+    )
+    output_tokens: LengthSpec = Field(
+        default=LengthSpec(mean=64), description="Tokens asked for (max_tokens), where the file does not say it."
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Folder with tokenizer.json, or that file, on this machine: synthetic texts have exactly the drawn number of its "
+        "tokens. null means that one short word counts as one token.",
+    )
+    image: ImageSpec | None = Field(
+        default=None,
+        description="openai-chat: a PNG of noise beside the text; http: its base64, where the body says {image}. E.g. {width: 640, "
+        "height: 480}; null: none.",
+    )
+    audio: AudioSpec | None = Field(
+        default=None,
+        description="openai-chat: a WAV of noise beside the text; http: its base64, where the body says {audio}. E.g. {seconds: 5}; "
+        "null: none.",
+    )
+
+
+class TraceSpec(StrictModel):
+    """Requests that came somewhere, to come again."""
+
+    file: str = Field(
+        min_length=1,
+        description="JSONL in Mooncake's form: each line has `timestamp` (milliseconds), `input_length` and `output_length` "
+        "(tokens); sorted by time.",
+    )
+    factor: float = Field(default=1.0, gt=0, le=1_000_000, description="How many times as fast as it was.")

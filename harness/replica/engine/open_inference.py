@@ -1,0 +1,125 @@
+"""Requests and answers of the Open Inference Protocol over gRPC: ModelInferRequest and ModelInferResponse of package inference.
+
+A request is put together from its parts, which are encoded once, and of an answer it is read whether it has outputs: no
+message is ever an object. Numbers of fields are those of the protocol's grpc_predict_v2.proto. Every tensor is sent in
+raw_input_contents: little-endian elements, and texts with their length before them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.replica.errors import CannotBeMetError
+
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+_FORMATS = {
+    "BOOL": "?",
+    "UINT8": "B",
+    "UINT16": "H",
+    "UINT32": "I",
+    "UINT64": "Q",
+    "INT8": "b",
+    "INT16": "h",
+    "INT32": "i",
+    "INT64": "q",
+    "FP16": "e",
+    "FP32": "f",
+    "FP64": "d",
+}
+_BYTES = "BYTES"
+_MODEL, _INPUTS, _RAW_INPUTS = 1, 5, 7
+_NAME, _DATATYPE, _SHAPE = 1, 2, 3
+_OUTPUTS = 5
+_VARINT, _EIGHT, _DELIMITED, _FOUR = 0, 1, 2, 5
+_WIDTHS = {_EIGHT: 8, _FOUR: 4}
+
+
+class TensorRequest:
+    """Requests with the same tensors, whose texts may hold a placeholder.
+
+    Args:
+        model: its name at the server.
+        tensors: name, shape, datatype and data of each, as in the campaign file.
+        placeholder: what a request's text replaces in elements of BYTES.
+
+    Raises:
+        CannotBeMetError: an element does not fit its datatype.
+    """
+
+    def __init__(self, model: str, tensors: Sequence[Mapping[str, Any]], placeholder: str) -> None:
+        self._head = _field(_MODEL, model.encode()) + b"".join(_field(_INPUTS, _described(each)) for each in tensors)
+        self._placeholder = placeholder
+        self._raw: list[bytes | list[str]] = [self._encoded(each) for each in tensors]
+        self.varies = any(isinstance(each, list) for each in self._raw)
+
+    def encode(self, text: str) -> bytes:
+        """The request that asks with this text."""
+        filled = (each if isinstance(each, bytes) else self._texts(each, text) for each in self._raw)
+        return b"".join([self._head, *(_field(_RAW_INPUTS, each) for each in filled)])
+
+    def _encoded(self, tensor: Mapping[str, Any]) -> bytes | list[str]:
+        data, datatype = tensor["data"], tensor["datatype"]
+        try:
+            if datatype != _BYTES:
+                return struct.pack(f"<{len(data)}{_FORMATS[datatype]}", *data)
+            return data if any(self._placeholder in each for each in data) else self._texts(data, "")
+        except (struct.error, OverflowError, TypeError) as error:
+            raise CannotBeMetError(f"an element of tensor {tensor['name']} is no {datatype}: {error}.") from error
+
+    def _texts(self, data: Sequence[str], text: str) -> bytes:
+        each = [element.replace(self._placeholder, text).encode() for element in data]
+        return b"".join(struct.pack("<I", len(element)) + element for element in each)
+
+
+def has_outputs(answer: bytes) -> bool:
+    """Whether a ModelInferResponse has an output. Raises ValueError where it is none."""
+    at, found = 0, False
+    while at < len(answer):
+        tag, at = _read_varint(answer, at)
+        kind = tag & 7
+        if kind == _VARINT:
+            _, at = _read_varint(answer, at)
+        elif kind in _WIDTHS:
+            at += _WIDTHS[kind]
+        elif kind == _DELIMITED:
+            size, at = _read_varint(answer, at)
+            at += size
+            found |= tag >> 3 == _OUTPUTS
+        else:
+            raise ValueError(f"wire type {kind}")
+    if at != len(answer):
+        raise ValueError("a field is longer than what holds it")
+    return found
+
+
+def _described(tensor: Mapping[str, Any]) -> bytes:
+    shape = b"".join(_varint(each) for each in tensor["shape"])
+    return (
+        _field(_NAME, tensor["name"].encode()) + _field(_DATATYPE, tensor["datatype"].encode()) + _field(_SHAPE, shape)
+    )
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return b"".join((_varint(number << 3 | _DELIMITED), _varint(len(content)), content))
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*encoded, value])
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number that begins there, and where it ends."""
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("it ends within a number")
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return value, at

@@ -1,0 +1,20 @@
+"""The pages under ``docs`` that are made from the code, so that they say what it does.
+
+``python -m scripts.pages`` writes them anew; a test fails when one differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from scripts.pages import capabilities, checks, dictionary, metrics
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES: Mapping[str, Callable[[str], str]] = {
+    "checks.md": lambda _: checks.page(),
+    "cluster.md": capabilities.page,
+    "dictionary.md": lambda _: dictionary.page(),
+    "metrics.md": lambda _: metrics.page(),
+}
+"""By name: what makes a page of the page as it is."""

@@ -1,0 +1,284 @@
+"""``--fail-on``: what a pipeline is told of a plan, a run, a report and a comparison, and by which exit code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from harness.analysis import report
+from harness.analysis.campaign import analyse
+from harness.backends.base import Finding, Severity
+from harness.campaign import gate as gates
+from harness.campaign import preflight
+from harness.cli import campaign, output
+from harness.cli.app import app
+from harness.config.load import parse_campaign
+from harness.errors import (
+    DegradedError,
+    ExperimentsFailedError,
+    FailOn,
+    HarnessError,
+    ObjectiveMissedError,
+    PreflightError,
+    RegressionError,
+    ResultsPathError,
+    UsageError,
+)
+from harness.results.layout import STATE
+from harness.results.manifest import Status
+from harness.results.profile import PLAN as PLAN_OF_PROFILE
+from harness.traffic.figures import Window
+from harness.traffic.slo import P99_SHARE, fewest_requests, share_interval
+from tests.unit.results.synthetic import Shape, write_campaign
+
+PLAN = """
+name: gate
+workloads: [{name: resnet50, device: cpu}]
+replicas: [1, 3]
+repeats: 3
+"""
+SERVED = """
+name: served
+workloads:
+  - name: llm
+    server: {url: ['http://127.0.0.1:9', 'http://127.0.0.1:8'], protocol: openai-chat, model: m, rate: 10}
+replicas: [1, 2]
+slo: {latency_p99_ms: 500}
+timing: {record_s: SECONDS}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    def make(name: str, *, seed: int, repeats: int = 3, finished: int | None = None, **changes: Any) -> Path:
+        made = write_campaign(
+            tmp_path_factory.mktemp("r") / name,
+            replicas=(1, 3),
+            repeats=repeats,
+            finished=finished,
+            shape=Shape(**{"record_s": 5, "seed": seed, **changes}),
+        )
+        identity = json.loads((made / "campaign.json").read_text())
+        (made / "campaign.json").write_text(json.dumps(identity | {"campaign_id": f"{seed:032}"}))
+        return made
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def baseline(folder: Callable[..., Path]) -> Path:
+    return folder("baseline", seed=0)
+
+
+@pytest.fixture(scope="module")
+def slower(folder: Callable[..., Path]) -> Path:
+    return folder("slower", seed=200, scale=0.7, status=Status.DEGRADED)
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is drawn elsewhere, which takes seconds; and nothing on this machine speaks against a plan."""
+    monkeypatch.setattr(report, "report_of", lambda analysis, out=None: (out or analysis.folder) / "report.html")
+    monkeypatch.setattr(output, "_json_mode", False)
+    monkeypatch.setattr(preflight, "check", lambda *_: [])
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, words)))
+
+
+def failure(done: Result) -> HarnessError:
+    assert isinstance(done.exception, HarnessError), done.output
+    return done.exception
+
+
+def plan(tmp_path: Path, text: str, *words: object) -> Result:
+    file = tmp_path / "plan.yaml"
+    file.write_text(text)
+    return call("plan", file, "--results", tmp_path, *words)
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "resume", "report", "compare"])
+def test_a_typing_error_is_told_with_what_there_is(command: str) -> None:
+    done = call(command, "x", "--fail-on", "regresion")
+    assert done.exit_code == 2
+    assert "'regresion' is not one of 'slo', 'regression', 'degraded', 'invalid'" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "smoke", "--fail-on", "slo"], "has no `slo`"),
+        (["run", "smoke", "--fail-on", "slo"], "has no `slo`"),
+        (["run", "smoke", "--fail-on", "regression"], "Add --baseline"),
+        (["report", "x", "--fail-on", "regression"], "Add --baseline"),
+        (["report", "x", "--baseline", "y"], "no effect without --fail-on regression"),
+        (["compare", "x", "y", "--within", "5"], "no effect without --fail-on regression"),
+        (["compare", "x", "--fail-on", "regression"], "one was given"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_before_anything_is_read_or_run(words: list[str], said: str) -> None:
+    assert isinstance(failure(call(*words)), UsageError)
+    assert said in str(failure(call(*words)))
+
+
+def test_a_baseline_is_looked_at_before_hours_of_running(
+    baseline: Path, folder: Callable[..., Path], tmp_path: Path
+) -> None:
+    asked = ["--fail-on", "regression", "--baseline"]
+    assert plan(tmp_path, PLAN, *asked, baseline).exception is None
+    assert isinstance(failure(plan(tmp_path, PLAN, *asked, tmp_path / "nowhere")), ResultsPathError)
+
+    other = failure(plan(tmp_path, PLAN.replace("resnet50", "whisper"), *asked, baseline))
+    assert "measured nothing that this campaign measures" in other.message
+    once = failure(plan(tmp_path, PLAN.replace("repeats: 3", "repeats: 1"), *asked, baseline))
+    assert "this campaign has one repeat" in once.message
+    single = folder("single", seed=300, repeats=1)
+    assert f"{single} has one repeat" in failure(plan(tmp_path, PLAN, *asked, single)).message
+    assert "100 %" in failure(plan(tmp_path, PLAN, *asked, baseline, "--within", "100")).message
+
+
+@pytest.mark.parametrize("asked", ["invalid", "degraded"])
+def test_a_plan_that_preflight_refuses_fails_as_its_run_would(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [
+        Finding(Severity.ERROR, "disk", "the disk is full.", "Free some."),
+        Finding(Severity.WARNING, "load", "busy."),
+    ]
+    monkeypatch.setattr(preflight, "check", lambda *_: found)
+    assert plan(tmp_path, PLAN).exception is None
+    done = plan(tmp_path, PLAN, "--fail-on", asked, "--json")
+    assert isinstance(failure(done), PreflightError)
+    reasons = [(each["reason"], each["exit_code"]) for each in json.loads(done.stdout)["failed_on"]]
+    assert reasons == [("preflight", 3), *([("degraded", 14)] if asked == "degraded" else [])]
+
+
+def test_a_plan_with_warnings_fails_where_degraded_runs_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "check", lambda *_: [Finding(Severity.WARNING, "load", "busy.", "Wait.")])
+    assert plan(tmp_path, PLAN, "--fail-on", "invalid").exception is None
+    error = failure(plan(tmp_path, PLAN, "--fail-on", "degraded"))
+    assert (type(error), error.exit_code, error.message) == (DegradedError, 14, "Preflight warns: busy.")
+
+
+def test_a_plan_too_short_for_its_objective_fails(tmp_path: Path) -> None:
+    error = failure(plan(tmp_path, SERVED.replace("SECONDS", "30"), "--fail-on", "slo"))
+    assert isinstance(error, ObjectiveMissedError)
+    assert error.message.startswith("llm: 10 requests/s and server for 30 s are about 300 requests")
+    assert plan(tmp_path, SERVED.replace("SECONDS", "40"), "--fail-on", "slo").exception is None
+    without_rate = SERVED.replace(", rate: 10", "").replace("SECONDS", "30")
+    assert gates.too_short(parse_campaign(without_rate, origin="")) == []
+
+
+@pytest.mark.parametrize("allowed", [P99_SHARE, 0.001])
+def test_so_many_requests_of_which_none_is_missed_keep_a_share_and_one_less_does_not(allowed: float) -> None:
+    def upper(number: int) -> float:
+        at_ns = np.linspace(0, 10e9, number, dtype=np.int64)
+        return share_interval(np.zeros(number, bool), at_ns, Window(0.0, 10.0))[1]
+
+    assert upper(fewest_requests(allowed)) <= allowed < upper(fewest_requests(allowed) - 1)
+
+
+def test_a_report_fails_on_what_is_worse_degraded_or_missing(
+    baseline: Path, slower: Path, folder: Callable[..., Path]
+) -> None:
+    assert call("report", baseline, "--fail-on", "invalid", "--fail-on", "degraded").exception is None
+    degraded = failure(call("report", slower, "--fail-on", "degraded"))
+    assert isinstance(degraded, DegradedError)
+    assert degraded.message.startswith("6 of 6 experiments are DEGRADED: ")
+
+    against = call("report", slower, "--fail-on", "regression", "--baseline", baseline)
+    assert isinstance(failure(against), RegressionError)
+    assert "resnet50/time-slicing/3: throughput, requests/s: " in failure(against).message
+    counts = against.stdout.splitlines()[-2]
+    assert counts.startswith("slower against the baseline, figures within 10 %: worse ")
+    assert counts.endswith("better 0, agrees 0, not decidable 0.")
+    better = call("report", baseline, "--fail-on", "regression", "--baseline", slower)
+    assert better.exception is None, better.output
+    assert "worse 0, better " in better.stdout
+    itself = call("report", baseline, "--fail-on", "regression", "--baseline", baseline)
+    assert isinstance(failure(itself), UsageError)
+
+    unfinished = folder("unfinished", seed=400, finished=4)
+    missing = failure(call("report", unfinished, "--fail-on", "degraded"))
+    assert isinstance(missing, ExperimentsFailedError)
+    assert missing.message.startswith("2 of 6 experiments are MISSING: ")
+    assert isinstance(failure(call("report", baseline, "--fail-on", "slo")), UsageError)
+
+
+def test_runs_that_cannot_be_compared_do_not_pass(baseline: Path, folder: Callable[..., Path]) -> None:
+    broken = folder("broken", seed=500, status=Status.INVALID)
+    error = failure(call("report", broken, "--fail-on", "regression", "--baseline", baseline))
+    assert isinstance(error, RegressionError)
+    assert "Nothing could be compared with the baseline" in error.message
+
+
+def test_a_comparison_takes_the_first_campaign_as_the_baseline(baseline: Path, slower: Path) -> None:
+    done = call("compare", baseline, slower, "--fail-on", "regression", "--fail-on", "degraded", "--json")
+    assert failure(done).exit_code == 13
+    found = json.loads(done.stdout)
+    assert [(each["reason"], each["exit_code"]) for each in found["failed_on"]] == [
+        ("regression", 13),
+        ("degraded", 14),
+    ]
+    assert "slower/resnet50_r1_time-slicing_rep1" in found["failed_on"][1]["message"]
+    (against,) = found["regression"]
+    assert (against["campaign"], against["outcome"]) == ("slower", "differs")
+    assert len(against["worse"]) == sum(len(cell["measures"]) for cell in against["cells"])
+    before, after = analyse(baseline), analyse(slower)
+    for pair, within in (([after, before], None), ([before, after], 90.0)):
+        assert not gates.judge_analyses(gates.gate_of_comparison([FailOn.REGRESSION], 2, within), pair).failures
+
+
+def test_of_several_failures_all_are_told_and_the_lowest_code_is_taken() -> None:
+    asked = gates.gate([FailOn.DEGRADED, FailOn.SLO])
+    statuses = {"a": Status.DEGRADED.value, "b": Status.VALID.value, "c": Status.INVALID.value}
+    judged = asked.judge(statuses, {"a": {"outcome": "fail"}, "b": {"outcome": "pass"}})
+    assert [each.exit_code for each in judged.failures] == [4, 11, 14]
+    with pytest.raises(
+        ExperimentsFailedError,
+        match=r"1 of 3 .* c\. The objective .* a \(fail\)\. 1 of 3 .*: a\. The report says why\.$",
+    ):
+        judged.refuse()
+    with pytest.raises(ObjectiveMissedError, match="no experiment was judged"):
+        asked.judge({"b": Status.VALID.value}, {}).refuse()
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_a_run_fails_on_what_its_report_would_have_failed_on(
+    baseline: Path, slower: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, drawn: bool
+) -> None:
+    monkeypatch.setattr(output, "_json_mode", True)
+    analysis = analyse(slower)
+    outcome = SimpleNamespace(statuses={each.name: each.status for each in analysis.experiments}, invalid=[])
+    runner: Any = SimpleNamespace(run=lambda **_: outcome)
+    run: Any = SimpleNamespace(path=slower, spec=analysis.spec, state=slower / STATE)
+    asked = gates.gate([FailOn.REGRESSION, FailOn.DEGRADED], baseline)
+    with pytest.raises(RegressionError):
+        campaign._run_steps(runner, run, asked, report=drawn)
+    found = json.loads(capsys.readouterr().out)
+    assert [each["reason"] for each in found["failed_on"]] == ["regression", "degraded"]
+    assert ("figures" in found) is drawn
+
+
+def test_a_run_fails_on_invalid_experiments_in_any_case(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    statuses = {"a": Status.INVALID, "b": Status.INVALID, "c": Status.VALID}
+    runner: Any = SimpleNamespace(run=lambda **_: SimpleNamespace(statuses=statuses, invalid=["b"]))
+    run: Any = SimpleNamespace(path=slower, spec=analyse(slower).spec, state=slower / STATE)
+    with pytest.raises(ExperimentsFailedError, match="1 of 2 experiments are INVALID: b") as refused:
+        campaign._run_steps(runner, run, gates.gate(None), report=False)
+    assert "harness resume --retry-invalid" in refused.value.advice
+    assert capsys.readouterr().out.startswith("results: ")
+
+
+def test_a_profile_has_nothing_to_fail_on(tmp_path: Path) -> None:
+    (tmp_path / PLAN_OF_PROFILE).write_text("{}")
+    for command in ("report", "resume"):
+        assert "a profile has no verdicts" in str(failure(call(command, tmp_path, "--fail-on", "degraded")))

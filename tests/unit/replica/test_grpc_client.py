@@ -1,0 +1,115 @@
+"""The client over gRPC against a real server in the same process: what becomes of a request, and what is said of it."""
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+
+import grpc
+import pytest
+from tritonclient.grpc import service_pb2
+
+from harness.replica.engine.asking import BAD_ANSWER, BROKEN, HIDDEN, OK, UNANSWERED, Outcome
+from harness.replica.engine.grpc_client import STATUSES, GrpcAsker
+from harness.replica.engine.open_inference import METHOD
+from harness.replica.engine.protocols import Question
+from harness.replica.engine.settings import Engine
+
+KEY = "a-secret-key"
+GOOD = service_pb2.ModelInferResponse(outputs=[{"name": "y"}]).SerializeToString()
+
+
+@asynccontextmanager
+async def serving(answer, port=0):
+    """A server whose only method is ``answer(request, context)``, bytes to bytes; its port."""
+    _, service, method = METHOD.split("/")
+    server = grpc.aio.server()
+    handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield bound
+    finally:
+        await server.stop(0)
+
+
+def asked(answer, **engine):
+    """What becomes of one request."""
+
+    async def ask():
+        async with serving(answer) as port:
+            asker = GrpcAsker(Engine(protocol="oip-grpc", model="m", **engine), port)
+            try:
+                return await asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
+            finally:
+                await asker.close()
+
+    return asyncio.run(ask())
+
+
+async def well(request, _context):
+    return GOOD if request == b"asked" else b""
+
+
+def test_a_good_answer_is_one():
+    outcome = asked(well)
+    assert (outcome.status, outcome.said, outcome.token_ns) == (OK, "", [])
+    assert outcome.intended_ns <= outcome.sent_ns < outcome.end_ns
+
+
+@pytest.mark.parametrize(("answer", "said"), [(b"", "no outputs"), (b"<html>", "no ModelInferResponse")])
+def test_an_answer_that_is_none_is_a_bad_one(answer, said):
+    async def badly(_request, _context):
+        return answer
+
+    outcome = asked(badly)
+    assert outcome.status == BAD_ANSWER
+    assert said in outcome.said
+
+
+@pytest.mark.parametrize("code", [each for each in grpc.StatusCode if each is not grpc.StatusCode.OK])
+def test_each_of_its_codes_is_said_and_has_a_number(code):
+    async def refuse(_request, context):
+        await context.abort(code, "because")
+
+    outcome = asked(refuse)
+    assert (outcome.status, outcome.said) == (STATUSES[code.name], f"gRPC {code.name}: because")
+
+
+def test_the_key_goes_along_and_is_never_said(monkeypatch):
+    monkeypatch.setenv("THE_KEY", KEY)
+
+    async def refuse(_request, context):
+        given = dict(context.invocation_metadata())["authorization"]
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{given} is wrong")
+
+    outcome = asked(refuse, api_key_env="THE_KEY")
+    assert (outcome.status, outcome.said) == (401, f"gRPC UNAUTHENTICATED: Bearer {HIDDEN} is wrong")
+
+
+def test_no_answer_in_time_is_said():
+    async def never(_request, _context):
+        await asyncio.Event().wait()
+
+    outcome = asked(never, request_timeout_s=0.2)
+    assert (outcome.status, outcome.said) == (UNANSWERED, "no whole answer within 0.2 s")
+
+
+def test_a_server_that_goes_and_comes_back_is_asked_again():
+    async def go_and_come():
+        def ask():
+            return asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
+
+        async with serving(well) as port:
+            asker = GrpcAsker(Engine(protocol="oip-grpc", model="m"), port)
+            statuses = [(await ask()).status]
+        statuses.append((await ask()).status)
+        async with serving(well, port):
+            status = BROKEN
+            while status == BROKEN:
+                status = (await ask()).status
+            statuses.append(status)
+        await asker.close()
+        return statuses
+
+    assert asyncio.run(go_and_come()) == [OK, BROKEN, OK]
