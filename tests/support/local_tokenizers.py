@@ -3,6 +3,8 @@
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 SPECIAL = ["<s>", "</s>", "<unk>"]
+TEXTLESS = len(SPECIAL) + 256
+"""Ids below are special or, among letters, bytes, which are not always a letter by themselves."""
 CORPUS = [
     "the sun on a red hill is low and we go home by sea with two",
     "the hill and the sea are red, and home is low",

@@ -15,6 +15,8 @@ def write(folder: Path, *, layers: int, hidden: int, heads: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    from tests.support.local_tokenizers import TEXTLESS
+
     words = ["<s>", "</s>", "<unk>"]
     words += [f"w{number}" for number in range(VOCABULARY - len(words))]
     level = models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>")
@@ -40,6 +42,7 @@ def write(folder: Path, *, layers: int, hidden: int, heads: int) -> None:
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     model.generation_config.eos_token_id = None
+    model.lm_head.weight.data[:TEXTLESS] = 0  # never the likeliest: each token of an answer is to be seen as text
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

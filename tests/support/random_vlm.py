@@ -28,7 +28,7 @@ def write(folder: Path) -> None:
         PreTrainedTokenizerFast,
     )
 
-    from tests.support.local_tokenizers import letters
+    from tests.support.local_tokenizers import TEXTLESS, letters
 
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=letters(), additional_special_tokens=["<image>"], **special)
@@ -47,6 +47,7 @@ def write(folder: Path) -> None:
     torch.manual_seed(1)
     model = LlavaForConditionalGeneration(LlavaConfig(vision_config=vision, text_config=text, image_token_id=image))
     model.generation_config.eos_token_id = None
+    model.lm_head.weight.data[[*range(TEXTLESS), image]] = 0  # never the likeliest: an answer is to be seen as text
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,19 @@ import pytest
 from tests.unit.test_documentation import ROOT, blocks
 
 JOB = "4711"
-HARNESS = """#!/bin/sh
-echo "$@" >> calls
-case $1 in
-    run) mkdir -p "$4/mine-20260131T235959Z" ;;
-    publish) exit 0 ;;
-esac
-[ -e quick ] && exit "$(cat quick)"
-sleep 600 &
-trap 'kill $!; exit 130' TERM
-echo started
-wait
+HARNESS = f"""#!{sys.executable}
+import os, signal, sys
+print(*sys.argv[1:], file=open("calls", "a"))
+if sys.argv[1] == "run":
+    os.makedirs(sys.argv[4] + "/mine-20260131T235959Z", exist_ok=True)
+if sys.argv[1] == "publish":
+    sys.exit(0)
+if os.path.exists("quick"):
+    sys.exit(int(open("quick").read()))
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+print("started", flush=True)
+while True:
+    signal.pause()
 """
 
 
