@@ -53,6 +53,12 @@ def _layers(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"a layer in condition {each.name}" for each in spec.conditions if each.layer)
 
 
+def _libraries_of_images(spec: CampaignSpec) -> Iterator[str]:
+    for each in spec.conditions:
+        if each.layer is not None and each.layer.preload_image:
+            yield f"`preload_image` in condition {each.name}"
+
+
 def _layers_of_servers(spec: CampaignSpec) -> Iterator[str]:
     for what in _layers(spec):
         yield from (f"{what}, around the server of workload {each.name}" for each in spec.workloads if each.server)
@@ -215,7 +221,12 @@ FEATURES = [
     Feature("`conditions` of a server that runs already", _conditions_of_running, dict.fromkeys(BACKENDS, _UNCHANGED)),
     Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
     Feature("neighbours", _neighbours),
-    Feature("layers (on a cluster `preload` is a library of the replicas' image)", _layers),
+    Feature("layers (on a cluster `preload` is a library of the replicas' image, or of `preload_image`)", _layers),
+    Feature(
+        "a layer's library out of an image of its own (`preload_image`)",
+        _libraries_of_images,
+        {LOCAL: ("the harness starts no container on this machine", "Give the library's own path in `preload`.")},
+    ),
     Feature(
         "a layer of a server of your own",
         _layers_of_servers,

@@ -28,7 +28,7 @@ def check_layer_of_image(experiment: ExperimentSpec) -> Iterator[Finding]:
         yield from _taken(where, layer, experiment, _OWN | _OF_A_POD)
         if layer.preload is not None and not layer.preload.startswith("/"):
             message = f"{where} preloads {layer.preload}, and on a cluster that is a library of the replicas' image."
-            yield Finding(Severity.ERROR, _CHECK, message, "Give its whole path in the image.")
+            yield Finding(Severity.ERROR, _CHECK, message, "Give its whole path there, or in `preload_image`.")
 
 
 def check_layer(experiment: ExperimentSpec) -> Iterator[Finding]:

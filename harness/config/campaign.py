@@ -198,7 +198,8 @@ class CampaignSpec(StrictModel):
         default_factory=list,
         description="Conditions to compare, the first being the baseline of all others; [] is one without a name. "
         "E.g. [{name: alone}, {name: beside, neighbours: [{workload: {name: whisper}, replicas: 2}]}, "
-        "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}].",
+        "{name: hooked, layer: {prefix: [taskset, -c, 0-3], environment: {HOOK_LOG: off}, preload: ./libhook.so}}]; "
+        "on Kubernetes also {preload: /opt/lib/libhook.so, preload_image: registry.example/hook:1.2}.",
     )
     overhead_limit_percent: float = Field(
         default=5.0,

@@ -14,6 +14,8 @@ from harness.config.workload import WorkloadSpec
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"
 _VARIABLE = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+_IN_IMAGE = re.compile(r"(/[A-Za-z0-9_.+@-]+)+")
+"""A whole path that the loader and Kubernetes, who have signs of their own, both take as it is."""
 
 Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
 
@@ -45,6 +47,13 @@ class LayerSpec(StrictModel):
         default=None,
         description="Shared library that the replica loads before all others (LD_PRELOAD); null means none.",
     )
+    preload_image: str | None = Field(
+        default=None,
+        pattern=r"^\S+$",
+        max_length=500,
+        description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
+        "null means the replicas' own.",
+    )
 
     @field_validator("prefix")
     @classmethod
@@ -69,7 +78,15 @@ class LayerSpec(StrictModel):
             )
         if self.preload and PRELOAD_VARIABLE in self.environment:
             raise ValueError(f"`preload` sets {PRELOAD_VARIABLE}: keep one of them.")
+        if self.preload_image and not (self.preload and _is_whole_path(self.preload)):
+            raise ValueError(
+                f"`preload_image` needs `preload`, the library's whole path in it, e.g. /opt/lib/libhook.so (found {self.preload!r})."
+            )
         return self
+
+
+def _is_whole_path(text: str) -> bool:
+    return bool(_IN_IMAGE.fullmatch(text)) and not {".", ".."} & set(text.split("/"))
 
 
 class ConditionSpec(StrictModel):

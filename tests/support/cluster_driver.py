@@ -55,6 +55,7 @@ class PodProcess:
     always: bool
     command: list = field(default_factory=lambda: [sys.executable, "-m", "harness.replica"])
     server: "PodProcess | None" = None
+    copied: list = field(default_factory=list)
     process: subprocess.Popen | None = None
     restarts: int = 0
     last: dict | None = None
@@ -367,6 +368,12 @@ class ClusterDriver:
 
     def _admit(self, pod: dict) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
+        copied = [_run_to_its_end(one) for one in pod["spec"].get("initContainers", [])]
+        if any(one["state"]["terminated"]["exitCode"] for one in copied):
+            waiting = [_container(waiting={"reason": "PodInitializing"})]
+            status = {"phase": "Pending", "initContainerStatuses": copied, "containerStatuses": waiting}
+            self._write(name, None, status, pod)
+            return
         client, *beside = pod["spec"]["containers"]
         environment = {} if beside else dict(self.environment)  # the device plugin's, of the container with the GPU
         if self.gpus:
@@ -382,6 +389,7 @@ class ClusterDriver:
             port=int(annotations["prometheus.io/port"]),
             environment=environment,
             always=pod["spec"].get("restartPolicy") == "Always",
+            copied=copied,
         )
         if client.get("command"):
             made.command = [sys.executable if word == "python" else word for word in client["command"]]
@@ -437,6 +445,7 @@ class ClusterDriver:
                 {"type": "Ready", "status": ready},
                 {"type": "ContainersReady", "status": ready},
             ],
+            "initContainerStatuses": known.copied,
             "containerStatuses": [
                 _container(
                     name="replica" if one is known else "server",
@@ -486,6 +495,15 @@ class ClusterDriver:
             self.api.patch(f"{self.collection}/{name}/status", {"status": status})
             if known is not None:
                 known.written = text
+
+
+def _run_to_its_end(container: dict) -> dict:
+    """An init container, whose image and volumes are folders of this machine."""
+    for mount in container["volumeMounts"]:
+        Path(mount["mountPath"]).mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(container["command"], capture_output=True, text=True, check=False)
+    state = {"exitCode": done.returncode, "reason": "Error" if done.returncode else "Completed", "message": done.stderr}
+    return _container(name=container["name"], terminated=state)
 
 
 def _same(pod: dict, status: dict) -> bool:

@@ -279,14 +279,16 @@ class KubernetesDeployment:
 
     def _refuse_missing_library(self) -> None:
         """The loader leaves out what it does not find, with a mere remark: a layer without cost would be measured."""
-        condition = self._experiment.condition
-        library = condition.layer.preload if condition and condition.layer else None
-        for status in self._statuses if library else []:
-            if library not in status.get("preloaded", ()):
+        layer = objects.layer_in_pod(self._experiment)
+        if layer is None or layer.preload is None:
+            return
+        for status in self._statuses:
+            if layer.preload not in status.get("preloaded", ()):
                 raise BackendError(
-                    f"replica {status['replica']} (pod {status['pod']}) runs without the layer's library {library}: the loader did "
-                    "not take it.",
-                    advice="Is it in `kubernetes.image`, and built for it? The replica's log has what the loader says.",
+                    f"replica {status['replica']} (pod {status['pod']}) runs without the layer's library {layer.preload}: the "
+                    "loader did not take it.",
+                    advice=f"Is it built for `kubernetes.image`, and {'what it needs itself' if layer.preload_image else 'it'} in "
+                    "there? The replica's log has what the loader says.",
                 )
 
     def _refuse_silent_cpu(self) -> None:

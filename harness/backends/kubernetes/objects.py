@@ -6,19 +6,21 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jinja2
 import yaml
 
 from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
-from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
+from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
 
 REPLICA_DIR = "/var/run/replica"
+LAYER_DIR = "/var/run/layer"
+"""Where a library lies that was copied out of an image of its own."""
 COMMAND = ("python", "-m", "harness.replica")
 """Of the image, which a layer is put before."""
 PROFILE_COMMAND = ("python", "-m", "harness.campaign.profile_pod")
@@ -152,7 +154,7 @@ def _name(experiment: ExperimentSpec, attempt: str) -> str:
 
 def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
     timing, indexed, server = experiment.timing, spec.kind is WorkloadKind.JOB, experiment.workload.server
-    layer = experiment.condition.layer if experiment.condition else None
+    layer = layer_in_pod(experiment)
     run_s = run_time_s(timing)
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
@@ -199,9 +201,26 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
             **beside,
             **(layer.environment if layer else {}),
         },
+        "library": _library(experiment),
         "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
         "server": _server(server) if server else None,
     }
+
+
+def layer_in_pod(experiment: ExperimentSpec) -> LayerSpec | None:
+    """The layer of the replicas, its library where a pod has it; None: there is none."""
+    layer = experiment.condition.layer if experiment.condition else None
+    library = _library(experiment)
+    return layer.model_copy(update={"preload": library["target"]}) if layer and library else layer
+
+
+def _library(experiment: ExperimentSpec) -> dict[str, str] | None:
+    """What is copied out of another image, and where to; None: nothing."""
+    layer = experiment.condition.layer if experiment.condition else None
+    if layer is None or layer.preload is None or layer.preload_image is None:
+        return None
+    name = PurePosixPath(layer.preload).name
+    return {"image": layer.preload_image, "source": layer.preload, "folder": LAYER_DIR, "target": f"{LAYER_DIR}/{name}"}
 
 
 def _server(server: ServerSpec) -> dict[str, Any]:

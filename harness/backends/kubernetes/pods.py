@@ -13,6 +13,8 @@ CONTAINER, SERVER = "replica", "server"
 """Names of the containers: the replica's, and that of the user's own server, where it asks one."""
 _BY_CAUSE = (SERVER, CONTAINER)
 """A client may end because its server did."""
+LAYER = "layer"
+"""The init container that copies the library of a layer."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
@@ -22,12 +24,15 @@ HOPELESS_WAITS = {
     "ErrImagePull": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
-    "InvalidImageName": "Mend `kubernetes.image` in the campaign file.",
+    "InvalidImageName": "Mend the image's name in the campaign file.",
     "CreateContainerConfigError": "Mend what the message names.",
     "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",
     "RunContainerError": "Look at the node's container runtime (journalctl -u crio), and at the runtime class.",
     "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.replica",
 }
+
+_NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError"})
+"""Said of a container whose image does not have its command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,7 @@ class PodReplica:
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
         asks_a_server: the user's own, in a container of its pod.
         server_image_id: what ran in that.
+        layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
     """
 
@@ -66,6 +72,7 @@ class PodReplica:
     sharing: str = ""
     asks_a_server: bool = False
     server_image_id: str = ""
+    layer_image_id: str = ""
     neighbour: str = ""
 
     @property
@@ -89,6 +96,7 @@ class PodReplica:
             "gpu_uuid": self.gpu_uuid,
             "sharing": self.sharing,
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
+            **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
         }
 
 
@@ -127,6 +135,11 @@ def container_status(pod: Object, container: str = CONTAINER) -> Mapping[str, An
     """The status of one of its containers; empty before the kubelet has written one."""
     found = (pod.get("status") or {}).get("containerStatuses") or []
     return next((entry for entry in found if entry.get("name") == container), {})
+
+
+def _layer_status(pod: Object) -> Mapping[str, Any]:
+    found = (pod.get("status") or {}).get("initContainerStatuses") or []
+    return next((entry for entry in found if entry.get("name") == LAYER), {})
 
 
 def _statuses(pod: Object) -> list[Mapping[str, Any]]:
@@ -174,6 +187,7 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
         restarts=restarts(pod),
         asks_a_server=any(one["name"] == SERVER for one in pod["spec"]["containers"]),
         server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),
+        layer_image_id=str(_layer_status(pod).get("imageID") or ""),
         neighbour=neighbour,
     )
 
@@ -247,9 +261,28 @@ def obstacle(pod: Object) -> Obstacle | None:
     return None
 
 
+def not_copied(pod: Object) -> Obstacle | None:
+    """Why the library of a layer is not in this pod; None while nothing speaks against it."""
+    status = _layer_status(pod)
+    state = status.get("state") or {}
+    if (state.get("terminated") or {}).get("exitCode") == 0:
+        return None
+    failed = next((one for one in _terminated(status, 0) if one["exitCode"]), None)
+    waiting = state.get("waiting") or {}
+    failed = waiting if waiting.get("reason") in _NOT_STARTED else failed
+    if failed is None:
+        return None
+    copy = next(one for one in pod["spec"]["initContainers"] if one["name"] == LAYER)
+    return Obstacle(
+        f"the layer's library {copy['command'][1]} could not be copied out of {copy['image']}",
+        str(failed.get("message") or failed.get("reason") or ""),
+        "Mend `preload` or `preload_image`: the image has to hold the file, readable by all, and the command `cp`.",
+    )
+
+
 def _waiting(pod: Object) -> Iterator[Mapping[str, Any]]:
     """What containers of it wait for."""
-    for status in _statuses(pod):
+    for status in (_layer_status(pod), *_statuses(pod)):
         waiting = (status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason"):
             yield waiting

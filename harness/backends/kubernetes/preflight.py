@@ -66,7 +66,8 @@ def check(
         lost = capacity.lost(nodes, spec)
         findings += [replace(one, away=lost and one.severity is Severity.ERROR) for one in found]
         servers = [one.workload.server.image for one in experiments if one.workload.server]
-        for image in dict.fromkeys([spec.image, *filter(None, servers)]):
+        layers = [one.condition.layer.preload_image for one in experiments if one.condition and one.condition.layer]
+        for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
             findings += rbac.check_image(usable, spec, image)
     with prometheus() as server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)

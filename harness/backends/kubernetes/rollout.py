@@ -41,6 +41,9 @@ def look(workload: Object, found: Sequence[Object], replicas: int) -> Progress:
     """Judge a Deployment or a Job and its pods."""
     alive = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
     for pod in alive:
+        not_copied = pods.not_copied(pod)
+        if not_copied is not None:
+            return Progress(False, stuck=not_copied)
         end = pods.end_of(pod)
         if end is not None:
             return Progress(False, ended=Ended(pod, end))

@@ -4,10 +4,12 @@ import json
 import signal
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
+from harness.backends.kubernetes import objects
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
@@ -241,6 +243,31 @@ def test_a_layer_is_on_the_replica(deploy, driver):
     assert replica.nice() == min(psutil.Process().nice() + 1, 19)
     assert (replica.environ()["HOOK_LOG"], replica.environ()["LD_PRELOAD"]) == ("off", library)
     assert status["preloaded"] == [library]
+
+
+def test_a_layers_library_is_copied_out_of_another_image_and_is_on_the_replica(deploy, driver, tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "LAYER_DIR", str(tmp_path / "layer"))
+    library = next(region.path for region in psutil.Process().memory_maps() if "libc.so" in region.path)
+    deployment, _ = deploy(hooked(preload=library, preload_image="registry.example/hook:1"))
+    (status,) = deployment.statuses()
+
+    copied = str(tmp_path / "layer" / Path(library).name)
+    assert status["preloaded"] == [copied]
+    assert copied in {one.path for one in psutil.Process(driver.pods[status["pod"]].process.pid).memory_maps()}
+    assert status["layer_image_id"].startswith("registry.example/workload@sha256:")  # the driver knows one image
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_a_library_that_its_image_does_not_have_is_said(deploy, server, driver, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(objects, "LAYER_DIR", str(tmp_path / "layer"))
+    missing = hooked(preload="/opt/no-such.so", preload_image="registry.example/hook:1")
+    with pytest.raises(
+        BackendError, match=r"/opt/no-such\.so could not be copied out of registry\.example/hook:1: .*No such file"
+    ) as caught:
+        deploy(missing, by=KubernetesBackend(server.spec(kind=kind), "c0ffee"))
+
+    assert "Mend `preload` or `preload_image`" in caught.value.advice
+    assert driver.left() == []
 
 
 def test_a_library_that_the_loader_leaves_out_is_an_error(deploy, driver):

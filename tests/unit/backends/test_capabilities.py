@@ -41,6 +41,9 @@ EXAMPLES = {
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
     "neighbours": {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
     "layers": {"more": "conditions: [{name: b, layer: {prefix: [env]}}]"},
+    "a layer's library out of": {
+        "more": "conditions: [{name: b, layer: {preload: /a.so, preload_image: 'x/y:1'}}]",
+    },
     "a layer of a server": {
         "more": "conditions: [{name: b, layer: {prefix: [env]}}]",
         "workload": "-mine, server: {command: [a, '{port}']}",

@@ -122,6 +122,23 @@ def test_a_short_file_is_enough():
             CONDITIONS + "  - {name: b, layer: {preload: a.so, environment: {LD_PRELOAD: b.so}}}\n",
             "`preload` sets LD_PRELOAD: keep one of them",
         ),
+        *(
+            (CONDITIONS + f"  - {{name: b, layer: {layer}}}\n", expected)
+            for layer, expected in (
+                (
+                    "{prefix: [nice], preload_image: 'hook:1'}",
+                    "`preload_image` needs `preload`, the library's whole path",
+                ),
+                ("{preload: lib/a.so, preload_image: 'hook:1'}", "(found 'lib/a.so')"),
+                ("{preload: /opt/../a.so, preload_image: 'hook:1'}", "(found '/opt/../a.so')"),
+                (r'{preload: "/opt/a.so\n", preload_image: "hook:1"}', r"(found '/opt/a.so\n')"),
+                ("{preload: '/opt/$(HOME)/a.so', preload_image: 'hook:1'}", "(found '/opt/$(HOME)/a.so')"),
+                ("{preload: '/opt/a.so:b.so', preload_image: 'hook:1'}", "(found '/opt/a.so:b.so')"),
+                ("{preload: /opt/a.so, preload_image: 'hook 1'}", "`conditions.1.layer.preload_image`"),
+                (r'{preload: /opt/a.so, preload_image: "hook:1\n"}', "`conditions.1.layer.preload_image`"),
+                ("{preload: /opt/a.so, preload_image: ''}", "`conditions.1.layer.preload_image`"),
+            )
+        ),
         (
             CONDITIONS + "overhead_limit_percent: 0\n",
             "c.yaml:8: `overhead_limit_percent`: Input should be greater than 0",

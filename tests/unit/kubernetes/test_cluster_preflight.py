@@ -11,7 +11,7 @@ from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.config import ConditionSpec, KubernetesSpec
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
 from tests.support.experiments import campaign, experiment, neighbour
 
@@ -381,6 +381,14 @@ def test_clocks_that_differ():
 def test_the_image(spec, images, severity):
     found = list(check_image([node(images=images)], spec, spec.image))
     assert [one.severity for one in found] == ([severity] if severity else [])
+
+
+def test_the_image_of_a_layers_library_is_looked_at_too():
+    layer = LayerSpec(preload="/opt/hook.so", preload_image="registry.example/hook:latest")
+    hooked = experiment(condition=ConditionSpec(name="hooked", layer=layer))
+    api = Api({"/api/v1/nodes": {"items": [node()]}})
+
+    assert findings(api, experiments=[hooked])["image", Severity.WARNING].startswith("registry.example/hook:latest may")
 
 
 def deployment(replicas):

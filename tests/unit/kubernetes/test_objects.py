@@ -301,3 +301,22 @@ def test_a_layer_is_put_before_the_command_of_the_image():
     assert "command" not in container(made().body)
     entrypoint = (ROOT / "roles/workload_image/files/Containerfile").read_text().splitlines()[-1]
     assert entrypoint == f"ENTRYPOINT {json.dumps(own)}"
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+@pytest.mark.parametrize("changes", [{}, FULL])
+def test_a_library_of_another_image_is_copied_by_an_ordinary_pods_init_container(kind, changes):
+    layer = LayerSpec(preload="/opt/lib/hook.so", preload_image="registry.example/hook:1")
+    body = made(experiment(condition=ConditionSpec(name="hooked", layer=layer)), kind=kind, **changes).body
+    pod = body["spec"]["template"]["spec"]
+    (init,) = pod["initContainers"]
+
+    assert init["command"] == ["cp", "/opt/lib/hook.so", "/var/run/layer/hook.so"]
+    assert (init["image"], init["imagePullPolicy"]) == ("registry.example/hook:1", "IfNotPresent")
+    assert container(body)["command"][:2] == ["env", "LD_PRELOAD=/var/run/layer/hook.so"]
+    assert [(one["name"], one.get("readOnly", False)) for one in init["volumeMounts"]] == [("layer", False)]
+    assert {"name": "layer", "mountPath": "/var/run/layer", "readOnly": True} in container(body)["volumeMounts"]
+    assert "resources" not in init, "it takes no GPU, and counts nothing against a quota"
+    assert violations(pod) == []
+    for minor in MINORS:
+        kubernetes_validate.validate(body, minor, strict=True)

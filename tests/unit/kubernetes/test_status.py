@@ -147,6 +147,44 @@ def test_an_image_of_a_server_that_is_not_there_is_stuck():
     assert pods.waits_for(one) == "ErrImagePull: no such image"
 
 
+def with_layer(one, state, last=None):
+    """The same pod with the init container of a layer's library."""
+    one["spec"]["initContainers"] = [
+        {"name": "layer", "image": "hook:1", "command": ["cp", "/opt/a.so", "/layer/a.so"]}
+    ]
+    copy = {"name": "layer", "state": state, "lastState": last or {}, "restartCount": int(last is not None)}
+    one["status"]["initContainerStatuses"] = [copy]
+    return one
+
+
+FAILED_COPY = {"terminated": {"exitCode": 1, "reason": "Error", "message": "cp: cannot stat '/opt/a.so'\n"}}
+COPY_BEGINS_AGAIN = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+NO_CP = {"waiting": {"reason": "CreateContainerError", "message": "executable file `cp` not found in $PATH"}}
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (with_layer(pod(phase="Pending", ready=False), FAILED_COPY), "cp: cannot stat '/opt/a.so'"),
+        (with_layer(pod(phase="Failed", ready=False), FAILED_COPY), "cp: cannot stat '/opt/a.so'"),
+        (with_layer(pod(phase="Pending"), COPY_BEGINS_AGAIN, FAILED_COPY), "cp: cannot stat '/opt/a.so'"),
+        (with_layer(pod(phase="Pending"), NO_CP), "executable file `cp` not found in $PATH"),
+        (with_layer(pod(phase="Pending"), terminated(137)), "Error"),
+    ],
+)
+def test_a_library_that_is_not_copied_is_said_before_the_end_that_it_causes(one, why):
+    stuck = rollout.look(deployment(), [one], 2).stuck
+
+    assert str(stuck) == f"the layer's library /opt/a.so could not be copied out of hook:1: {why}"
+
+
+def test_a_library_that_is_copied_or_has_no_image_yet():
+    assert pods.not_copied(with_layer(pod(), terminated(0, "Completed"), FAILED_COPY)) is None
+    assert pods.not_copied(pod()) is None
+    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
+    assert str(rollout.look(deployment(), [with_layer(pod(), waiting)], 2).stuck) == "ErrImagePull: no such image"
+
+
 def test_restarts_from_before_it_served_are_no_end():
     assert pods.end_of(pod(last=terminated(7), restarts=1), restarts_before=1) is None
 
