@@ -21,7 +21,8 @@ module: node_probe
 short_description: Reads the state of a machine in one call and changes nothing
 description:
   - One module call instead of a dozen C(stat), C(slurp) and C(command) tasks.
-  - With O(machine=true) the result also becomes C(ansible_facts.node).
+  - With O(machine=true) the result also becomes C(ansible_facts.node), and the action plugin of this name adds C(clock_apart_s),
+    how far the machine's clock is at least from that of the machine that runs Ansible.
 options:
   machine: {description: Read the machine itself (OS memory cgroup swap GPU clock) into ansible_facts.node.,
             type: bool, default: false}
@@ -270,7 +271,7 @@ def machine() -> dict[str, Any]:
         "cgroup": cgroup_version(),
         "psi": psi_readable(),
         "swaps": swaps(read("/proc/swaps") or ""),
-        "time_s": int(time.time()),
+        "time_s": time.time(),
         "gpu": gpu(),
         "login_user": user,
         "login_home": home_of(user),

@@ -4,12 +4,44 @@ import http.client
 import http.server
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 import tree
 from fake_module import FakeModule
 
 module = tree.module("node_probe")
+action = tree.action("node_probe")
+
+
+@pytest.mark.parametrize(("told_s", "apart_s"), [(100, 0), (129.5, 0), (160, 0), (99, 1), (161.5, 1.5), (7300, 7140)])
+def test_a_slow_answer_speaks_for_the_clock_that_it_tells(told_s, apart_s):
+    assert action.apart_s(100, told_s, 160) == apart_s
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (
+            {"ansible_facts": {"node": {"time_s": 90.0}}},
+            {"ansible_facts": {"node": {"time_s": 90.0, "clock_apart_s": 10.0}}},
+        ),
+        (
+            {"ansible_facts": {"node": {"time_s": 150.0}}},
+            {"ansible_facts": {"node": {"time_s": 150.0, "clock_apart_s": 0}}},
+        ),
+        ({"probe": {}}, {"probe": {}}),
+        ({"failed": True, "msg": "no python"}, {"failed": True, "msg": "no python"}),
+    ],
+)
+def test_the_clock_here_is_read_around_the_answer(monkeypatch, answer, expected):
+    clock = iter([100.0, 160.0])
+    monkeypatch.setattr(action, "time", SimpleNamespace(time=lambda: next(clock)))
+    monkeypatch.setattr(action.ActionBase, "run", lambda *_: {})
+    probe = object.__new__(action.ActionModule)
+    probe._execute_module = lambda **_: answer
+
+    assert probe.run(task_vars={}) == expected
 
 
 def test_the_parts_of_os_release():

@@ -19,7 +19,7 @@ from ansible.module_utils.basic import AnsibleModule
 options = {name: {"type": "raw"} for name in ("machine", "disks", "packages", "urls", "urls_timeout_s")}
 module = AnsibleModule(argument_spec=options, supports_check_mode=True)
 fake = json.loads(os.environ["FAKE"])
-fake["node"].setdefault("time_s", int(time.time()))  # its clock when it is asked: judging the variables before takes a while
+fake["node"].setdefault("time_s", time.time())
 module.exit_json(changed=False, probe=fake["probe"], ansible_facts={"node": fake["node"]})
 """
 PLAY = """\
@@ -68,6 +68,8 @@ ABSENT = {"installed": False, "version": None, "held": False}
 # case: (changes to a good machine, variables, what the message says)
 CASES = {
     "good": ({}, {}, None),
+    # Dozens of machines answer between this one's answer and its judgement.
+    "right-clock-long-before-it-is-judged": ({}, {"preflight_clock_skew_s_max": 1}, None),
     "no-gpu-none-wanted": (NO_GPU, {}, None),
     "gpu-told-off": (gpu(driver=None), {"nvidia_toolkit_gpu": "absent"}, None),
     "psi-told-off": ({"psi": False}, {"preflight_psi_required": False}, None),
@@ -100,6 +102,7 @@ CASES = {
     ),
     "new-ubuntu": ({"os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"}, {}, None),
     "wrong-clock": ({"time_s": 0}, {}, "timedatectl set-ntp true"),
+    "fast-clock": ({"time_s": 4e9}, {}, "timedatectl set-ntp true"),
     "zram": ({"swaps": [{"path": "/dev/zram0", "type": "partition", "size_bytes": 1}]}, {}, "systemd-zram-generator"),
     "gpu-required": (NO_GPU, {"nvidia_toolkit_gpu": "required"}, "A working GPU is required"),
     "gpu-without-driver": (
