@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.gate import Gate
     from harness.campaign.runner import CampaignRunner
-    from harness.config import CampaignSpec
+    from harness.config import CampaignSpec, Timing
     from harness.results.manifest import Status
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+SHORT_TIMING = "`timing: {step_s: 5, stabilise_s: 30, record_s: 120, cooldown_s: 10}`"
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -82,7 +85,7 @@ def init(
             advice="Do: harness profile resnet50 --capacity knee",
         )
     atomic_write(file, starter_for(purpose, file.stem) if purpose else starter_text(file.stem))
-    output.result(f"{file} written. Edit it, then: harness plan {file}")
+    output.sentence(f"{file} written. Edit it, then: harness plan {file}")
 
 
 def validate(file: CampaignFile, *, json: Json = False) -> None:
@@ -97,7 +100,7 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
         output.document({"ok": True, "campaign": source.spec.name, "experiments": len(experiments)})
     else:
         count = f"{'at most ' if source.spec.open_ended else ''}{len(experiments)}"
-        output.result(f"{file} is a valid campaign of {count} experiments.")
+        output.sentence(f"{file} is a valid campaign of {count} experiments.")
 
 
 def plan(
@@ -152,32 +155,23 @@ def plan(
         )
         judged.refuse()
         return
-    output.table(
-        ["#", "experiment", "replicas", "rows", "stabilise", "record", "cool-down"],
-        [
-            [
-                number,
-                each.experiment_id,
-                each.replicas,
-                each.timing.rows,
-                *(duration(s) for s in (each.timing.stabilise_s, each.timing.record_s, each.timing.cooldown_s)),
-            ]
-            for number, each in enumerate(sure if source.spec.until_known else experiments, start=1)
-        ],
-    )
-    output.result()
-    if source.spec.until_known is not None:
-        output.result(
-            f"At least {len(sure)} experiments (above), {duration(least.duration_s)} of phases, roughly "
-            f"{duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
-        )
-    output.result(
-        f"{_at_most(source.spec)}{len(experiments)} experiments, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
+    output.sentence(
+        f"{_at_most(source.spec)}{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
         f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
         f"to start and end replicas (more where models are downloaded or compiled), at most {cost.disk_bytes / 1e9:.1f} GB."
     )
     if cost.duration_s < estimate(experiments).duration_s:
-        output.result("These hours are those of its budget, which ends it before all of the experiments are run.")
+        output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
+    if source.spec.until_known is not None:
+        output.sentence(
+            f"At least {len(sure)} experiments (below), {duration(least.duration_s)} of phases, roughly "
+            f"{duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
+        )
+    output.sentence(_phases(source.spec.timing))
+    output.result()
+    listed = sure if source.spec.until_known else experiments
+    output.table(["#", "experiment"], [[number, each.experiment_id] for number, each in enumerate(listed, start=1)])
+    output.result()
     _print_findings(findings)
     judged.refuse()
 
@@ -217,7 +211,7 @@ def _print_checks(checks: Sequence[Check], access: str) -> None:
     )
     for check in checks:
         if check.advice:
-            output.result(f"{check.name}: {check.advice}")
+            output.sentence(f"{check.name}: {check.advice}")
     if access:
         output.result(f"\nWhat an administrator applies (kubectl apply -f FILE):\n\n{access}")
 
@@ -371,7 +365,7 @@ def _run_steps(
     else:
         figures.tell(told, best, analysis if report else None)
         for sentence in judged.sentences():
-            output.result(sentence)
+            output.sentence(sentence)
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
     judged.refuse()
 
@@ -413,8 +407,8 @@ def status(
     )
     output.result()
     for sentence in found.answers:
-        output.result(sentence)
-    output.result(
+        output.sentence(sentence)
+    output.sentence(
         f"{found.done} of {len(found.experiments)} done; {found.activity}; about {duration(round(found.remaining_s))} to go."
     )
 
@@ -424,6 +418,21 @@ def schema() -> None:
     from harness.config import CampaignSpec
 
     output.document(CampaignSpec.model_json_schema())
+
+
+def _phases(timing: Timing) -> str:
+    """How long each experiment takes, and which of it is so because the file does not say."""
+    from harness.cli.render import duration
+
+    sentence = (
+        f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
+        f"{duration(timing.cooldown_s)} to cool down."
+    )
+    if timing.model_fields_set & {"stabilise_s", "record_s", "cooldown_s"}:
+        return sentence
+    return (
+        f"{sentence} The file does not say so: these are the defaults, and {SHORT_TIMING} is enough for a first answer."
+    )
 
 
 def _at_most(spec: CampaignSpec) -> str:
@@ -442,6 +451,6 @@ def _finding(finding: Finding) -> dict[str, str]:
 
 def _print_findings(findings: list[Finding]) -> None:
     if not findings:
-        output.result("preflight: nothing speaks against it.")
+        output.sentence("preflight: nothing speaks against it.")
     for finding in findings:
-        output.result(f"preflight {finding.severity.value}: {finding.message} {finding.advice}".rstrip())
+        output.sentence(f"preflight {finding.severity.value}: {finding.message} {finding.advice}".rstrip())

@@ -34,7 +34,7 @@ def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnaly
     from harness.analysis import goodput
 
     for sentence in sentences:
-        output.result(sentence)
+        output.sentence(sentence)
     if best:
         output.table(*goodput.table(best))
     if analysis is not None:

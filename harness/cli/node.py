@@ -264,7 +264,7 @@ def _print_verdict(verdict: Verdict) -> None:
     output.table(["", "check", "found"], [*rows, *(["--", each.name, each.reason] for each in verdict.not_applicable)])
     output.result()
     for check in verdict.failed:
-        output.result(str(check))
+        output.sentence(str(check))
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
 
 
@@ -281,7 +281,7 @@ def _print_reboot(report: RebootReport, *, json: bool) -> None:
         output.document(report.to_dict())
         return
     for problem in report.problems:
-        output.result(problem)
+        output.sentence(problem)
     took = f"rebooted in {report.reboot_s:.0f} s, " if report.reboot_s is not None else ""
     output.result(
         f"{took}well after {report.recovery_s:.0f} s more, {report.converge.changed} changed by converging again."

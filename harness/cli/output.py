@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
@@ -18,8 +22,23 @@ if TYPE_CHECKING:
     from harness.errors import HarnessError
 
 _json_mode = False
-_COLOURS = {"VALID": 32, "DEGRADED": 33, "INVALID": 31, "MISSING": 31}
-"""Of verdicts, as the terminal counts them: green, yellow, red."""
+_GAP, _HANGING = 2, 4
+_GREEN, _YELLOW, _RED = 32, 33, 31
+_COLOURS = {
+    "VALID": _GREEN,
+    "DEGRADED": _YELLOW,
+    "INVALID": _RED,
+    "MISSING": _RED,
+    "significant": _GREEN,
+    "no significant difference": _YELLOW,
+    "cannot tell: repeat it": _RED,
+    "agrees": _GREEN,
+    "not decidable": _YELLOW,
+    "differs": _RED,
+}
+"""Of verdicts, as the terminal counts colours."""
+_COMMAND = re.compile(r"(?<=: )(harness|kubectl|sudo) .*$")
+"""A command at the end of a sentence, which has to stay in one piece for whoever copies it."""
 
 
 def use_json() -> None:
@@ -53,9 +72,21 @@ def document(data: Any) -> None:
     result(json.dumps(data, indent=2, default=str, allow_nan=False))
 
 
+def sentence(text: str = "") -> None:
+    """A sentence of the answer, on stdout; in a terminal no word is cut at the edge."""
+    result(_folded(text) if sys.stdout.isatty() else text)
+
+
+def entry(text: str, verdict: str = "") -> None:
+    """A line of a list that is read like a table, on stdout: as wide as those are, and its verdict has a colour."""
+    text = _folded(text)
+    result(text.replace(verdict, _painted(verdict, verdict), 1) if verdict else text)
+
+
 def note(text: str) -> None:
-    """A line beside the answer, on stderr."""
+    """A line beside the answer, on stderr; in a terminal no word is cut at the edge."""
     stream = _Terminal(sys.stderr)
+    text = _folded(text) if stream.isatty() and not _json_mode else text
     stream.write(f"{text}\n")
     stream.flush()
 
@@ -107,13 +138,60 @@ def stderr_console() -> Console:
     return Console(file=cast("TextIO", _Terminal(sys.stderr)), highlight=False)
 
 
+def terminal_width() -> int:
+    """Characters of a line, which are 80 where nothing says how many there are."""
+    return shutil.get_terminal_size().columns
+
+
+def _folded(text: str) -> str:
+    """The same with line breaks between words where a line would be wider than the terminal."""
+    lines = []
+    for line in text.split("\n"):
+        whole = _COMMAND.sub(lambda found: found[0].replace(" ", "\0"), line)
+        indent = len(line) - len(line.lstrip())
+        lines += _broken(whole, terminal_width(), " " * (indent and indent + _HANGING), whole_words=True)
+    return "\n".join(lines).replace("\0", " ")
+
+
+def _broken(text: str, width: int, indent: str = "", *, whole_words: bool = False) -> list[str]:
+    return textwrap.wrap(
+        text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=not whole_words
+    ) or [""]
+
+
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """An aligned table on stdout, verdicts in colour in a terminal; columns two spaces apart."""
+    """An aligned table on stdout, verdicts in colour in a terminal; columns two spaces apart.
+
+    A row of one cell is a heading across all columns. Where a line has no room for them all, the widest cells are folded.
+    """
     lines = [list(headers), *([str(cell) for cell in row] for row in rows)]
-    wide = widths(lines)
+    wide = _narrowed([line for line in lines if len(line) == len(headers)], terminal_width())
     for line in lines:
-        padded = (_painted(cell) + " " * (width - len(cell)) for cell, width in zip(line, wide, strict=True))
-        result("  ".join(padded).rstrip())
+        if len(line) < len(wide):
+            entry(line[0])
+            continue
+        folded = [_broken(cell, width) for cell, width in zip(line, wide, strict=True)]
+        for pieces in itertools.zip_longest(*folded, fillvalue=""):
+            padded = (
+                _painted(cell, piece) + " " * (width - len(piece))
+                for cell, piece, width in zip(line, pieces, wide, strict=True)
+            )
+            result((" " * _GAP).join(padded).rstrip())
+
+
+def _narrowed(lines: Sequence[Sequence[str]], limit: int) -> list[int]:
+    """Widths of the columns that have room in a line: the widest gives way first, whole words as long as that is enough."""
+    wide = [max(1, width) for width in widths(lines)]
+    words = [
+        max((len(word) for cell in column for word in cell.split()), default=1) for column in zip(*lines, strict=True)
+    ]
+    for least in (words, [1] * len(wide)):
+        while sum(wide) > limit - _GAP * (len(wide) - 1):
+            widest = max(range(len(wide)), key=lambda index: wide[index] if wide[index] > least[index] else 0)
+            if wide[widest] <= least[widest]:
+                break
+            wide[widest] -= 1
+    return wide
 
 
 def widths(lines: Sequence[Sequence[str]]) -> list[int]:
@@ -121,8 +199,9 @@ def widths(lines: Sequence[Sequence[str]]) -> list[int]:
     return [max(map(len, column)) for column in zip(*lines, strict=True)]
 
 
-def _painted(cell: str) -> str:
-    colour = _COLOURS.get(cell)
+def _painted(text: str, piece: str) -> str:
+    """A piece of a folded text in the colour of the whole, if that is a verdict and somebody sees it."""
+    colour = _COLOURS.get(text)
     if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return cell
-    return f"\033[{colour}m{cell}\033[0m"
+        return piece
+    return f"\033[{colour}m{piece}\033[0m"

@@ -47,6 +47,6 @@ def probe(
         asked = {"gpu": gpu.name, "sharing": mode.value, "processes": processes, "seconds": seconds, "repeats": repeats}
         output.document(asked | as_document(found))
         return
-    output.result(sentence(found, processes))
+    output.sentence(sentence(found, processes))
     output.result()
     output.table(["figure", "mean of the repeats", "5th to 95th percentile"], rows(found))

@@ -177,11 +177,11 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
     output.result()
     for each in analysis.cells:
         if each.failure:
-            output.result(f"{each.cell.name}: {each.failure}")
+            output.sentence(f"{each.cell.name}: {each.failure}")
     for sentence in analysis.answers():
-        output.result(sentence)
+        output.sentence(sentence)
     for reason in dict.fromkeys(reason for each in analysis.measured for reason in each.finding.missing):
-        output.result(f"missing: {reason}")
+        output.sentence(f"missing: {reason}")
     output.result(f"\nreport: {written}")
 
 

@@ -162,20 +162,20 @@ def _print_reproduction(found: Reproduction) -> None:
     from harness.analysis.reproduction import Outcome
 
     for sentence in found.environment:
-        output.result(f"differs here: {sentence}")
+        output.sentence(f"differs here: {sentence}")
     if not found.environment:
-        output.result("The environment is the same: GPU, driver, CPU, memory and versions.")
+        output.sentence("The environment is the same: GPU, driver, CPU, memory and versions.")
     for cell in found.cells:
         workload, sharing, replicas, condition = cell.key
         output.result()
-        output.result(", ".join(filter(None, (workload, sharing, replicas_in_words(replicas), condition))))
+        output.sentence(", ".join(filter(None, (workload, sharing, replicas_in_words(replicas), condition))))
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
         for why in dict.fromkeys(line.why for line in cell.lines if line.why):
-            output.result(f"{Outcome.UNDECIDED.value}: {why}")
+            output.sentence(f"{Outcome.UNDECIDED.value}: {why}")
     output.result()
     counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in Outcome)
-    output.result(f"Cells within {100 * found.within:g} %: {counts}.")
+    output.sentence(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
 def _refuse_other_figures(found: Reproduction, archive: Path, again: Sequence[Path]) -> None:

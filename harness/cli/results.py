@@ -66,7 +66,9 @@ def verify(
         output.note(f"note: {note}")
     outcome.refuse()
     if not json:
-        output.result(f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say.")
+        output.sentence(
+            f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say."
+        )
 
 
 def report(
@@ -115,7 +117,7 @@ def report(
     else:
         figures.show(analysis)
         for sentence in judged.sentences():
-            output.result(sentence)
+            output.sentence(sentence)
         output.result(f"report: {written}")
     judged.refuse()
 
@@ -181,7 +183,7 @@ def compare(
     else:
         _print_comparison(found, answered, sentences, page, details=details)
         for sentence in judged.sentences():
-            output.result(sentence)
+            output.sentence(sentence)
     judged.refuse()
 
 
@@ -231,7 +233,7 @@ def _print_comparison(
     if overheads:
         sections.append(("What does each condition cost?", overheads))
     for question, sentences in sections:
-        output.result("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
+        output.sentence("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
     if not details:
         output.note(f"\n{len(found.lines)} tests and {len(others)} more answers: add --details, or --html PAGE.html")
     if page is not None:
@@ -239,36 +241,36 @@ def _print_comparison(
 
 
 def _print_decision(decision: Answer) -> None:
-    """One line a goal: what to take, its figure, by how much it is better, and how sure that is."""
+    """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
-    if decision.table:
-        wanted = ["Workload", "Goal", "Best", "Figure", "Best / runner-up", "Runner-up", "How sure", "Costs elsewhere"]
-        columns = [decision.table.headers.index(name) for name in wanted]
-        output.table(
-            wanted,
-            [
-                [cell if isinstance(cell, str) else cell.text for cell in (row[column] for column in columns)]
-                for row in decision.table.rows
-            ],
-        )
+    workload = ""
+    for row in _rows(decision):
+        if row["Workload"] != workload:
+            workload = row["Workload"]
+            output.result(f"\n{workload}")
+        output.entry(f"  {row['Goal']}: {row['Best']}, {row['Figure']}")
+        costs = f"; costs {row['Costs elsewhere']}" if row["Costs elsewhere"] else ""
+        against = f"{row['Best / runner-up']} {row['Runner-up']}{costs}"
+        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"])
     for gap in decision.missing:
-        output.result(f"({gap})")
+        output.entry(f"({gap})")
 
 
 def _print_tests(found: Comparison) -> None:
-    from harness.analysis.format import ratio_entry
+    from harness.analysis.format import ratio_entry, replicas_in_words
 
-    if found.lines:
-        output.result()
+    for place, b, a in dict.fromkeys((line.place, line.b, line.a) for line in found.lines):
+        output.entry(f"\n{place.workload}, {replicas_in_words(place.replicas)}: {b} / {a}")
         output.table(
-            ["workload", "replicas", "measure", "of", "against", "ratio (95 %)", "answer"],
+            ["measure", "ratio (95 %)", "answer"],
             [
-                [*line.place, line.measure, line.b, line.a, ratio_entry(line.ratio).text, line.difference.sentence]
+                [line.measure, ratio_entry(line.ratio).text, line.difference.sentence]
                 for line in found.lines
+                if (line.place, line.b, line.a) == (place, b, a)
             ],
         )
     for item in found.lonely:
-        output.result(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
+        output.sentence(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
 
 
 def _again() -> str:

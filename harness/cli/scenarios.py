@@ -34,9 +34,8 @@ def scenarios(
         output.use_json()
         output.document({"note": NOTE, "scenarios": found})
         return
-    output.result(NOTE)
+    output.sentence(NOTE)
     headers = (
-        "experiment",
         "scenario",
         "rate",
         "answered/s",
@@ -47,10 +46,10 @@ def scenarios(
         "limit",
         "valid",
     )
-    output.table(headers, [_row(each) for each in found])
+    output.table(headers, [row for each in found for row in ([each["experiment"]], _row(each))])
     for each in found:
         for reason in each["validity"]["reasons"]:
-            output.result(f"{each['experiment']}: {reason}")
+            output.sentence(f"{each['experiment']}: {reason}")
 
 
 def _row(each: dict[str, Any]) -> list[str]:
@@ -58,8 +57,7 @@ def _row(each: dict[str, Any]) -> list[str]:
     latency = results["latency_ms"]
     met = {True: "met", False: "broken", None: "-"}[results.get("limit_met")]
     return [
-        each["experiment"],
-        each["scenario"],
+        f"  {each['scenario']}",
         _number(results.get("intended_per_s")),
         _number(results["achieved_per_s"]),
         _number(results["throughput_samples_per_s"]),

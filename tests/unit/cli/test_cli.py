@@ -160,7 +160,18 @@ def test_plan_of_the_published_matrix():
     said = harness("plan", "replica-scaling").stdout
 
     assert "9 experiments, 135 metric CSVs, 10 h 03 min" in said
-    assert "721" in said
+    assert said.splitlines()[1].endswith("1 h 00 min recorded (721 rows), 2 min 00 s to cool down.")
+
+
+def test_plan_says_that_the_hours_are_those_of_the_defaults_before_it_lists_anything(tmp_path):
+    file = tmp_path / "short.yaml"
+    file.write_text("name: short\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
+
+    hours, defaults, *_ = harness("plan", file, "--results", tmp_path).stdout.splitlines()
+    assert "1 h 07 min" in hours
+    assert "these are the defaults" in defaults
+    file.write_text(file.read_text() + "timing: {record_s: 60}\n")
+    assert "defaults" not in harness("plan", file, "--results", tmp_path).stdout
 
 
 def test_doctor_and_schema_speak_json():

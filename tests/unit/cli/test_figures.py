@@ -94,6 +94,55 @@ def test_verdicts_have_a_colour_in_a_terminal_that_wants_it(monkeypatch, variabl
     assert second == ("x  \033[32mVALID\033[0m    y" if coloured else "x  VALID    y")
 
 
+def test_a_table_without_room_folds_its_widest_cells_and_keeps_words_and_colours(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "34")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    rows = [["resnet50_r1"], ["3.04 times (2.78 to 3.32)", "no significant difference"], ["none", "INVALID"]]
+    output.table(["ratio", "answer"], rows)
+    assert sys.stdout.getvalue().splitlines() == [
+        "ratio             answer",
+        "resnet50_r1",
+        "3.04 times (2.78  \033[33mno significant\033[0m",
+        "to 3.32)          \033[33mdifference\033[0m",
+        "none              \033[31mINVALID\033[0m",
+    ]
+
+
+def test_sentences_end_between_words_in_a_terminal_and_leave_commands_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    said = "The campaign was interrupted; go on with: harness resume results/a-long-name"
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    output.sentence(said)
+    *lines, command = sys.stdout.getvalue().splitlines()
+    assert " ".join([*lines, command]) == said
+    assert max(map(len, lines)) <= 30
+    assert command == "harness resume results/a-long-name"
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # a pipe, where lines are searched for
+    output.sentence(said)
+    assert sys.stdout.getvalue() == f"{said}\n"
+
+
+def test_compare_has_room_in_80_columns_and_says_in_json_what_it_says_to_people(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "_json_mode", False)
+    monkeypatch.setenv("COLUMNS", "80")
+    modes = [Sharing.TIME_SLICING, Sharing.MPS]
+    folder = write_campaign(
+        tmp_path / "a-campaign-with-a-long-name", replicas=[1, 3], repeats=2, shape=SHAPE, sharing=modes
+    )
+    plain = CliRunner().invoke(app, ["compare", str(folder), "--details"]).stdout
+    document = json.loads(CliRunner().invoke(app, ["compare", str(folder), "--json"]).stdout)
+
+    lines = plain.partition("\nWhat does each mode cost?")[0].splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(plain.split())
+    for row in document["decision"]:
+        assert f"{row['Goal']}: {row['Best']}, {row['Figure']}" in words
+        assert f"{row['How sure']}: {row['Best / runner-up']} {row['Runner-up']}" in words
+    assert all(f"{line['place'][0]}, {line['place'][1]} replica" in words for line in document["lines"])
+
+
 @pytest.fixture
 def written(monkeypatch):
     """What the report was made of; the drawing takes seconds, and is tested elsewhere."""

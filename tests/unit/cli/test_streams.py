@@ -18,6 +18,9 @@ class Closed:
 
     flush = fileno = write
 
+    def isatty(self):
+        return True
+
 
 def test_what_goes_to_a_closed_terminal_is_no_error(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Closed())
