@@ -217,10 +217,7 @@ class CampaignSpec(StrictModel):
         description="interleaved (one repeat of everything, then the next), random (from `seed`) or listed (drift looks like a difference).",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the random order.")
-    timing: Timing = Field(
-        default_factory=Timing,
-        description="Seconds of every phase. Left out, an experiment stabilises 300 s, records an hour and rests 120 s: 67 minutes.",
-    )
+    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 300, 3600 and 120.")
     metrics: MetricSelection | list[str] = Field(
         default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
     )
