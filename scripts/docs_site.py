@@ -45,3 +45,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return f"]({posixpath.relpath(place(file), here or '.')}" if file.is_file() else link[0]
 
     return LINK.sub(moved, markdown)
+
+
+def on_post_page(output: str, **_: object) -> str:
+    """Name the theme's search, which a screen reader would otherwise call a dialog and no more."""
+    search = 'data-md-component="search" role="dialog"'
+    return output.replace(search, f'{search} aria-label="Search"')
+
+
+on_post_template = on_post_page  # of the page for a wrong address

@@ -98,7 +98,9 @@ def test_the_site_builds_without_a_warning_and_its_pages_ask_no_other_host(tmp_p
     asked = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*(?:src|href)="(?:https?:)?//[^>]*')
     pages = {page: page.read_text() for page in tmp_path.rglob("*.html") if page.name != "404.html"}
     assert {page: found for page, text in pages.items() if (found := asked.findall(text))} == {}
+    assert 'role="dialog" aria-label="Search"' in pages[tmp_path / "index.html"]
     for page, text in pages.items():
+        assert "<th></th>" not in text, f"a column of {page.relative_to(tmp_path)} has no name for whoever hears it"
         for target in re.findall(r'(?:href|src)="([^"#:?]+)[#?"]', text):
             assert (page.parent / target).exists(), f"{page.relative_to(tmp_path)} links to {target}"
 
