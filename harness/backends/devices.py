@@ -75,9 +75,9 @@ def in_use(experiment: ExperimentSpec, replicas: Sequence[tuple[Device, Mapping[
     given_instance = os.environ.get(VISIBLE, "").startswith("MIG-")  # of which GPU, NVML's handles do not tell
     used: set[str] = set()
     for position, (device, status) in enumerate(replicas):
-        told = str(status.get("device_uuid"))
-        if told in known:
-            used.add(told)
+        told = known & {str(status.get(fact)) for fact in ("device_uuid", "second_device_uuid")}
+        if told:
+            used |= told
         elif dealt and Device.CPU not in {device, status.get("device")}:
             used |= known if given_instance else {dealt[position % len(dealt)].uuid}
     return frozenset(used)

@@ -16,13 +16,17 @@ BUILTIN_WORKLOADS = (
     "resnet50",
     "distilbert",
     "whisper",
+    "diffusion",
     "notebook",
     "mnist",
     "mnist-training",
     "resnet50-training",
     "bert-training",
+    "data-parallel-training",
 )
-CLOSED_LOOP_ONLY = frozenset({"notebook", "mnist-training", "resnet50-training", "bert-training"})
+CLOSED_LOOP_ONLY = frozenset(
+    {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
+)
 SERVER, STREAMING_SERVER = "server", "streaming-server"
 _NOT_OF_A_SERVER = (
     "batch_size",
@@ -194,6 +198,11 @@ class WorkloadSpec(StrictModel):
             )
         if self.target == "resnet50-training" and self.batch_size == 1:
             raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
+        if self.target == "data-parallel-training" and self.execution is Execution.CUDA_GRAPH:
+            raise ValueError(
+                "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
+                "recorded; use eager or compiled."
+            )
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
             raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
         return self

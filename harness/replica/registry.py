@@ -16,11 +16,13 @@ BUILTIN = {
     "resnet50": "harness.replica.models.resnet50:make",
     "distilbert": "harness.replica.models.distilbert:make",
     "whisper": "harness.replica.models.whisper:make",
+    "diffusion": "harness.replica.models.diffusion:make",
     "notebook": "harness.replica.models.notebook:make",
     "mnist": "harness.replica.models.mnist:make",
     "mnist-training": "harness.replica.models.mnist_training:make",
     "resnet50-training": "harness.replica.models.resnet50_training:make",
     "bert-training": "harness.replica.models.bert_training:make",
+    "data-parallel-training": "harness.replica.models.data_parallel_training:make",
 }
 
 

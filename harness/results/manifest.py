@@ -112,7 +112,7 @@ class Provenance(StrictModel):
 
     def used_by(self, replicas: Sequence[Mapping[str, Any]]) -> list[Gpu]:
         """The GPUs that the replicas say they ran on; all of the machine's where they do not say, as MIG instances."""
-        said = {replica.get("device_uuid") for replica in replicas}
+        said = {replica.get(fact) for replica in replicas for fact in ("device_uuid", "second_device_uuid")}
         return [gpu for gpu in self.gpus if gpu.uuid in said] or self.gpus
 
 

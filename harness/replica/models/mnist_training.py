@@ -25,10 +25,16 @@ Batch = tuple[Tensor, Tensor]
 
 
 class ImageTraining(Training):
-    """Steps over all images, in whole batches, and an evaluation on those held out."""
+    """Steps over all images, in whole batches, and an evaluation on those held out.
 
-    def __init__(self, settings: Settings) -> None:
-        device = execution.prepare_device(settings)
+    Args:
+        settings: the replica's.
+        device: where it runs.
+        rank: of this process, among ``ranks`` that train on a batch each, one after the other in the data.
+        ranks: all of them.
+    """
+
+    def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:
         model = checkpoint.build_for_training(lambda: network(settings), settings, device)
         optimizer = torch.optim.AdamW(
             model.parameters(),
@@ -36,11 +42,13 @@ class ImageTraining(Training):
             capturable=settings.execution == "cuda-graph",
         )
         self._data = LabelledImages(settings)
-        if settings.batch_size > len(self._data.labels):
+        whole = settings.batch_size * ranks
+        if whole > len(self._data.labels):
             raise SettingError(
-                f"BATCH_SIZE: {settings.batch_size} is more than the {len(self._data.labels)} images that are trained on."
+                f"BATCH_SIZE: {whole} in a step is more than the {len(self._data.labels)} images that are trained on."
             )
-        batches = self._batches(settings.batch_size, execution.input_generator(settings), device)
+        own = slice(rank * settings.batch_size, (rank + 1) * settings.batch_size)
+        batches = self._batches(whole, own, execution.input_generator(settings), device)
         first = next(batches)
         super().__init__(model, optimizer, [first], settings, device)
         self._facts["data"] = self._data.source
@@ -71,11 +79,13 @@ class ImageTraining(Training):
         if self._ahead is not None:
             self._ahead.close()
 
-    def _batches(self, size: int, generator: torch.Generator, device: torch.device) -> Iterator[Batch]:
+    def _batches(self, size: int, own: slice, generator: torch.Generator, device: torch.device) -> Iterator[Batch]:
+        """Of every ``size`` images in turn, this process's ``own``."""
         while True:
             order = torch.randperm(len(self._data.labels), generator=generator)
             for places in torch.split(order[: len(order) // size * size], size):
-                images, labels = as_input(self._data.images[places]), self._data.labels[places]
+                mine = places[own]
+                images, labels = as_input(self._data.images[mine]), self._data.labels[mine]
                 yield (images.pin_memory(), labels.pin_memory()) if device.type == "cuda" else (images, labels)
 
 
@@ -121,4 +131,4 @@ def make(settings: Settings) -> ImageTraining:
     """Make the workload."""
     settings.known_options(*OPTIONS, *training.OPTIONS, "prefetch")
     training.check(settings)
-    return ImageTraining(settings)
+    return ImageTraining(settings, execution.prepare_device(settings))

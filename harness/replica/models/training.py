@@ -59,6 +59,7 @@ class Training:
         self.steps = 0
         self.first_loss: float | None = None
         self.last_loss: float | None = None
+        self._forward = model
         self._optimizer = optimizer
         self._device = device
         self._mixed = settings.precision != "fp32"
@@ -115,7 +116,7 @@ class Training:
 
     def _loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         with torch.autocast(self._device.type, dtype=self._dtype, enabled=self._mixed):
-            logits = self.model(inputs)
+            logits = self._forward(inputs)
         return cross_entropy(logits.float(), labels)
 
 

@@ -173,10 +173,13 @@ def test_the_gpus_are_those_that_replicas_ran_on() -> None:
     other = manifest.provenance.gpus[0].model_copy(update={"uuid": "GPU-1"})
     provenance = manifest.provenance.model_copy(update={"gpus": [*manifest.provenance.gpus, other, other]})
 
-    def ran_on(uuid: str) -> Manifest:
-        return manifest.model_copy(update={"provenance": provenance, "replicas": [{"device_uuid": uuid}]})
+    def ran_on(uuid: str, second: str = "") -> Manifest:
+        replica = {"device_uuid": uuid, "second_device_uuid": second}
+        return manifest.model_copy(update={"provenance": provenance, "replicas": [replica]})
 
-    assert gpu_names(ran_on(manifest.provenance.gpus[0].uuid)) == "Synthetic GPU"
+    first = manifest.provenance.gpus[0].uuid
+    assert gpu_names(ran_on(first)) == "Synthetic GPU"
+    assert gpu_names(ran_on(first, "GPU-1")) == "3 x Synthetic GPU", "both of one replica"
     assert gpu_names(ran_on("MIG-of-one-of-them")) == "3 x Synthetic GPU"
 
 

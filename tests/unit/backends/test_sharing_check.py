@@ -148,6 +148,7 @@ def test_a_chosen_gpu_is_named_by_its_uuid_and_no_choice_stays_none(monkeypatch)
     ("gpus", "replicas", "used"),
     [
         (1, [(Device.AUTO, {"device": "cuda:0", "device_uuid": "GPU-five"})], {"GPU-five"}),
+        (1, [(Device.AUTO, {"device_uuid": "GPU-two", "second_device_uuid": "GPU-five"})], {"GPU-two", "GPU-five"}),
         (1, [(Device.AUTO, {}), (Device.AUTO, {})], {"GPU-two"}),
         (2, [(Device.AUTO, {})], {"GPU-two"}),
         (2, [(Device.CPU, {}), (Device.CUDA, {})], {"GPU-five"}),

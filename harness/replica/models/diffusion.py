@@ -1,0 +1,289 @@
+"""Generating images by diffusion: a transformer that takes the noise out of latents, step after step.
+
+The network of Peebles & Xie 2023 (DiT, patches of 2 x 2) over latents of 4 x 32 x 32, which are images of 256 x 256
+pixels; what decodes latents to pixels is no part of it. Tensors are named as in the authors' checkpoints. The schedule
+is that of Song et al. 2021 (DDIM, nothing random after the first noise), the guidance that of Ho & Salimans 2022
+(classifier-free): each step predicts the noise with and without the class, in one batch of twice the size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, layer_norm, scaled_dot_product_attention
+
+from harness.replica.errors import SettingError
+from harness.replica.models import checkpoint, execution
+from harness.replica.models.layers import Conv2d, Embedding, Linear
+from harness.replica.settings import Settings
+
+CHANNELS = 4
+CLASSES = 1000
+"""The table of classes has one more row: no class at all."""
+PATCH = 2
+NOISE_LEVELS = 1000
+_FIRST_BETA, _LAST_BETA = 1e-4, 0.02
+_TIME_WAVES = 256
+_LONGEST_WAVE = 10_000.0
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of one model size."""
+
+    width: int
+    heads: int
+    layers: int
+    latent_pixels: int = 32
+
+
+SIZES = {
+    "small": Shape(384, 6, 12),
+    "medium": Shape(768, 12, 12),
+    "large": Shape(1152, 16, 28),
+    # For tests and quick starts: the same code at a thousandth of the work; no published size.
+    "tiny": Shape(32, 2, 2, latent_pixels=8),
+}
+"""Those that the paper calls S/2, B/2 and XL/2."""
+
+
+class PatchEmbedder(nn.Module):
+    """Each patch of the latents becomes a token."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.proj = Conv2d(CHANNELS, width, PATCH, PATCH)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """[B, 4, H, W] -> [B, H / 2 x W / 2, width], row after row."""
+        tokens: Tensor = self.proj(latents).flatten(2).transpose(1, 2)
+        return tokens
+
+
+class TimeEmbedder(nn.Module):
+    """How noisy the latents are, as waves and then as two matrices make of it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mlp = nn.Sequential(Linear(_TIME_WAVES, width), nn.SiLU(), Linear(width, width))
+
+    def forward(self, times: Tensor) -> Tensor:
+        """[B] of 0 to 999 -> [B, width]."""
+        angles = times.float()[:, None] * _frequencies(_TIME_WAVES // 2, times.device)
+        waves = torch.cat([angles.cos(), angles.sin()], -1)
+        out: Tensor = self.mlp(waves.to(next(self.mlp.parameters()).dtype))
+        return out
+
+
+class ClassEmbedder(nn.Module):
+    """The table of classes."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.embedding_table = Embedding(CLASSES + 1, width)
+
+    def forward(self, classes: Tensor) -> Tensor:
+        """[B] -> [B, width]."""
+        out: Tensor = self.embedding_table(classes)
+        return out
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over all patches."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(width, 3 * width)
+        self.proj = Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] -> [B, T, width]."""
+        query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(query, key, value)
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+class FeedForward(nn.Module):
+    """Two matrices and a GELU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = Linear(width, 4 * width)
+        self.fc2 = Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, T, width] -> [B, T, width]."""
+        out: Tensor = self.fc2(gelu(self.fc1(x), approximate="tanh"))
+        return out
+
+
+class Modulation(nn.Sequential):
+    """What the condition does to a layer: so many vectors of the model's width."""
+
+    def __init__(self, width: int, vectors: int) -> None:
+        super().__init__(nn.SiLU(), Linear(width, vectors * width))
+        self._vectors = vectors
+
+    def forward(self, condition: Tensor) -> tuple[Tensor, ...]:
+        """[B, width] -> each [B, 1, width]."""
+        activation, matrix = self
+        vectors: Tensor = matrix(activation(condition))
+        return vectors[:, None].chunk(self._vectors, -1)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each scaled, shifted and gated by the condition."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attn = Attention(shape.width, shape.heads)
+        self.mlp = FeedForward(shape.width)
+        self.adaLN_modulation = Modulation(shape.width, 6)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """[B, T, width] under [B, width] -> [B, T, width]."""
+        shift, scale, gate, later_shift, later_scale, later_gate = self.adaLN_modulation(condition)
+        x = x + gate * self.attn(_modulated(x, shift, scale))
+        out: Tensor = x + later_gate * self.mlp(_modulated(x, later_shift, later_scale))
+        return out
+
+
+class Head(nn.Module):
+    """Tokens back to patches, of the noise and of its spread; the spread is not used here."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = Linear(width, PATCH * PATCH * 2 * CHANNELS)
+        self.adaLN_modulation = Modulation(width, 2)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """[B, T, width] under [B, width] -> [B, T, 2 x 2 x 8]."""
+        out: Tensor = self.linear(_modulated(x, *self.adaLN_modulation(condition)))
+        return out
+
+
+class DiT(nn.Module):
+    """The whole network."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.x_embedder = PatchEmbedder(shape.width)
+        self.t_embedder = TimeEmbedder(shape.width)
+        self.y_embedder = ClassEmbedder(shape.width)
+        places = position_table(shape.latent_pixels // PATCH, shape.width)
+        self.pos_embed = nn.Parameter(places, requires_grad=False)
+        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.final_layer = Head(shape.width)
+
+    def forward(self, latents: Tensor, times: Tensor, classes: Tensor) -> Tensor:
+        """Latents [B, 4, H, W] as noisy as times [B] say, of classes [B] -> the noise in them, [B, 4, H, W]."""
+        x = self.x_embedder(latents) + self.pos_embed
+        condition = self.t_embedder(times) + self.y_embedder(classes)
+        for block in self.blocks:
+            x = block(x, condition)
+        rows, columns = (pixels // PATCH for pixels in latents.shape[-2:])
+        tokens = self.final_layer(x, condition)
+        patches: Tensor = tokens.view(-1, rows, columns, PATCH, PATCH, 2 * CHANNELS).permute(0, 5, 1, 3, 2, 4)
+        return patches.flatten(4, 5).flatten(2, 3)[:, :CHANNELS]
+
+
+def _modulated(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    return layer_norm(x, x.shape[-1:], eps=_EPSILON) * (1 + scale) + shift
+
+
+def _frequencies(count: int, device: torch.device | None = None) -> Tensor:
+    return torch.exp(torch.arange(count, device=device) * (-math.log(_LONGEST_WAVE) / count))
+
+
+def position_table(side: int, width: int) -> Tensor:
+    """Return [1, side x side, width]: sines and cosines of each place's column, then of its row."""
+    angles = torch.arange(side)[:, None] * _frequencies(width // 4)
+    waves = torch.cat([angles.sin(), angles.cos()], -1)
+    by_column, by_row = waves.expand(side, side, -1), waves[:, None].expand(side, side, -1)
+    return torch.cat([by_column, by_row], -1).reshape(1, side * side, width)
+
+
+def schedule(steps: int) -> tuple[Tensor, Tensor]:
+    """Return the noise levels of so many steps, [steps], the noisiest first, and what each leaves of the image, [steps + 1].
+
+    The latter is a share of the variance; the last one, after all steps, is 1.
+    """
+    kept = torch.cumprod(1 - torch.linspace(_FIRST_BETA, _LAST_BETA, NOISE_LEVELS, dtype=torch.float64), 0)
+    times = torch.linspace(NOISE_LEVELS - 1, 0, steps).round().long()
+    return times, torch.cat([kept[times], torch.ones(1)]).float()
+
+
+class Diffusion:
+    """Makes latents of noise, one batch a request."""
+
+    name = "diffusion"
+
+    def __init__(self, settings: Settings) -> None:
+        settings.known_options("model_size", "steps", "guidance")
+        shape = settings.choice_of("model_size", SIZES, "small")
+        steps = settings.option("steps", 20)
+        if not 1 <= steps <= NOISE_LEVELS:
+            raise SettingError(f"WORKLOAD_OPTIONS: steps {steps} is not between 1 and {NOISE_LEVELS}.")
+        self._guidance = settings.number("guidance", 4.0)
+        device = execution.prepare_device(settings)
+        self.model = checkpoint.build(lambda: DiT(shape), settings, device)
+        generator = execution.input_generator(settings)
+        size = (settings.batch_size, CHANNELS, shape.latent_pixels, shape.latent_pixels)
+        self.pool = execution.input_pool(lambda: torch.randn(size, generator=generator), device)
+        self.classes = torch.randint(CLASSES, size[:1], generator=generator).to(device)
+        self._no_classes = torch.full_like(self.classes, CLASSES)
+        self._facts = execution.describe(settings, device, self.model)
+        self._dtype = execution.DTYPES[settings.precision]
+        self._times, self._kept = (table.to(device) for table in schedule(steps))
+        self._places = list(torch.arange(steps, device=device)[:, None])
+        self._cleaner = execution.accelerate(self._step, (self.pool[0], self._places[0]), settings, device)
+        self._next_batch = itertools.cycle(self.pool).__next__
+        self._batch_size = settings.batch_size
+
+    def describe(self) -> dict[str, object]:
+        """Return what runs where."""
+        return self._facts
+
+    def serving(self) -> torch.inference_mode:
+        """Entered once around all requests: entering it for each costs an eager request 1 %."""
+        return torch.inference_mode()
+
+    def denoise(self, noise: Tensor) -> Tensor:
+        """Noise [B, 4, H, W] on the host -> latents of images, the same, on the host."""
+        latents = noise
+        for place in self._places:
+            latents = self._cleaner(latents, place)
+        return latents.cpu()
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        self.denoise(self._next_batch())
+        return self._batch_size
+
+    def _step(self, latents: Tensor, place: Tensor) -> Tensor:
+        """Latents [B, 4, H, W] before the step at ``place`` [1] -> after it, in fp32."""
+        noise = self._noise(latents.to(self._dtype), self._times[place]).float()
+        kept, kept_after = self._kept[place], self._kept[place + 1]
+        image = (latents - (1 - kept).sqrt() * noise) / kept.sqrt()
+        return kept_after.sqrt() * image + (1 - kept_after).sqrt() * noise
+
+    def _noise(self, latents: Tensor, time: Tensor) -> Tensor:
+        """The noise in latents [B, 4, H, W] that are all as noisy as ``time`` [1], with guidance."""
+        if self._guidance == 1:
+            out: Tensor = self.model(latents, time.expand(len(latents)), self.classes)
+            return out
+        classes = torch.cat([self.classes, self._no_classes])
+        of_class, of_none = self.model(latents.repeat(2, 1, 1, 1), time.expand(len(classes)), classes).chunk(2)
+        return torch.lerp(of_none, of_class, self._guidance)
+
+
+def make(settings: Settings) -> Diffusion:
+    """Make the workload."""
+    return Diffusion(settings)
