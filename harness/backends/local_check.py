@@ -23,26 +23,30 @@ from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
-# input. Rounded up from measured ones; those of training on a GPU are reckoned from their parameters.
+# input. Rounded up from measured ones; those of training and diffusion on a GPU are reckoned from their parameters.
 HOST_GB = {
     "resnet50": (1.2, 0.0),
     "distilbert": (1.2, 0.0),
     "whisper": (1.6, 0.0),
+    "diffusion": (1.5, 0.03),
     "notebook": (1.2, 0.0),
     "mnist": (1.0, 0.0),
     "mnist-training": (1.1, 0.002),
     "resnet50-training": (1.3, 0.003),
     "bert-training": (1.9, 0.02),
+    "data-parallel-training": (2.2, 0.004),
 }
 GPU_GB = {
     "resnet50": (1.6, 0.0),
     "distilbert": (1.7, 0.0),
     "whisper": (1.9, 0.0),
+    "diffusion": (2.0, 0.03),
     "notebook": (1.6, 0.0),
     "mnist": (1.2, 0.0),
     "mnist-training": (1.4, 0.005),
     "resnet50-training": (2.0, 0.004),
     "bert-training": (2.8, 0.06),
+    "data-parallel-training": (2.8, 0.01),
 }
 Needs = Mapping[str, tuple[float, float]]
 TINY_GB = 0.6
@@ -149,7 +153,7 @@ def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
     if workload.own:
         return OWN_GB
     if workload.options.get("model_size") == "tiny":
-        return TINY_GB
+        return TINY_GB * (2 if workload.target == "data-parallel-training" else 1)
     first_gb, further_gb = table[workload.target]
     return first_gb + further_gb * (workload.batch_size - 1)
 

@@ -364,8 +364,8 @@ _PUBLISHED = (
         "Inputs",
         "inputs per second",
         "inference_inputs_total",
-        "Inputs (images, texts) served or trained on per second: requests times batch size; `all` is their sum.",
-        ("mnist-training", "resnet50-training", "bert-training"),
+        "Inputs (images, texts) served or trained on per second: requests times what each held; `all` is their sum.",
+        ("mnist-training", "resnet50-training", "bert-training", "data-parallel-training"),
     ),
     _share(
         "active_share",

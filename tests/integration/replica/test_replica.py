@@ -316,6 +316,25 @@ def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, workloa
     assert len(replica.latencies) + replica.status["abandoned_requests"] >= 1
 
 
+def ended(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_second_process_ends_with_its_replica_also_in_the_middle_of_a_step(start):
+    replica = start(WORKLOAD="data-parallel-training", WORKLOAD_OPTIONS=TINY)
+    replica.wait_until_ready()
+    second = replica.status["second_pid"]
+    assert not ended(second)
+
+    replica.process.kill()
+    replica.process.wait()
+
+    replica.wait_for(lambda: ended(second), timeout_s=60)
+
+
 def test_a_training_that_fails_says_at_which_step(start):
     options = '{"model_size": "tiny", "tokens": 8, "learning_rate": 1.0e30}'
     replica = start(WORKLOAD="bert-training", WORKLOAD_OPTIONS=options, BATCH_SIZE="2")

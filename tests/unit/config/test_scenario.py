@@ -55,6 +55,7 @@ def test_what_cannot_be_is_refused_with_its_line(scenario, expected):
         ({"name": "resnet50", "inference_sleep_s": 1, "scenario": {"kind": "offline"}}, "pauses the closed loop"),
         ({"name": "notebook", "scenario": {"kind": "offline"}}, "notebook makes its own pace"),
         ({"name": "bert-training", "scenario": {"kind": "offline"}}, "makes its own pace"),
+        ({"name": "data-parallel-training", "scenario": {"kind": "offline"}}, "makes its own pace"),
     ],
 )
 def test_a_workload_that_does_not_fit_is_refused(wishes, expected):

@@ -15,7 +15,7 @@ FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}
 def test_every_built_in_workload_has_the_fifteen_metrics_first(model):
     (experiment,) = expand(parse_campaign(FILE.format(model=model, batch_size=2), origin="c.yaml"))
     assert experiment.metrics[:15] == list(STANDARD)
-    assert (len(experiment.metrics) == 15) == (model in {"resnet50", "distilbert", "whisper", "mnist"})
+    assert (len(experiment.metrics) == 15) == (model in {"resnet50", "distilbert", "whisper", "diffusion", "mnist"})
 
 
 def test_named_metrics_are_the_named_ones_for_every_workload():
@@ -34,3 +34,9 @@ def test_text_generation_is_that_of_a_server_of_one_s_own():
 def test_training_with_batch_normalisation_needs_two_images():
     with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*resnet50-training needs `batch_size` 2 or more"):
         parse_campaign(FILE.format(model="resnet50-training", batch_size=1), origin="c.yaml")
+
+
+def test_what_two_processes_exchange_is_no_cuda_graph():
+    text = FILE.format(model="data-parallel-training", batch_size="2, execution: cuda-graph")
+    with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*no `execution` cuda-graph: what two processes exchange"):
+        parse_campaign(text, origin="c.yaml")

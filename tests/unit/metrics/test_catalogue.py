@@ -65,7 +65,7 @@ def test_a_workload_has_the_metrics_that_it_publishes_and_the_fifteen():
         return [metric.name for metric in select("all", workload=workload)][15:]
 
     assert own("resnet50") == own("own_module:make") == []
-    assert own("bert-training") == own("resnet50-training") == ["inputs_per_second"]
+    assert own("bert-training") == own("data-parallel-training") == ["inputs_per_second"]
     assert own("notebook") == ["active_share"]
     assert [metric.name for metric in select(["active_share", "throughput"])] == ["throughput", "active_share"]
 
