@@ -17,9 +17,12 @@ Object = Mapping[str, Any]
 STRATEGY_LABEL = "nvidia.com/gpu.sharing-strategy"
 PRODUCT_LABEL = "nvidia.com/gpu.product"
 MIG_LABEL = "nvidia.com/mig.strategy"
+GKE_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
+GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {mode.traits.label: mode for mode in Sharing if mode.traits.label}
+_OF_GKE = {"time-sharing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
 _CONFIGURED = {mode.traits.plugin: mode for mode in Sharing if mode.traits.plugin}
 
 
@@ -45,6 +48,10 @@ def check_sharing(
         if spec.gpu_resource not in ((node.get("status") or {}).get("allocatable") or {}):
             continue
         name, seen = node["metadata"]["name"], observed(node, pods, spec)
+        if (node["metadata"].get("labels") or {}).get(GKE_LABEL) == "mps":
+            message = f"node {name} has GKE's MPS, for pods that share the node's IPC; replicas, which keep to `restricted`, do not."
+            yield Finding(Severity.ERROR, "sharing", message, "Take a node pool with time-sharing, MIG, or whole GPUs.")
+            continue
         for mode in modes:
             if not seen:
                 message = f"node {name} does not show how its GPUs are shared: {mode.value} is taken on trust."
@@ -67,6 +74,8 @@ def observed(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> froz
         shared = {_CONFIGURED[key] for key in configured.get("sharing") or {} if key in _CONFIGURED}
     elif labels.get(STRATEGY_LABEL) in _STRATEGIES:
         shared = {_STRATEGIES[labels[STRATEGY_LABEL]]} - {WHOLE}
+    elif labels.get(GKE_LABEL) in _OF_GKE:
+        shared = {_OF_GKE[labels[GKE_LABEL]]}
     elif labels.get(MPS_LABEL) == "true":
         shared = {mode for mode in Sharing if mode.traits.daemon}
     elif str(labels.get(PRODUCT_LABEL, "")).endswith("-SHARED"):
@@ -86,7 +95,9 @@ def shown(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> str:
 
 def divided(labels: Mapping[str, str], spec: KubernetesSpec) -> bool:
     """Whether what a node with these labels lends are MIG instances."""
-    return spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single"
+    return (
+        spec.gpu_resource.startswith("nvidia.com/mig-") or labels.get(MIG_LABEL) == "single" or GKE_MIG_LABEL in labels
+    )
 
 
 def in_words(modes: Collection[Sharing]) -> str:

@@ -54,6 +54,33 @@ def test_the_mode_is_what_labels_and_plugin_say(labels, pods, modes):
     assert observed(node(**labels), pods, SPEC) == modes
 
 
+def of_gke(**labels):
+    one = node()
+    one["metadata"]["labels"] = {f"cloud.google.com/gke-gpu-{key.replace('_', '-')}": labels[key] for key in labels}
+    return one
+
+
+@pytest.mark.parametrize(
+    ("labels", "modes"),
+    [
+        ({"sharing_strategy": "time-sharing"}, {SLICED}),
+        ({"sharing_strategy": "mps"}, {MPS}),
+        ({"partition_size": "1g.10gb"}, {MIG}),
+        ({"partition_size": "1g.10gb", "sharing_strategy": "time-sharing"}, {MIG, SLICED}),
+        ({"driver_version": "latest"}, set()),
+    ],
+)
+def test_the_mode_of_a_node_pool_of_gke_is_what_its_labels_say(labels, modes):
+    assert observed(of_gke(**labels), [], SPEC) == modes
+
+
+def test_mps_of_gke_is_refused_which_pods_without_the_nodes_ipc_would_not_be_under():
+    for sharing in (MPS, SLICED):
+        (finding,) = check_sharing([of_gke(sharing_strategy="mps")], [], SPEC, [experiment(sharing=sharing)])
+        assert finding.severity is Severity.ERROR
+        assert "node n1 has GKE's MPS, for pods that share the node's IPC" in finding.message
+
+
 def found(sharing, labels, spec=SPEC):
     findings = list(check_sharing([node(**labels)], [], spec, [experiment(sharing=sharing)]))
     return {finding.severity: f"{finding.message} {finding.advice}" for finding in findings}
