@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from harness.analysis.measures import MEASURES, OWN, Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
-from harness.analysis.statistics import Estimate, ratio, t_interval
+from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
 from harness.analysis.until_known import Progress, judge, share_of_look
 from harness.config import CampaignSpec, CellSpec
@@ -321,7 +321,7 @@ def _average(cell: Cell) -> None:
     for name in (*MEASURES, *own):
         figures = cell.figures(name)
         if figures:
-            cell.estimates[name] = t_interval(figures, shared(cell))
+            cell.estimates[name] = nonnegative(t_interval(figures, shared(cell)))
             continue
         reasons = [experiment.measured.absent.get(name) for experiment in cell.used]
         cell.absent[name] = next((reason for reason in reasons if reason), "no run can be used")

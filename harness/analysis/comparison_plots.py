@@ -8,23 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 
+from harness.analysis.chart import FAINT, INK, PALETTE
 from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import counts
-from harness.analysis.figure_style import (
-    FAINT,
-    INK,
-    PALETTE,
-    Picture,
-    from_zero,
-    new_figure,
-    say_absent,
-    style,
-    to_png,
-    to_svg,
-)
+from harness.analysis.figure_style import Picture, finished, from_zero, logarithmic, new_figure, say_absent, style
 from harness.analysis.format import number
 from harness.analysis.scaling_models import Fit
-from harness.analysis.scaling_plots import Curve, Pick, draw, logarithmic, replica_axis
+from harness.analysis.scaling_plots import Curve, Pick, draw, replica_axis
 from harness.analysis.statistics import Estimate
 
 _COLUMN_IN, _ROW_IN, _WIDEST_IN = 3.4, 2.5, 10.0
@@ -85,9 +75,7 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
         }
         figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (_ROW_IN * len(rows) + 0.7)))
         figure.legend(handles.values(), handles.keys(), loc="upper right", ncols=max(1, min(6, len(handles))))
-        return Picture(
-            f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}", to_png(figure), to_svg(figure)
-        )
+        return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}")
 
 
 def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture | None:
@@ -109,7 +97,7 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
         axes.grid(visible=False, axis="y")
         figure.tight_layout()
         spoken = ", ".join(f"{one.label} {number(mean)} {label}" for one, mean in zip(points, means, strict=True))
-        return Picture(f"comparison-{name}", title, f"{title}: {spoken}", to_png(figure), to_svg(figure))
+        return finished(figure, f"comparison-{name}", title, f"{title}: {spoken}")
 
 
 def _arm(upper: float | None, lower: float | None) -> float:
@@ -128,7 +116,8 @@ def _panel(axes: Axes, pool: Pool, workload: str, row: Row) -> None:
         if fit is not None:
             n = np.linspace(1, max(setup.counts(workload)), _CURVE_POINTS)
             values = np.array([estimate.mean for estimate in fit.parameters.values()])
-            axes.plot(n, fit.law.curve(n, values) * row.scale, "--", color=PALETTE[index % len(PALETTE)], linewidth=1)
+            colour = PALETTE[index % len(PALETTE)]
+            axes.plot(n, fit.law.curve(n, values) * row.scale, "--", color=colour, linewidth=1, gid=setup.label)
     if not drawn:
         reasons = [
             cell.absent[row.measure]

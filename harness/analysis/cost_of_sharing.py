@@ -7,7 +7,7 @@ from harness.analysis.compare import Comparison, Line, relative
 from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
 from harness.analysis.comparison_plots import Row, by_workload
-from harness.analysis.format import Entry, figure_entry, number, ratio_entry, replicas_in_words, times, whole_interval
+from harness.analysis.format import Entry, figure_entry, number, ratio_entry, ratio_interval, replicas_in_words, times
 from harness.analysis.statistics import Estimate
 
 _FULLNESS = {"gpu_utilization": "GPU busy", "gpu_sm_active": "SM active"}
@@ -107,7 +107,7 @@ def _versus(line: Line) -> str:
 
 
 def _ratio(estimate: Estimate) -> str:
-    interval = whole_interval(estimate)
+    interval = ratio_interval(estimate)
     return number(estimate.mean) + (f", 95 % interval {interval}" if interval else "")
 
 

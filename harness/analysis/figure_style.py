@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from PIL import Image
 
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#8C6D31")
-"""Okabe and Ito's colours, in an order that keeps neighbours apart; none is told from another by hue alone."""
+from harness.analysis.chart import FAINT, GRID, INK, PAPER, RAISED, SOFT, Chart, chart, name_of
+from harness.analysis.statistics import Estimate
+
 MARKERS = "osD^vPX*"
-INK, FAINT, PAPER = "#333333", "#9aa0a6", "#ffffff"
+_FAR = 2.0  # An interval that reaches further than so many times the values would flatten them.
+_FEW_DOUBLINGS = 4
+_DENSE_TICKS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
 _COLOURS = 128
 _DPI = 150
 
@@ -35,7 +41,7 @@ _STYLE = {
     "axes.linewidth": 0.8,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e4e6e9",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "xtick.color": INK,
     "ytick.color": INK,
@@ -45,7 +51,7 @@ _STYLE = {
     "legend.fontsize": 8,
     "figure.facecolor": PAPER,
     "savefig.facecolor": PAPER,
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "harness",
 }
 
@@ -59,14 +65,14 @@ class Picture:
         title: what it shows.
         alt: the same for those who cannot see it, with the numbers that matter.
         png: the image.
-        svg: the same as a drawing; None for dense time series, which are smaller as pixels.
+        chart: the same for a page.
     """
 
     name: str
     title: str
     alt: str
     png: bytes
-    svg: bytes | None = None
+    chart: Chart
 
 
 @contextmanager
@@ -93,11 +99,9 @@ def to_png(figure: Figure) -> bytes:
     return stream.getvalue()
 
 
-def to_svg(figure: Figure) -> bytes:
-    """The figure as SVG, the same bytes for the same data."""
-    stream = io.BytesIO()
-    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    return stream.getvalue()
+def finished(figure: Figure, name: str, title: str, alt: str) -> Picture:
+    """The figure as picture and chart; it is used up."""
+    return Picture(name, title, alt, to_png(figure), chart(figure, name, title, alt))
 
 
 def say_absent(axes: Axes, reason: str) -> None:
@@ -107,15 +111,88 @@ def say_absent(axes: Axes, reason: str) -> None:
     axes.grid(visible=False)
     for spine in axes.spines.values():
         spine.set_visible(False)
-    axes.set_facecolor("#f6f7f8")
+    axes.set_facecolor(RAISED)
     text = "\n".join(textwrap.wrap(f"not measured: {reason}", 44)[:5])
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#6b7075", fontsize=8.5)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=SOFT, fontsize=8.5)
+
+
+def interval_curve(
+    axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], scale: float, look: tuple[str, str, str], label: str
+) -> None:
+    """Means joined by a line, with their intervals, of which none goes below 0: nothing here can.
+
+    ``look``: colour, marker and dashes.
+    """
+    means = [scale * each.mean for each in estimates]
+    below = [0.0 if each.low is None else scale * (each.mean - max(each.low, 0.0)) for each in estimates]
+    above = [0.0 if each.high is None else scale * (each.high - each.mean) for each in estimates]
+    colour, marker, dashes = look
+    axes.errorbar(
+        x,
+        means,
+        yerr=[below, above],
+        color=colour,
+        linestyle=dashes,
+        marker=marker,
+        markersize=5,
+        capsize=3,
+        elinewidth=1,
+        label=label,
+    )
 
 
 def from_zero(axes: Axes) -> None:
-    """Let the y axis begin at 0, with room above for the largest value."""
-    top = axes.dataLim.y1
+    """Let the y axis begin at 0, with room above for the largest value; an interval far above it ends in an arrow."""
+    highest = max(_heights(axes), default=0.0)
+    top = min(axes.dataLim.y1, _FAR * highest)
     axes.set_ylim(0, top * 1.1 if top > 0 else 1)
+    _arrows(axes)
+
+
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis with plain numbers; an interval far beyond all values ends in an arrow."""
+    heights = [height for height in _heights(axes) if height > 0] or [1.0]
+    low, high = max(axes.dataLim.y0, min(heights) / _FAR), min(axes.dataLim.y1, max(heights) * _FAR)
+    axes.set_yscale("log")
+    axes.set_ylim(low / 1.1, high * 1.1)
+    dense = high / low < _FEW_DOUBLINGS
+    axes.yaxis.set_major_locator(LogLocator(subs=_DENSE_TICKS if dense else (1, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(plain_ticks))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    _arrows(axes)
+
+
+def doubling(axes: Axes) -> None:
+    """A logarithmic x axis whose ticks are powers of two, as plain numbers."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(LogLocator(base=2))
+    axes.xaxis.set_major_formatter(FuncFormatter(plain_ticks))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _intervals(axes: Axes) -> list[ErrorbarContainer]:
+    return [each for each in axes.containers if isinstance(each, ErrorbarContainer)]
+
+
+def _heights(axes: Axes) -> list[float]:
+    """What is drawn but for the ends of intervals."""
+    caps = {cap for each in _intervals(axes) for cap in each.lines[1]}
+    values = [np.asarray(line.get_ydata(orig=False), dtype=float) for line in axes.lines if line not in caps]
+    return [float(value) for value in np.concatenate([*values, np.empty(0)]) if np.isfinite(value)]
+
+
+def _arrows(axes: Axes) -> None:
+    """Where an interval is cut at the edge of the panel."""
+    low, high = axes.get_ylim()
+    for each in _intervals(axes):
+        for arm in each.lines[2]:
+            for (x, start), (_, end) in arm.get_segments():
+                for beyond, edge, marker in ((end > high, high, "^"), (start < low, low, "v")):
+                    if beyond:
+                        arrow = axes.scatter(
+                            [x], [edge], s=22, color=arm.get_color(), marker=marker, clip_on=False, zorder=4
+                        )
+                        arrow.set_gid(name_of(each))
 
 
 def plain_ticks(value: float, _position: int) -> str:

@@ -15,7 +15,9 @@ _SCALES = {
 }
 TIMES, DASH = "×", "–"  # noqa: RUF001 - typography for people, not letters
 _DIGITS = 3
-_EXACT = 1e-9
+_EXACT, _WIDE = 1e-9, 0.5
+_PLUS_MINUS = "±"
+_UNDECIDED = 10.0
 
 
 def number(value: float) -> str:
@@ -35,8 +37,10 @@ def quantity(value: float, unit: str) -> str:
 
 def with_interval(estimate: Estimate, unit: str) -> str:
     """``5.70 ± 0.12 ms``: the mean and half of its 95 % interval, in one unit."""
-    mean, half, name = interval_parts(estimate, unit)
-    return " ".join(part for part in (mean, half, name) if part)
+    mean, interval, name = interval_parts(estimate, unit)
+    if interval and not interval.startswith(_PLUS_MINUS):
+        interval = f"({interval})"
+    return " ".join(part for part in (mean, interval, name) if part)
 
 
 def in_one_unit(values: Sequence[float], unit: str) -> tuple[list[str], str]:
@@ -46,21 +50,28 @@ def in_one_unit(values: Sequence[float], unit: str) -> tuple[list[str], str]:
 
 
 def interval_parts(estimate: Estimate, unit: str) -> tuple[str, str, str]:
-    """The same in pieces: ``5.70``, ``± 0.12`` (empty when there is no interval), ``ms``."""
+    """The same in pieces: ``5.70``, ``± 0.12`` (empty when there is no interval), ``ms``.
+
+    Of a quantity that cannot be below 0: an interval that was cut there, or is wide, is given whole, ``0 to 910``.
+    """
     scale, name = _fit(estimate.mean, unit)
     mean = number(estimate.mean / scale)
-    half = estimate.half_width
-    return mean, "" if half is None else _plus_minus(mean, half / scale, abs(estimate.mean) / scale), name
+    if estimate.low is None or estimate.high is None:
+        return mean, "", name
+    below, above = estimate.mean - estimate.low, estimate.high - estimate.mean
+    if max(below, above) > _WIDE * abs(estimate.mean) or abs(above - below) > _EXACT * abs(estimate.mean):
+        return mean, f"{number(max(estimate.low, 0.0) / scale)} to {number(estimate.high / scale)}", name
+    return mean, _plus_minus(mean, above / scale, abs(estimate.mean) / scale), name
 
 
 def _plus_minus(mean_text: str, half: float, mean: float) -> str:
     """Half-width with the decimals of the mean; one that would round to nothing says so."""
     places = len(mean_text.partition(".")[2])
     if half <= _EXACT * mean:
-        return "± 0"
+        return f"{_PLUS_MINUS} 0"
     if round(half, places) == 0:
-        return f"± <{10.0**-places:g}"
-    return f"± {half:,.{places}f}"
+        return f"{_PLUS_MINUS} <{10.0**-places:g}"
+    return f"{_PLUS_MINUS} {half:,.{places}f}"
 
 
 def _fit(value: float, unit: str) -> tuple[float, str]:
@@ -72,11 +83,15 @@ def _fit(value: float, unit: str) -> tuple[float, str]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One cell of a table: mean with unit, interval and remarks, and why there is nothing where there is nothing."""
+    """One cell of a table: mean with unit, interval and remarks, and why there is nothing where there is nothing.
+
+    ``value``: what ``mean`` says, in the unit of all its column, to sort by.
+    """
 
     mean: str
     small: tuple[str, ...] = ()
     reason: str = ""
+    value: float | None = None
 
     @property
     def text(self) -> str:
@@ -101,7 +116,7 @@ def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measur
     if estimate is None:
         return Entry(DASH, reason=reason)
     mean, half, name = interval_parts(estimate, unit)
-    return Entry(f"{mean} {name}".strip(), (half,) if half else ())
+    return Entry(f"{mean} {name}".strip(), (half,) if half else (), value=estimate.mean)
 
 
 def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: str = TIMES) -> Entry:
@@ -110,7 +125,8 @@ def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: s
         return Entry(DASH, reason=reason)
     return Entry(
         f"{number(estimate.mean)} {unit}".strip(),
-        (whole_interval(estimate),) if estimate.half_width is not None else (),
+        (ratio_interval(estimate),) if estimate.half_width is not None else (),
+        value=estimate.mean,
     )
 
 
@@ -121,9 +137,16 @@ def whole_interval(estimate: Estimate) -> str:
     return f"{number(estimate.low)} to {number(estimate.high)}"
 
 
+def ratio_interval(estimate: Estimate) -> str:
+    """The whole interval of a ratio; one that spans a factor of ten says nothing, and that is said."""
+    if estimate.low and estimate.high and estimate.high > _UNDECIDED * estimate.low:
+        return "not decidable"
+    return whole_interval(estimate)
+
+
 def times(estimate: Estimate) -> str:
     """In a sentence: ``2.30 times (1.97 to 2.68)``."""
-    interval = whole_interval(estimate)
+    interval = ratio_interval(estimate)
     return f"{number(estimate.mean)} times" + (f" ({interval})" if interval else "")
 
 

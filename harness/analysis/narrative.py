@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment, shared
 from harness.analysis.comparability import gpu_names
-from harness.analysis.format import clipped, number, quantity, with_interval
+from harness.analysis.format import clipped, number, quantity, ratio_interval, with_interval
 from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, difference
 from harness.config.scenario import OPEN_LOOP, ScenarioKind
@@ -77,9 +77,8 @@ def _saturation(cells: Sequence[Cell]) -> str:
 
 
 def _times(estimate: Estimate) -> str:
-    if estimate.low is None or estimate.high is None:
-        return f"{number(estimate.mean)} times"
-    return f"{number(estimate.mean)} times (95 % interval {number(estimate.low)} to {number(estimate.high)})"
+    interval = ratio_interval(estimate)
+    return f"{number(estimate.mean)} times" + (f" (95 % interval {interval})" if interval else "")
 
 
 def _replicas(cell: Cell) -> str:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.analysis.bottleneck import Cause
+from harness.analysis.chart import FAINT, PALETTE
 from harness.analysis.figure_style import (
-    FAINT,
     MARKERS,
-    PALETTE,
     Picture,
+    doubling,
+    finished,
     from_zero,
+    interval_curve,
     new_figure,
-    plain_ticks,
     say_absent,
     style,
-    to_png,
-    to_svg,
 )
 from harness.analysis.profile import CellProfile, ProfileAnalysis
 
@@ -50,7 +48,7 @@ def curves(analysis: ProfileAnalysis, limit_percent: float) -> Picture:
             f"{cell.cell.name} {cell.estimates['throughput_inputs_per_s'].mean:.4g} inputs/s"
             for cell in analysis.measured
         )
-        return Picture("curves", "Speed and memory against the batch size", told, to_png(figure), to_svg(figure))
+        return finished(figure, "curves", "Speed and memory against the batch size", told)
 
 
 def _draw(axes: Axes, analysis: ProfileAnalysis, name: str, scale: float) -> bool:
@@ -60,24 +58,13 @@ def _draw(axes: Axes, analysis: ProfileAnalysis, name: str, scale: float) -> boo
         if not found:
             continue
         drawn = True
-        errors = [scale * (each.half_width or 0.0) for _, each in found]
-        axes.errorbar(
-            [batch for batch, _ in found],
-            [scale * each.mean for _, each in found],
-            yerr=errors,
-            color=PALETTE[index % len(PALETTE)],
-            marker=MARKERS[index % len(MARKERS)],
-            capsize=3,
-            label=series,
-        )
+        look = (PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)], "-")
+        interval_curve(axes, [batch for batch, _ in found], [each for _, each in found], scale, look, series)
     return drawn
 
 
 def _finish(axes: Axes) -> None:
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2))
-    axes.xaxis.set_major_formatter(FuncFormatter(plain_ticks))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    doubling(axes)
     axes.set_xlabel("batch size")
     from_zero(axes)
 
@@ -98,9 +85,7 @@ def where_time_goes(analysis: ProfileAnalysis) -> Picture | None:
         axes.legend(loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=len(Cause))
         figure.tight_layout()
         told = "; ".join(f"{cell.cell.name}: {cell.finding.sentence}" for cell in cells if cell.finding)
-        return Picture(
-            "time", "Where the time goes; what is left white is not explained", told, to_png(figure), to_svg(figure)
-        )
+        return finished(figure, "time", "Where the time goes; what is left empty is not explained", told)
 
 
 def _stack(axes: Axes, cells: Sequence[CellProfile]) -> None:

@@ -71,8 +71,6 @@ def write_profile_report(analysis: ProfileAnalysis, out: Path | None = None) -> 
     }
     for picture in pictures:
         files[f"{PLOTS}/{picture.name}.png"] = picture.png
-        if picture.svg:
-            files[f"{PLOTS}/{picture.name}.svg"] = picture.svg
     for name, data in files.items():
         atomic_write(out / name, data, replace=True)
     with storage_errors(out, "read"):

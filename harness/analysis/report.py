@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from harness.analysis.format import (
     number,
     quantity,
     ratio_entry,
+    ratio_interval,
     with_interval,
 )
 from harness.analysis.interference import interference
@@ -216,11 +216,11 @@ def _entry(cell: Cell, name: str) -> Entry:
     if estimate is None:
         return Entry(DASH, reason=cell.absent.get(name, "it takes two runs that can be used"))
     mean, spread, unit = interval_parts(estimate, unit)
-    if name in _RATIOS and estimate.low is not None and estimate.high is not None:
-        spread = f"{number(estimate.low)} to {number(estimate.high)}"  # A ratio's interval is not symmetric.
+    if name in _RATIOS:
+        spread = ratio_interval(estimate)
     state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
     small = tuple(part for part in (spread, state) if part)
-    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small)
+    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small, value=estimate.mean)
 
 
 def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
@@ -272,7 +272,6 @@ def environment() -> jinja2.Environment:
         "duration": duration,
         "quantity": quantity,
         "interval": with_interval,
-        "data_uri": _data_uri,
         "clipped": clipped,
         "missing": missing,
         "settings": _settings,
@@ -284,11 +283,6 @@ def environment() -> jinja2.Environment:
         "cell_text": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
     }
     return environment
-
-
-def _data_uri(picture: Picture) -> str:
-    kind, data = ("svg+xml", picture.svg) if picture.svg else ("png", picture.png)
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:

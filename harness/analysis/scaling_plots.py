@@ -8,22 +8,19 @@ from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.chart import FAINT, INK, PALETTE, PAPER
 from harness.analysis.figure_style import (
-    FAINT,
-    INK,
     MARKERS,
-    PALETTE,
     Picture,
+    finished,
     from_zero,
+    interval_curve,
+    logarithmic,
     new_figure,
-    plain_ticks,
     say_absent,
     style,
-    to_png,
-    to_svg,
 )
 from harness.analysis.format import with_interval
 from harness.analysis.statistics import Estimate
@@ -32,9 +29,7 @@ Pick = Callable[[Cell], Estimate | None]
 Dashes = Literal["-", "--", ":"]
 _GIB = 2.0**30
 _IDEAL_REACH = 1.8  # The ideal line stops at this multiple of the best throughput, or it would flatten everything.
-_FEW_DOUBLINGS = 4
 _LEGEND_COLUMNS = 6
-_DENSE_TICKS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
 _LATENCIES: tuple[tuple[str, str, Dashes], ...] = (
     ("latency_p50_exact", "p50", ":"),
     ("latency_p95_exact", "p95", "--"),
@@ -44,17 +39,30 @@ _LATENCIES: tuple[tuple[str, str, Dashes], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line: where its points come from, how they are scaled, what it is called, how it is dashed among others."""
+    """One line: where its points come from, how they are scaled, what it is called, how it is dashed among others.
+
+    ``of``: the measure that a picked figure is proportional to, whose single runs are shown.
+    """
 
     measure: str
     label: str
     scale: float = 1.0
     pick: Pick | None = None
     dashes: Dashes = "-"
+    of: str = ""
 
     def estimate(self, cell: Cell) -> Estimate | None:
         """What it shows of a cell."""
         return self.pick(cell) if self.pick else cell.estimates.get(self.measure)
+
+    def each(self, cell: Cell) -> list[float]:
+        """The same of each single run: of a ratio, what the run's own figure makes of it."""
+        if self.pick is None:
+            return cell.figures(self.measure)
+        found, whole = self.pick(cell), cell.estimates.get(self.of)
+        if found is None or whole is None or not whole.mean:
+            return []
+        return [found.mean * figure / whole.mean for figure in cell.figures(self.of)]
 
 
 def overview(analysis: CampaignAnalysis) -> Picture | None:
@@ -69,8 +77,8 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
         left.plot(counts, counts, color=FAINT, linestyle=":", label="ideal")
         right.axhline(1, color=FAINT, linestyle=":")
         for index, (label, cells) in enumerate(groups.items()):
-            draw(left, cells, Curve("speed_up", label, pick=lambda cell: cell.speed_up), index)
-            draw(right, cells, Curve("p99", label, pick=_p99_growth(cells)), index)
+            draw(left, cells, Curve("speed_up", label, pick=lambda cell: cell.speed_up, of="throughput"), index)
+            draw(right, cells, Curve("p99", label, pick=_p99_growth(cells), of="latency_p99_exact"), index)
         left.set_title("Throughput, times that of one replica")
         right.set_title("p99 latency, times that of one replica")
         for axes in (left, right):
@@ -82,14 +90,16 @@ def overview(analysis: CampaignAnalysis) -> Picture | None:
             f"{label}: " + ", ".join(_spoken(cell, cell.speed_up, "x") for cell in cells if cell.speed_up)
             for label, cells in groups.items()
         )
-        return Picture(
-            "scaling-overview", "How the workloads scale beside each other", alt, to_png(figure), to_svg(figure)
-        )
+        return finished(figure, "scaling-overview", "How the workloads scale beside each other", alt)
 
 
 def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     """Six panels against the replica count for one workload; None when no run of it can be used."""
-    groups = {label: cells for label, cells in _groups(analysis).items() if cells[0].workload == workload}
+    groups = {
+        label.removeprefix(f"{workload}, "): cells
+        for label, cells in _groups(analysis).items()
+        if cells[0].workload == workload
+    }
     cells = [cell for group in groups.values() for cell in group]
     if not any(cell.used for cell in cells):
         return None
@@ -97,7 +107,11 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
     panels: list[tuple[str, list[Curve], Callable[[Axes, Sequence[Cell]], None] | None]] = [
         ("Throughput (requests/s)", [Curve("throughput", "")], _ideal),
         ("Latency (ms)", [Curve(name, label, 1e3, dashes=dashes) for name, label, dashes in _LATENCIES], None),
-        ("Efficiency (% of ideal)", [Curve("efficiency", "", 100, lambda cell: cell.efficiency)], _full),
+        (
+            "Efficiency (% of ideal)",
+            [Curve("efficiency", "", 100, lambda cell: cell.efficiency, of="throughput")],
+            _full,
+        ),
         ("Fairness (slowest / fastest replica)", [Curve("fairness", "")], _one),
     ]
     if on_gpu:
@@ -119,22 +133,16 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
         bottom = 0.09
         if len(groups) > 1:
             handles, labels = grid[0].get_legend_handles_labels()
-            own = [label.removeprefix(f"{workload}, ") for label in labels]
-            figure.legend(handles, own, loc="lower center", ncols=min(len(own), _LEGEND_COLUMNS))
-            bottom += 0.02 + 0.035 * -(-len(own) // _LEGEND_COLUMNS)
+            figure.legend(handles, labels, loc="lower center", ncols=min(len(labels), _LEGEND_COLUMNS))
+            bottom += 0.02 + 0.035 * -(-len(labels) // _LEGEND_COLUMNS)
         figure.subplots_adjust(left=0.055, right=0.985, top=0.94, bottom=bottom, hspace=0.36, wspace=0.2)
         spoken = ", ".join(
             _spoken(cell, cell.estimates["throughput"], "requests/s")
             for cell in cells
             if "throughput" in cell.estimates
         )
-        return Picture(
-            f"scaling-{workload}",
-            f"{workload}: against the number of replicas",
-            f"{workload}, throughput: {spoken}",
-            to_png(figure),
-            to_svg(figure),
-        )
+        title = f"{workload}: against the number of replicas"
+        return finished(figure, f"scaling-{workload}", title, f"{workload}, throughput: {spoken}")
 
 
 def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
@@ -182,32 +190,21 @@ def _panel(
         axes.legend(loc="best")
 
 
-def draw(axes: Axes, cells: Sequence[Cell], curve: Curve, index: int) -> None:
+def draw(axes: Axes, cells: Sequence[Cell], line: Curve, index: int) -> None:
     """One line with its intervals, and the single runs as dots; nothing where nothing was measured."""
-    points = [(cell.replicas, found) for cell in cells if (found := curve.estimate(cell))]
+    points = [(cell.replicas, found) for cell in cells if (found := line.estimate(cell))]
     if not points:
         return
-    x = [replicas for replicas, _ in points]
-    y = [found.mean * curve.scale for _, found in points]
-    low = [0.0 if found.low is None else (found.mean - found.low) * curve.scale for _, found in points]
-    high = [0.0 if found.high is None else (found.high - found.mean) * curve.scale for _, found in points]
     colour, marker = PALETTE[index % len(PALETTE)], MARKERS[index % len(MARKERS)]
-    axes.errorbar(
-        x,
-        y,
-        yerr=[low, high],
-        color=colour,
-        linestyle=curve.dashes,
-        marker=marker,
-        markersize=5,
-        capsize=3,
-        elinewidth=1,
-        label=curve.label,
+    estimates = [estimate for _, estimate in points]
+    interval_curve(
+        axes, [count for count, _ in points], estimates, line.scale, (colour, marker, line.dashes), line.label
     )
-    if curve.pick is None:
-        for cell in cells:
-            each = [figure * curve.scale for figure in cell.figures(curve.measure)]
-            axes.plot([cell.replicas] * len(each), each, ".", color=colour, markersize=3, alpha=0.5)
+    for cell in cells:
+        each = [figure * line.scale for figure in line.each(cell)]
+        if each:
+            (dots,) = axes.plot([cell.replicas] * len(each), each, ".", color=colour, markersize=5.5, zorder=3)
+            dots.set(gid=line.label, markeredgecolor=PAPER, markeredgewidth=0.6)
 
 
 def _ideal(axes: Axes, cells: Sequence[Cell]) -> None:
@@ -253,16 +250,6 @@ def replica_axis(axes: Axes, counts: Sequence[int]) -> None:
     axes.set_xticks(counts)
     axes.set_xlim(counts[0] - 0.4, counts[-1] + 0.4)
     axes.set_xlabel("replicas")
-
-
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis with plain numbers."""
-    low, high = axes.dataLim.y0, axes.dataLim.y1
-    axes.set_yscale("log")
-    dense = low > 0 and high / low < _FEW_DOUBLINGS
-    axes.yaxis.set_major_locator(LogLocator(subs=_DENSE_TICKS if dense else (1, 2, 3, 5, 7)))
-    axes.yaxis.set_major_formatter(FuncFormatter(plain_ticks))
-    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _spoken(cell: Cell, estimate: Estimate, unit: str) -> str:

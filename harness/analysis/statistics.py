@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,6 +67,11 @@ def t_interval(values: Sequence[float], share: float = 1.0) -> Estimate:
     deviation = float(np.std(values, ddof=1))
     half = student(len(values) - 1, share) * deviation / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half, len(values), deviation / abs(mean) if mean else None)
+
+
+def nonnegative(estimate: Estimate) -> Estimate:
+    """The same of a quantity that cannot be below 0: what an interval has there is cut off."""
+    return estimate if estimate.low is None or estimate.mean < 0 else replace(estimate, low=max(estimate.low, 0.0))
 
 
 def batch_means(values: Sequence[float]) -> Estimate:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from harness.analysis.chart import FAINT, PALETTE
 from harness.analysis.figure_style import (
-    FAINT,
-    PALETTE,
+    MARKERS,
     Picture,
+    doubling,
+    finished,
     from_zero,
+    interval_curve,
     new_figure,
-    plain_ticks,
     say_absent,
     style,
-    to_png,
-    to_svg,
 )
 from harness.analysis.stress import Ladder, Point, in_words
 from harness.config import StressLoad, StressSpec
@@ -51,9 +50,7 @@ def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
             for point in measured
         )
         name = f"stress-{ladder.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
-        return Picture(
-            name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}", to_png(figure), to_svg(figure)
-        )
+        return finished(figure, name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}")
 
 
 def _draw(axes: Axes, points: Sequence[Point], name: str, scale: float, colour: str, label: str) -> None:
@@ -62,18 +59,13 @@ def _draw(axes: Axes, points: Sequence[Point], name: str, scale: float, colour: 
         say_absent(axes, points[-1].run.figures[name].note)
         return
     loads = [point.load for point, _ in found]
-    means = [scale * estimate.mean for _, estimate in found]
-    below = [0.0 if each.low is None else scale * (each.mean - each.low) for _, each in found]
-    above = [0.0 if each.high is None else scale * (each.high - each.mean) for _, each in found]
-    axes.errorbar(loads, means, yerr=[below, above], color=colour, marker="o", capsize=3, label=label)
+    look = (colour, MARKERS[PALETTE.index(colour)], "-")
+    interval_curve(axes, loads, [estimate for _, estimate in found], scale, look, label)
 
 
 def _finish(axes: Axes, ladder: Ladder) -> None:
     """The axis of the load, the last good point, and the broken one even where it has no figures."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(LogLocator(base=2))
-    axes.xaxis.set_major_formatter(FuncFormatter(plain_ticks))
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    doubling(axes)
     axes.set_xlabel("replicas" if ladder.unit is StressLoad.REPLICAS else "requests/s per replica")
     if ladder.last_good is not None:
         axes.axvline(ladder.last_good.load, color=FAINT, linestyle="--", label="last good point")

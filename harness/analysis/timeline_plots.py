@@ -8,11 +8,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.campaign import Experiment
-from harness.analysis.figure_style import FAINT, PALETTE, Picture, from_zero, new_figure, say_absent, style, to_png
+from harness.analysis.chart import FAINT, PALETTE
+from harness.analysis.figure_style import Picture, finished, from_zero, new_figure, say_absent, style
+from harness.analysis.format import quantity
+from harness.analysis.measures import MEASURES
 from harness.analysis.read import ExperimentData, NotMeasuredError
 
 _GIB = 2.0**30
-_POOLED = "all"
+_POOLED, _EACH = "all", "each replica"
+_SPOKEN = ("throughput", "latency_p99_exact")
 _MANY_ROWS, _FINE, _PLAIN = 200, 0.8, 1.4
 _QUANTILES = (("latency_p50", "p50"), ("latency_p95", "p95"), ("latency_p99", "p99"))
 
@@ -37,12 +41,13 @@ def timeline(experiment: Experiment) -> Picture:
             axes.set_xlabel("seconds since the recording began")
         figure.subplots_adjust(left=0.06, right=0.985, top=0.95, bottom=0.08, hspace=0.28, wspace=0.13)
         shown = ", ".join(title.partition(" (")[0].lower() for title, _ in panels)
-        return Picture(
-            f"timeline-{experiment.name}",
-            f"{experiment.name} over time",
-            f"Time series of {experiment.name} over {data.duration_s:g} s: {shown}.",
-            to_png(figure),
-        )
+        figures = [
+            f"{MEASURES[name].title} {quantity(experiment.measured.figures[name], MEASURES[name].unit)}"
+            for name in _SPOKEN
+            if name in experiment.measured.figures
+        ]
+        alt = f"{shown.capitalize()} of {experiment.name} over {data.duration_s:g} s. {', '.join(figures)}"
+        return finished(figure, f"timeline-{experiment.name}", f"{experiment.name} over time", alt)
 
 
 def _has_gpu(data: ExperimentData) -> bool:
@@ -128,12 +133,12 @@ def _telemetry(data: ExperimentData, column: str) -> list[pd.Series[float]]:
 def _replicas_and_pooled(axes: Axes, table: pd.DataFrame, scale: float) -> None:
     replicas = [name for name in table.columns if name.startswith("replica-")]
     for name in replicas if len(replicas) > 1 else []:
-        axes.plot(table.index, table[name] * scale, color=PALETTE[4], linewidth=0.8, alpha=0.8)
+        axes.plot(table.index, table[name] * scale, color=PALETTE[4], linewidth=0.8, alpha=0.8, gid=_EACH)
     if _POOLED in table:
         axes.plot(table.index, table[_POOLED] * scale, color=PALETTE[0], label="all")
     from_zero(axes)
     if len(replicas) > 1:
-        axes.plot([], [], color=PALETTE[4], linewidth=0.8, label="each replica")
+        axes.plot([], [], color=PALETTE[4], linewidth=0.8, label=_EACH)
         _legend(axes)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import subprocess
 import sys
@@ -19,13 +21,12 @@ from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 pytestmark = pytest.mark.integration
 
-PLOTS = """(async () => {
+PLOTS = """(() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
-  const images = [...document.images];
-  await Promise.all(images.map(image => image.decode()));
-  return images.map(image => {
-    const box = image.getBoundingClientRect();
-    return {alt: image.alt, natural: [image.naturalWidth, image.naturalHeight], shown: [box.width, box.height]};
+  return [...document.querySelectorAll("figure.chart")].map(figure => {
+    const svg = figure.querySelector(".pan > svg"), box = svg.getBoundingClientRect();
+    return {alt: document.getElementById(svg.getAttribute("aria-describedby")).textContent, shown: [box.width, box.height],
+            text: svg.querySelectorAll("text").length};
   });
 })()"""
 # Between the margins of a sheet lying on its side, 273 mm.
@@ -91,9 +92,10 @@ def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, tmp_pat
     found = page.evaluate(PLOTS)
     assert len(found) == plots
     for plot in found:
-        assert min(plot["natural"]) > 300, plot
         assert min(plot["shown"]) > 200, plot
+        assert plot["text"] > 10, plot
         assert plot["alt"]
+    assert page.evaluate("document.images.length") == 0
     text = page.evaluate(TEXT)
     for word in words:
         assert word in text
@@ -189,10 +191,117 @@ def test_nothing_is_clipped_on_paper(comparison: Path, page: Page, tmp_path: Pat
     page.call("Emulation.setDeviceMetricsOverride", width=A4_PX, height=700, deviceScaleFactor=1, mobile=False)
     try:
         page.open(path.as_uri())
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
         assert page.evaluate(SIDEWAYS) <= 0
         assert page.evaluate(CUT) == []
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.evaluate("document.querySelectorAll('details[open]').length") == 0
     finally:
         page.call("Emulation.setEmulatedMedia", media="")
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(share * part for share, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_chart_can_be_read_in_light_and_dark(comparison: Path, page: Page, scheme: str) -> None:
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+    try:
+        page.open(comparison.as_uri())
+        colours = page.evaluate(
+            "[...'01234567'].map(n => `--series-${n}`).concat('--ink', '--soft', '--faint').map(name => {"
+            "document.body.style.outlineColor = `var(${name})`; return getComputedStyle(document.body).outlineColor})"
+        )
+        paper = luminance(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        for colour in colours:
+            lighter, darker = sorted((luminance(colour), paper), reverse=True)
+            assert (lighter + 0.05) / (darker + 0.05) >= 3, (colour, scheme)
+        drawn = page.evaluate("getComputedStyle(document.querySelector('.pan .s0 use')).fill")
+        assert drawn in colours[:8]
+        label = page.evaluate("getComputedStyle(document.querySelector('.pan text')).fill")
+        assert (luminance(label) > 0.5) is (scheme == "dark")
+    finally:
+        page.call("Emulation.setEmulatedMedia", features=[])
+
+
+FIGURE = "document.querySelector('#comparison-cost')"
+
+
+def test_a_point_says_its_value_by_mouse_and_by_keyboard(comparison: Path, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    page.open(comparison.as_uri())
+    panel = json.loads(page.evaluate(f"{FIGURE}.querySelector('script').textContent"))[0]
+    shown = {series["s"]: series for series in panel["series"] if "low" in series}
+    alone, three = shown[0], shown[2]
+    table = page.evaluate("document.querySelector('#cost tbody tr').innerText")
+    assert re.search(rf"\b{alone['y'][0]:.0f} req/s", table), "what is plotted is what the table says"
+    drawn = page.evaluate(
+        f"[...{FIGURE}.querySelectorAll('.s2 use')].map(mark => [+mark.getAttribute('x'), +mark.getAttribute('y')])"
+    )
+    at = [
+        start + (three[axis][1] - low) / (high - low) * (end - start)
+        for axis in "xy"
+        for low, high, start, end, _ in [panel[axis]]
+    ]
+    assert min(math.dist(at, mark) for mark in drawn) < 0.1, "the values lie where the marks are"
+    page.evaluate(f"{FIGURE}.scrollIntoView()")
+    place = f"new DOMPoint({at[0]}, {at[1]}).matrixTransform({FIGURE}.querySelector('.pan > svg').getScreenCTM())"
+    x, y = page.evaluate(f"(point => [point.x, point.y])({place})")
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    by_mouse = page.evaluate(f"{FIGURE}.querySelector('.tip').innerText").splitlines()
+    assert by_mouse[:3] == ["mps, resnet50", "replicas: 3", f"requests/s: {three['y'][1]:.0f}"]
+    page.evaluate(f"{FIGURE}.querySelector('.pan').focus()")
+    for key, code in (("ArrowRight", 39), ("Escape", 27), ("ArrowRight", 39)):
+        page.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code)
+    spoken = page.evaluate(f"{FIGURE}.querySelector('.tip').innerText")
+    assert spoken.splitlines()[1] == "replicas: 1"
+    assert f"95 % interval: {alone['low'][0]:.0f} to {alone['high'][0]:.0f}" in spoken
+
+
+def test_a_series_is_hidden_a_chart_enlarged_and_a_table_sorted(comparison: Path, page: Page) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=1280, height=800, deviceScaleFactor=1, mobile=False)
+    page.open(comparison.as_uri())
+    page.evaluate(f"{FIGURE}.scrollIntoView()")
+    visible = f"[...{FIGURE}.querySelectorAll('.pan .s1')].filter(part => part.getClientRects().length).length"
+    button = f"{FIGURE}.querySelector('[data-series=s1] button')"
+    assert page.evaluate(visible) > 0
+    for expected in ("false", "true"):
+        page.evaluate(f"{button}.click()")
+        assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == expected
+        assert (page.evaluate(visible) > 0) is (expected == "true")
+    width = f"{FIGURE}.querySelector('.pan > svg').getBoundingClientRect().width"
+    before = page.evaluate(width)
+    left, top = page.evaluate(f"(box => [box.x, box.y])({FIGURE}.querySelector('.pan').getBoundingClientRect())")
+    for kind, x, y in (("mousePressed", 100, 100), ("mouseMoved", 300, 200), ("mouseReleased", 400, 250)):
+        page.call("Input.dispatchMouseEvent", type=kind, x=left + x, y=top + y, button="left", clickCount=1)
+    assert page.evaluate(width) > 1.5 * before
+    page.evaluate(f"[...{FIGURE}.querySelectorAll('.tool')].find(tool => tool.innerText == 'Whole chart').click()")
+    assert page.evaluate(width) == pytest.approx(before)
+    column = "[...document.querySelectorAll('#cost tbody tr')].map(row => +row.cells[3].dataset.value)"
+    header = "document.querySelectorAll('#cost thead th')[3]"
+    for order, reverse in (("ascending", False), ("descending", True)):
+        page.evaluate(f"{header}.querySelector('button').click()")
+        assert page.evaluate(f"{header}.getAttribute('aria-sort')") == order
+        found = page.evaluate(column)
+        assert found == sorted(found, reverse=reverse)
+    assert len(set(found)) > 3
+    assert page.errors == []
+
+
+def test_without_scripts_the_page_is_whole(comparison: Path, page: Page) -> None:
+    page.call("Emulation.setScriptExecutionDisabled", value=True)
+    try:
+        page.open(comparison.as_uri())
+    finally:
+        page.call("Emulation.setScriptExecutionDisabled", value=False)
+    assert page.evaluate("document.querySelectorAll('button').length") == 0
+    assert [plot for plot in page.evaluate(PLOTS) if not plot["alt"] or min(plot["shown"]) < 100] == []
+    keys = page.evaluate(f"[...{FIGURE}.querySelectorAll('.keys li')].map(key => key.innerText)")
+    assert keys == ["exclusive", "time-slicing", "mps"]
 
 
 def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, tmp_path: Path) -> None:

@@ -2,7 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.format import DASH, Entry, clipped, duration, missing, number, quantity, with_interval
+from harness.analysis.format import (
+    DASH,
+    Entry,
+    clipped,
+    duration,
+    missing,
+    number,
+    quantity,
+    ratio_entry,
+    with_interval,
+)
 from harness.analysis.statistics import Estimate
 
 
@@ -53,12 +63,19 @@ def test_units_that_fit(value: float, unit: str, text: str) -> None:
         (0.0057, None, "5.70 ms"),
         (0.0057, 0.0, "5.70 ± 0 ms"),
         (0.0057, 1e-7, "5.70 ± <0.01 ms"),
-        (0.098, 0.05, "98.0 ± 50.0 ms"),
+        (0.098, 0.04, "98.0 ± 40.0 ms"),
+        (223, 158, "223 (65.0 to 381) s"),
+        (223, 910, "223 (0 to 1,133) s"),
         (0.0, 0.0, "0 ± 0 µs"),
     ],
 )
 def test_interval_shares_decimals_and_unit(mean: float, half: float | None, text: str) -> None:
     assert with_interval(estimate(mean, half), "s") == text
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(1.97, 2.68, "1.97 to 2.68"), (0.1, 80.0, "not decidable")])
+def test_a_ratio_known_to_a_factor_of_ten_at_best_is_not_decided(low: float, high: float, said: str) -> None:
+    assert ratio_entry(Estimate(2.3, low, high, 2, None)).small == (said,)
 
 
 def test_durations() -> None:

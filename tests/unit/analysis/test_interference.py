@@ -11,6 +11,7 @@ import pytest
 
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Key, analyse
+from harness.analysis.chart import Chart
 from harness.analysis.figure_style import Picture
 from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
 from harness.analysis.report import write_report
@@ -229,7 +230,8 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
 def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
     # The plots of nine experiments take most of a minute, and are none of this section's.
-    monkeypatch.setattr(report, "timeline", lambda one: Picture(f"timeline-{one.name}", "none", "none", b"none"))
+    none = Chart("", (), "[]")
+    monkeypatch.setattr(report, "timeline", lambda one: Picture(f"timeline-{one.name}", "none", "none", b"none", none))
     monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
 
     page = write_report(folder).read_text()

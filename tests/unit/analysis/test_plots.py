@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
 
 from harness.analysis.campaign import analyse
+from harness.analysis.chart import chart
+from harness.analysis.figure_style import new_figure
 from harness.analysis.report import write_report
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.timeline_plots import timeline
@@ -56,8 +60,7 @@ def test_plots_are_drawn_without_touching_the_global_state(tmp_path: Path) -> No
     picture = scaling(found, "resnet50")
     assert picture is not None
     assert colours(picture.png) > 10
-    assert picture.svg is not None
-    assert b"<svg" in picture.svg
+    assert picture.chart.svg.startswith("<svg")
     assert "1 replica 17" in picture.alt
     assert (plt.get_fignums(), plt.rcParams["font.size"]) == before
 
@@ -83,14 +86,56 @@ def test_several_modes_share_one_legend(tmp_path: Path, monkeypatch: pytest.Monk
         for replicas in (1, 3):
             write_experiment(tmp_path, "resnet50", replicas, shape=replace(SHAPE, sharing=sharing))
     drawn: list[Figure] = []
-    monkeypatch.setattr("harness.analysis.scaling_plots.to_png", lambda figure: drawn.append(figure) or b"")
-    scaling(analyse(tmp_path), "resnet50")
+    monkeypatch.setattr("harness.analysis.figure_style.to_png", lambda figure: drawn.append(figure) or b"")
+    picture = scaling(analyse(tmp_path), "resnet50")
     (figure,) = drawn
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"ideal", "time-slicing", "mps"}
+    assert {key.name for key in picture.chart.keys} == {"ideal", "time-slicing", "mps"}
+    assert not figure.legends
     latency = figure.axes[1]
     assert [text.get_text() for text in latency.get_legend().get_texts()] == ["p50", "p95", "p99"]
     looks = {(line.get_color(), line.get_linestyle()) for line in latency.lines if line.get_linestyle() != "None"}
     assert len(looks) == 2 * 3
+
+
+def test_what_a_chart_says_is_what_was_plotted(tmp_path: Path) -> None:
+    found = analyse(write_campaign(tmp_path / "c", replicas=[1, 3], repeats=3, shape=replace(SHAPE, noise=0.05)))
+    picture = scaling(found, "resnet50")
+    panels = {panel["title"]: panel for panel in json.loads(picture.chart.data)}
+    means, ideal, *runs = panels["Throughput (requests/s)"]["series"]
+    estimates = [cell.estimates["throughput"] for cell in found.cells]
+    assert means["x"] == ideal["x"] == [1, 3]
+    for name, key in (("mean", "y"), ("low", "low"), ("high", "high")):
+        assert means[key] == pytest.approx([getattr(each, name) for each in estimates], rel=1e-5)
+    assert [sorted(run["y"]) for run in runs] == [pytest.approx(sorted(c.figures("throughput"))) for c in found.cells]
+    efficiency = panels["Efficiency (% of ideal)"]["series"]
+    assert [len(series["x"]) for series in efficiency if series.get("run")] == [3, 3]
+
+
+def test_two_restless_runs_flatten_no_panel_and_reach_below_nothing(tmp_path: Path) -> None:
+    for repeat, scale in ((1, 1.0), (2, 0.2)):
+        for replicas in (1, 3):
+            write_experiment(tmp_path, "resnet50", replicas, repeat, replace(SHAPE, scale=scale))
+    found = analyse(tmp_path)
+    picture = scaling(found, "resnet50")
+    throughput, _, efficiency, *_ = json.loads(picture.chart.data)
+    assert found.cells[1].efficiency.high > 10
+    assert efficiency["y"][0] == 0
+    assert efficiency["y"][1] < 400
+    assert min(low for series in throughput["series"] for low in series.get("low", [])) == 0
+    assert all(cell.estimates["throughput"].low == 0 for cell in found.cells)
+
+
+def test_a_long_line_keeps_its_extremes_and_its_nothing() -> None:
+    figure = new_figure(4, 3)
+    axes = figure.subplots()
+    values = np.sin(np.arange(5000.0))
+    values[1234], values[3000:3500] = 7.0, np.nan
+    axes.plot(np.arange(5000.0), values, label="p99")
+    (series,) = json.loads(chart(figure, "long", "A long line", "It has one peak").data)[0]["series"]
+    assert len(series["x"]) <= 240
+    assert series["x"][series["y"].index(7.0)] == 1234
+    assert min(y for y in series["y"] if y is not None) == pytest.approx(np.nanmin(values), rel=1e-5)
+    assert None in series["y"]
 
 
 def test_no_usable_run_has_no_curve(tmp_path: Path) -> None:

@@ -1,0 +1,340 @@
+"""A finished figure as a chart of a page: inline SVG in the page's colours, and the plotted values for who points at them.
+
+What is drawn is what is told: names, values and intervals are read back from matplotlib's artists. An artist belongs to
+the series of its label, or of its ``gid`` where it stands in no legend; one without either is always there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.container import BarContainer, Container, ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from harness.analysis.distributions import Floats
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#111111", "#8C6D31")
+"""Okabe and Ito's colours, in an order that keeps neighbours apart; none is told from another by hue alone."""
+INK, FAINT, PAPER = "#333333", "#9aa0a6", "#ffffff"
+GRID, RAISED, SOFT = "#e4e6e9", "#f6f7f8", "#6b7075"
+_VARIABLES = {colour.lower(): f"var(--series-{index})" for index, colour in enumerate(PALETTE)} | {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    PAPER: "var(--paper)",
+    GRID: "var(--line)",
+    RAISED: "var(--raised)",
+    SOFT: "var(--soft)",
+}
+_FONT = re.compile(r"font-family: [^;]*(; )?")
+_DECIMAL = re.compile(r"-?\d+\.\d+")
+_REFERENCE = re.compile(r"(url\(#|^#)([\w-]+)")
+_BELONGS = re.compile(r"(s\d+)-\d+$")
+_MOST_POINTS = 240
+"""Of a line without markers; of more, the highest and lowest of each stretch, which look the same."""
+_LONG_PATH, _MARGIN = 400, 4.0
+_SWATCH = '<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{}</svg>'
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend.
+
+    Attributes:
+        series: class of its elements in the drawing.
+        name: of the series.
+        swatch: how it is drawn, as a small SVG.
+    """
+
+    series: str
+    name: str
+    swatch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a page embeds.
+
+    Attributes:
+        svg: the drawing, with its title and description.
+        keys: the legend; empty where one series needs none.
+        data: the plotted values of each panel and where it lies, as JSON.
+    """
+
+    svg: str
+    keys: tuple[Key, ...]
+    data: str
+
+
+def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
+    """The chart of a figure, which is used up by it: its legends and its long lines are not what they were.
+
+    Args:
+        figure: finished; its axes are linear or logarithmic.
+        name: that no other chart of the page has.
+        title: of the drawing.
+        alt: what it shows, in words.
+    """
+    reader = _Reader(figure)
+    panels = [reader.panel(axes) for axes in figure.axes]
+    for legend in [*figure.legends, *(found for axes in figure.axes if (found := axes.get_legend()))]:
+        _replace(legend, reader.names)
+    root = _drawn(figure, f"c{zlib.crc32(name.encode()):x}")
+    width, height = figure.get_size_inches() * 72
+    inside = figure.get_tightbbox()
+    top, bottom = height - 72 * inside.y1 - _MARGIN, height - 72 * inside.y0 + _MARGIN
+    root.set("viewBox", f"0 {top:.1f} {width:g} {bottom - top:.1f}")  # Without the room that legends had.
+    for kind, text in (("desc", alt), ("title", title)):
+        said = ET.Element(kind, id=f"{name}-{kind}")
+        said.text = text
+        root.insert(0, said)
+    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "aria-describedby": f"{name}-desc"}
+    swatches = {label: _swatch(root, f"s{index}") for label, index in reader.names.items() if label}
+    keys = [Key(f"s{reader.names[label]}", label, swatch) for label, swatch in swatches.items()]
+    if len(set(swatches.values())) < len(keys):  # One look in several panels: say in which.
+        keys = [replace(key, name=_with_panel(key.name, reader.names[key.name], panels)) for key in keys]
+    data = json.dumps(panels, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return Chart(ET.tostring(root, "unicode"), tuple(keys) if len(keys) > 1 else (), data)
+
+
+def _with_panel(name: str, index: int, panels: list[dict[str, Any]]) -> str:
+    """The name with its panel before it, where it is in one only."""
+    titles = [panel["title"] for panel in panels if any(series["s"] == index for series in panel["series"])]
+    return f"{re.split('[,(]', titles[0])[0].strip()}: {name}" if len(titles) == 1 else name
+
+
+class _Reader:
+    """Reads the series of a figure's panels, and marks the artists of each.
+
+    Attributes:
+        names: of the series to their numbers.
+    """
+
+    def __init__(self, figure: Figure) -> None:
+        self.names: dict[str, int] = {}
+        self._figure = figure
+        self._numbers = count()
+
+    def panel(self, axes: Axes) -> dict[str, Any]:
+        """Where the panel lies, how its axes run, what it is called, and its series."""
+        series = [*self._containers(axes), *self._lines(axes)]
+        for artist in axes.get_children():
+            if artist.get_gid() and not _BELONGS.match(str(artist.get_gid())):
+                self._mark(str(artist.get_gid()), [artist])
+        width, height = self._figure.get_size_inches() * 72
+        box = axes.get_position()
+        return {
+            "x": [*axes.get_xlim(), box.x0 * width, box.x1 * width, int(axes.get_xscale() == "log")],
+            "y": [*axes.get_ylim(), (1 - box.y0) * height, (1 - box.y1) * height, int(axes.get_yscale() == "log")],
+            "title": self._first(axes, "colspan", axes.get_title("left")),
+            "xName": self._first(axes, "colspan", axes.get_xlabel(), "get_xlabel"),
+            "yName": self._first(axes, "rowspan", axes.get_ylabel(), "get_ylabel"),
+            "series": series,
+        }
+
+    def _first(self, axes: Axes, span: str, own: str, read: str = "") -> str:
+        """What the panel is called, or else the first of its row or column that is called anything."""
+        place = axes.get_subplotspec()
+        if own or place is None:
+            return own
+        for other in self._figure.axes:
+            beside = other.get_subplotspec()
+            if beside is not None and getattr(beside, span) == getattr(place, span):
+                said = str(getattr(other, read)() if read else other.get_title("left"))
+                if said:
+                    return said
+        return ""
+
+    def _mark(self, name: str, artists: Iterable[Artist]) -> int:
+        index = self.names.setdefault(name, len(self.names))
+        for artist in artists:
+            artist.set_gid(f"s{index}-{next(self._numbers)}")
+        return index
+
+    def _containers(self, axes: Axes) -> Iterator[dict[str, Any]]:
+        labels = dict(zip(axes.get_yticks(), (text.get_text() for text in axes.get_yticklabels()), strict=True))
+        bars: dict[str, Any] = {}
+        for container in axes.containers:
+            name = name_of(container)
+            if isinstance(container, BarContainer):
+                index = self._mark(name, container.patches)
+                bars = _bars(container.patches, labels) | {"s": index}
+                yield bars
+            elif isinstance(container, ErrorbarContainer):
+                line, caps, arms = container.lines
+                ends = [segment[:, 0 if container.has_xerr else 1] for arm in arms for segment in _segments(arm)]
+                told = {"low": _plain(end[0] for end in ends), "high": _plain(end[1] for end in ends)}
+                if line is None:
+                    bars |= told
+                    continue
+                yield _points(line) | told | {"s": self._mark(name, [line, *caps, *arms])}
+
+    def _lines(self, axes: Axes) -> Iterator[dict[str, Any]]:
+        for line in axes.lines:
+            if _BELONGS.match(str(line.get_gid())):
+                continue
+            beside, name = line.get_gid(), line.get_gid() or name_of(line)
+            in_data = line.get_transform() == axes.transData
+            marked = line.get_marker() not in {"None", "none", "", None}
+            if in_data and not marked:
+                _thin(line)
+            if not (name or marked):
+                continue
+            index, points = self._mark(str(name), [line]), _points(line)
+            if in_data and points["x"] and (marked or not beside):
+                yield points | {"s": index} | ({"run": 1} if line.get_marker() == "." else {})
+
+
+def name_of(drawn: Artist | Container) -> str:
+    """The label that the legend knows; empty where there is but matplotlib's own, which begins with an underscore."""
+    label = str(drawn.get_label() or "")
+    return "" if label.startswith("_") else label
+
+
+def _segments(arm: LineCollection) -> list[Any]:
+    return list(arm.get_segments())
+
+
+def _points(line: Line2D) -> dict[str, Any]:
+    x, y = _data(line)
+    return {"x": _plain(x), "y": _plain(y)}
+
+
+def _data(line: Line2D) -> tuple[Floats, Floats]:
+    return np.asarray(line.get_xdata(orig=False), dtype=float), np.asarray(line.get_ydata(orig=False), dtype=float)
+
+
+def _bars(patches: Iterable[Rectangle], labels: dict[Any, str]) -> dict[str, Any]:
+    """Of lying bars: their ends, what each is worth, and what it is called."""
+    found = [(bar.get_x() + bar.get_width(), bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in patches]
+    ends, places, widths = zip(*found, strict=True)
+    named = [next((name for at, name in labels.items() if abs(at - place) < 0.5), "") for place in places]
+    return {"x": _plain(ends), "y": _plain(places), "worth": _plain(widths), "of": named}
+
+
+def _plain(values: Iterable[Any]) -> list[float | None]:
+    """Six digits are more than a reader sees; what JSON has no word for is nothing."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in map(float, values)]
+
+
+def _thin(line: Line2D) -> None:
+    """Keep the lowest and the highest value of each stretch, where they were."""
+    x, y = _data(line)
+    if len(x) <= _MOST_POINTS:
+        return
+    kept: set[int] = set()
+    for stretch in np.array_split(np.arange(len(y)), _MOST_POINTS // 2):
+        known = stretch[~np.isnan(y[stretch])]
+        kept |= {int(known[y[known].argmin()]), int(known[y[known].argmax()])} if len(known) else {int(stretch[0])}
+    index = sorted(kept)
+    line.set_data(x[index], y[index])
+
+
+def _replace(legend: Legend, names: dict[str, int]) -> None:
+    """Take a legend away whose entries all stand in the page's own."""
+    if all(text.get_text() in names for text in legend.get_texts()):
+        legend.remove()
+
+
+def _drawn(figure: Figure, prefix: str) -> ET.Element:
+    """Matplotlib's SVG, without what a page has no use for, its colours left to the page and its ids the chart's own."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
+    root = ET.fromstring(stream.getvalue())  # noqa: S314 - it was drawn above
+    wanted = {
+        name for element in root.iter() for text in element.attrib.values() for _, name in _REFERENCE.findall(text)
+    }
+    ids = {name: f"{prefix}-{number}" for number, name in enumerate(sorted(wanted))}
+    for parent in list(root.iter()):
+        for child in list(parent):
+            if child.tag.endswith(("}metadata", "}style")):
+                parent.remove(child)
+    for element in root.iter():
+        _clean(element, ids)
+    _flatten(root)
+    _share_styles(root, prefix)
+    for size in ("width", "height"):
+        del root.attrib[size]
+    return root
+
+
+def _flatten(parent: ET.Element) -> None:
+    """Take away groups that say nothing; there are more of them than of lines."""
+    for child in list(parent):
+        _flatten(child)
+    parent[:] = [one for child in parent for one in (child if child.tag == "g" and not child.attrib else [child])]
+
+
+def _share_styles(root: ET.Element, prefix: str) -> None:
+    """Each style once, by a class: as attributes they are two thirds of a drawing."""
+    classes: dict[str, str] = {}
+    for element in root.iter():
+        style = element.attrib.pop("style", "")
+        if style:
+            element.set("class", classes.setdefault(style, f"{prefix}-{len(classes)}"))
+    sheet = ET.Element("style")
+    sheet.text = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    root.insert(0, sheet)
+
+
+def _clean(element: ET.Element, ids: dict[str, str]) -> None:
+    element.tag = element.tag.rpartition("}")[2]
+    element.tail = None
+    if not (element.text or "").strip():
+        element.text = None
+    attributes = {name.rpartition("}")[2]: text for name, text in element.attrib.items()}
+    belongs = _BELONGS.match(attributes.get("id", ""))
+    if belongs:
+        attributes["class"] = belongs[1]
+    own = ids.get(attributes.pop("id", ""))
+    if own:
+        attributes["id"] = own
+    for name, text in attributes.items():
+        attributes[name] = _REFERENCE.sub(lambda found: found[1] + ids[found[2]], text)
+    if "style" in attributes:
+        attributes["style"] = _in_page_colours(attributes["style"])
+    digits = 1 if len(attributes.get("d", "")) > _LONG_PATH else 2
+    for name in {"d", "x", "y", "width", "height", "transform"} & set(attributes):
+        attributes[name] = _DECIMAL.sub(lambda found: f"{round(float(found[0]), digits):g}", attributes[name])
+    if "d" in attributes:
+        attributes["d"] = re.sub(r"\s*([A-Za-z])\s*", r"\1", attributes["d"]).strip()
+    if attributes.get("transform", "").startswith("rotate(-0 "):
+        del attributes["transform"]
+    element.attrib.clear()
+    element.attrib.update(attributes)
+
+
+def _in_page_colours(style: str) -> str:
+    style = _FONT.sub("", style).replace("'DejaVu Sans'", "var(--font)").replace(": ", ":").replace("; ", ";")
+    return re.sub("#[0-9a-f]{6}", lambda found: _VARIABLES.get(found[0], found[0]), style)
+
+
+def _swatch(root: ET.Element, series: str) -> str:
+    """A stretch of the series' line with its marker, or its colour."""
+    groups = root.findall(f".//*[@class='{series}']")
+    drawn = [(group.find("path"), group.find(".//use")) for group in groups]
+    path, use = max(drawn, key=lambda found: [part is not None for part in found])
+    parts = []
+    if path is not None:
+        shape = "M0 0H24V10H0z" if path.get("d", "").endswith("z") else "M0 5H24"
+        parts.append(ET.Element("path", {"d": shape, "class": path.get("class", "")}))
+    if use is not None:
+        parts.append(
+            ET.Element("use", {"href": use.get("href", ""), "x": "12", "y": "5", "class": use.get("class", "")})
+        )
+    return _SWATCH.format("".join(ET.tostring(part, "unicode") for part in parts))
