@@ -65,7 +65,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
     findings += [*rbac.check_looks(backend.api, spec), *rbac.check_pod_security(backend.api, spec)]
     if monitor := prometheus_operator.wanted(backend.api, spec):
         message = (
-            f"the Prometheus Operator is there, and no PodMonitor of {spec.namespace} that it heeds names the replicas."
+            f"the Prometheus Operator is there, and no PodMonitor that it heeds names replicas in {spec.namespace}."
         )
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
         findings.append(Finding(Severity.WARNING, "pod monitor", message, advice))

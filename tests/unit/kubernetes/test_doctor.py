@@ -135,7 +135,8 @@ def test_the_operators_prometheus_is_given_a_pod_monitor_with_the_labels_that_it
 ):
     furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
     api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
-    server = {"metadata": {"name": "stack"}, "spec": {"podMonitorSelector": selector}}
+    chosen = {"podMonitorSelector": selector, "podMonitorNamespaceSelector": {}}
+    server = {"metadata": {"name": "stack"}, "spec": chosen}
     api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", server)
     code, answer, checks = document(doctor("--json"))
     made = [one for one in yaml.safe_load_all(answer["access"]) if one["kind"] == "PodMonitor"]
@@ -143,6 +144,29 @@ def test_the_operators_prometheus_is_given_a_pod_monitor_with_the_labels_that_it
     assert (code, checks["pod monitor"]["ok"], len(made)) == (0, False, 1)
     assert made[0]["metadata"]["labels"] == labels
     api.create(f"{OPERATOR}/namespaces/inference/podmonitors", made[0])
+    assert document(doctor("--json"))[1]["access"] == ""
+
+
+def test_a_prometheus_that_looks_in_its_own_namespace_alone_is_given_a_pod_monitor_there(doctor, cluster, tmp_path):
+    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
+    server = {"metadata": {"name": "stack"}, "spec": {"podMonitorSelector": {}}}
+    api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", server)
+    lacking = yaml.safe_load_all(document(doctor("--json"))[1]["access"])
+    (made,) = [one for one in lacking if one["kind"] == "PodMonitor"]
+    elsewhere = {**made, "metadata": {**made["metadata"], "namespace": "inference"}}
+    api.create(f"{OPERATOR}/namespaces/inference/podmonitors", elsewhere)
+    other = {
+        **made,
+        "metadata": {**made["metadata"], "name": "other"},
+        "spec": {**made["spec"], "namespaceSelector": {}},
+    }
+    api.create(f"{OPERATOR}/namespaces/monitoring/podmonitors", other)
+
+    assert made["metadata"]["namespace"] == "monitoring"
+    assert made["spec"]["namespaceSelector"] == {"matchNames": ["inference"]}
+    assert document(doctor("--json"))[1]["access"] != "", "neither of these is taken for the replicas"
+    api.create(f"{OPERATOR}/namespaces/monitoring/podmonitors", made)
     assert document(doctor("--json"))[1]["access"] == ""
 
 
