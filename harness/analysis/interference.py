@@ -99,10 +99,22 @@ class Interference:
         """The answer, one sentence per cell and condition."""
         return [self._sentence(key, found) for key, found in self.overheads.items()]
 
+    def verdicts(self) -> list[str]:
+        """The gravest outcome of each cell and condition, with the figure that it rests on."""
+        rank = [Outcome.FAIL, Outcome.NOT_DECIDABLE, Outcome.PASS]
+        told = []
+        for key, found in self.overheads.items():
+            name = min(found, key=lambda name: rank.index(_outcome(found[name])))
+            told.append(f"{self._where(key)}: {MEASURES[name].title}, {in_words(found[name])}.")
+        return told
+
     def _sentence(self, key: Key, found: Mapping[str, Overhead | str]) -> str:
         parts = "; ".join(f"{MEASURES[name].title}: {in_words(one)}" for name, one in found.items())
-        where = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.sharing}"
-        return f"{key.condition} against {self.baseline} ({where}), limit {self.limit_percent:g} %: {parts}."
+        return f"{self._where(key)}: {parts}."
+
+    def _where(self, key: Key) -> str:
+        cell = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.sharing}"
+        return f"{key.condition} against {self.baseline} ({cell}), limit {self.limit_percent:g} %"
 
 
 def interference(analysis: CampaignAnalysis) -> Interference | None:
@@ -125,6 +137,10 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
             for name in COMPARED
         }
     return found
+
+
+def _outcome(overhead: Overhead | str) -> Outcome:
+    return Outcome.NOT_DECIDABLE if isinstance(overhead, str) else overhead.outcome
 
 
 def in_words(overhead: Overhead | str) -> str:

@@ -13,6 +13,9 @@ from harness.analysis.format import Entry, figure_entry, quantity, ratio_entry, 
 from harness.analysis.price import costs_per_million
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
+MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
+"""Names of two goals, for who wants these alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Goal:
@@ -71,10 +74,10 @@ def goals(asked: Asked) -> list[Goal]:
         ]
     )
     return [
-        Goal("highest throughput", _reached("throughput"), "req/s", highest=True),
+        Goal(MOST_THROUGHPUT, _reached("throughput"), "req/s", highest=True),
         *limited,
         Goal("highest throughput with many replicas", _reached("throughput"), "req/s", highest=True, together=True),
-        Goal("lowest p99 latency with many replicas", tail, "s", highest=False, together=True),
+        Goal(LOWEST_P99, tail, "s", highest=False, together=True),
         Goal("fairest between many replicas", _reached("fairness"), "", highest=True, together=True),
         Goal("lowest energy per request", _figures("energy"), "J", highest=False),
         *priced,
@@ -220,7 +223,7 @@ def _row(choice: Choice) -> list[str | Entry]:
         choice.certainty,
         "; ".join(choice.costs) if choice.clear else "",
         _entry(goal, choice.best[1]),
-        ratio_entry(_gain(choice)),
+        ratio_entry(gain(choice)),
     ]
 
 
@@ -232,7 +235,8 @@ def _entry(goal: Goal, cell: Cell) -> Entry:
     return figure_entry(t_interval(goal.figures(cell), shared(cell)), goal.unit)
 
 
-def _gain(choice: Choice) -> Estimate | None:
+def gain(choice: Choice) -> Estimate | None:
+    """The best's figure over the runner-up's; None where they have no ratio."""
     try:
         best, runner_up = choice.best[1], choice.next[1]
         return ratio(choice.goal.figures(best), choice.goal.figures(runner_up), shared(best, runner_up))

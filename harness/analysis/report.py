@@ -28,6 +28,7 @@ from harness.analysis.format import (
     ratio_interval,
     with_interval,
 )
+from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.load_bands import load_state
@@ -135,15 +136,18 @@ def _content(
         columns.remove("inputs")  # The same number twice.
     own = {name for cell in analysis.cells for name in cell.own}
     best = goodput.bests(analysis.spec, analysis.ladders)
+    against_first = interference(analysis)
+    said = headline(analysis, best, against_first)
+    told = [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + goodput.sentences(best)
+    told += analysis.progress.sentences() if analysis.progress else []
     return {
         "analysis": analysis,
         "goodput": goodput.table(best) if best else None,
         "limits": [f"{each.servers} under {each.sharing}: {each.why}" for each in best],
-        "answers": objectives(analysis)
-        + [sentence for ladder in analysis.ladders for sentence in ladder.sentences()]
-        + goodput.sentences(best)
-        + (analysis.progress.sentences() if analysis.progress else [])
-        + answers(analysis),
+        "objectives": [*objectives(analysis), *limits(analysis)],
+        "headline": said,
+        "concerns": concerns(analysis),
+        "answers": [sentence for sentence in [*told, *answers(analysis)] if sentence not in said],
         "caveats": caveats(analysis),
         "tables": {name: _tables(analysis, name, columns) for name in analysis.workloads()},
         "overall": overall,
@@ -156,7 +160,7 @@ def _content(
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
         "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
-        **tables(interference(analysis)),
+        **tables(against_first),
         "has_conditions": any(cell.condition for cell in analysis.cells),
         "version": harness.__version__,
     }

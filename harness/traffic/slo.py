@@ -8,7 +8,6 @@ independent ones.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -208,11 +207,25 @@ def _cells(experiments: Sequence[ExperimentSpec]) -> str:
 
 
 def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any]]]) -> str:
-    """Which parts of the objective had this outcome, and in how many of the runs."""
+    """Which parts of the objective had this outcome, in how many of the runs, and between which ends of their intervals."""
     if outcome is Outcome.PASS:
         return ""
-    parts = Counter(name for _, slo in runs for name, part in slo["parts"].items() if part["outcome"] == outcome)
-    return "; " + ", ".join(f"{_TITLES[name]} in {count}" for name, count in parts.most_common())
+    parts: dict[str, list[Mapping[str, Any]]] = {}
+    for _, slo in runs:
+        for name, part in slo["parts"].items():
+            if part["outcome"] == outcome:
+                parts.setdefault(name, []).append(part)
+    return "; " + ", ".join(
+        f"{_TITLES[name]} in {len(those)} ({_missed(those)})"
+        for name, those in sorted(parts.items(), key=lambda one: len(one[1]), reverse=True)
+    )
+
+
+def _missed(parts: Sequence[Mapping[str, Any]]) -> str:
+    """What the 95 % intervals of the missed share leave open, over all runs."""
+    low, high = (end(part["interval"][at] for part in parts) for at, end in ((0, min), (1, max)))
+    allowed = parts[0]["allowed_share"]
+    return f"{100 * low:.3g} to {100 * high:.3g} % missed, {100 * allowed:.3g} % allowed"
 
 
 def fewest_requests(allowed: float) -> int:

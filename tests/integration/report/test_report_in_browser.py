@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -159,22 +160,57 @@ SEEN = """(selector => [...document.querySelectorAll(selector)].filter(item => {
 SCREENS = {"desktop": (1280, 800, False), "telephone": (390, 844, True)}
 
 
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Of one mode and half done; and of two modes, with a run that does not count."""
+    place = tmp_path_factory.mktemp("reports")
+    shape = Shape(record_s=10)
+    modes = [Sharing.TIME_SLICING, Sharing.MPS]
+    several = write_campaign(place / "modes", replicas=[1, 3], repeats=2, shape=shape, sharing=modes)
+    write_experiment(several, "resnet50", 3, 3, replace(shape, sharing=Sharing.MPS, status=Status.INVALID))
+    return {"half": write_report(without_gpu_and_half_done(place / "half")), "modes": write_report(several)}
+
+
 @pytest.mark.parametrize("screen", SCREENS)
-def test_the_first_screen_holds_the_answer(comparison: Path, page: Page, tmp_path: Path, screen: str) -> None:
+def test_the_first_screen_holds_the_answer(comparison: Path, page: Page, screen: str) -> None:
     width, height, mobile = SCREENS[screen]
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-    report = write_report(without_gpu_and_half_done(tmp_path / "synthetic"))
-    for path in (comparison, report):
-        page.open(path.as_uri())
-        seen = page.evaluate(f"{SEEN}('.decision tbody tr, .answers p')")
-        if path == report:
-            assert re.search(r"3 replicas serve [\d,]+ requests/s; .* what one does", seen[0])
-        else:  # of each workload: the mode, its figure, how sure that is
-            assert "highest throughput" in seen[0]
-            assert len(re.findall(r"mps, 3 replicas\)? +[\d.,]+ req/s ± ", seen[0])) == 2
-            assert len(re.findall(r"significant.*: [\d.]+ . time-slicing, 3 replicas \(.* to .*\)", seen[0])) == 2
-        unreachable = "[...document.querySelectorAll('.scroll, pre')].filter(box => box.tabIndex < 0).length"
-        assert page.evaluate(unreachable) == 0, "what scrolls sideways cannot be scrolled by keyboard"
+    page.open(comparison.as_uri())
+    seen = page.evaluate(f"{SEEN}('.decision tbody tr')")
+    # Of each workload: the mode, its figure, how sure that is.
+    assert "highest throughput" in seen[0]
+    assert len(re.findall(r"mps, 3 replicas\)? +[\d.,]+ req/s ± ", seen[0])) == 2
+    assert len(re.findall(r"significant.*: [\d.]+ . time-slicing, 3 replicas \(.* to .*\)", seen[0])) == 2
+    unreachable = "[...document.querySelectorAll('.scroll, pre')].filter(box => box.tabIndex < 0).length"
+    assert page.evaluate(unreachable) == 0, "what scrolls sideways cannot be scrolled by keyboard"
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_the_first_screen_of_the_report_holds_the_answer_and_what_weakens_it(
+    reports: dict[str, Path], page: Page, screen: str
+) -> None:
+    width, height, mobile = SCREENS[screen]
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
+    page.open(reports["half"].as_uri())
+    answer, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
+    assert re.search(r"3 replicas serve [\d,]+ requests/s; .* what one does", answer)
+    assert "1 of 4 experiments are missing" in weak
+    page.open(reports["modes"].as_uri())
+    answer, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
+    assert re.search(
+        r"highest throughput.* mps with 3 replicas, [\d.]+ ± [\d.]+ requests/s.* that of time-slicing", answer
+    )
+    assert re.search("1 of 9 runs are INVALID and left out; .*two runs only", weak)
+
+
+def test_the_report_goes_from_the_answer_to_the_table_to_the_curves(reports: dict[str, Path], page: Page) -> None:
+    page.open(reports["modes"].as_uri())
+    tops = page.evaluate(
+        "['.answers', 'header .missing', '.facts', '#scaling table', '#curves', '#words', '#caveats', '#experiments']"
+        ".map(where => document.querySelector(where).getBoundingClientRect().top)"
+    )
+    assert tops == sorted(tops)
+    assert page.evaluate("document.querySelector('#scaling').nextElementSibling.id") == "curves"
 
 
 def test_the_comparison_fits_a_telephone(comparison: Path, page: Page) -> None:

@@ -272,7 +272,8 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
                 "repeat": repeat,
             }
         )
-        return spec, {"outcome": outcome, "said": f"Objective: {outcome}.", "parts": {part: {"outcome": outcome}}}
+        judged = {"outcome": outcome, "interval": [0.002 * repeat, 0.03 * repeat], "allowed_share": 0.01}
+        return spec, {"outcome": outcome, "said": f"Objective: {outcome}.", "parts": {part: judged}}
 
     runs = [
         run("llm", sharing, count, repeat, "pass" if sharing == "mps" else "not decidable")
@@ -283,8 +284,8 @@ def test_many_runs_are_counted_by_outcome_the_gravest_first():
     runs.append(run("big", "mps", 4, 1, "fail", "ttft_p99_ms"))
 
     assert in_sentences(runs) == [
-        "Objective: fail in 1 of 9 runs (big: mps 4 servers); first token p99 in 1.",
-        "Objective: not decidable in 4 of 9 runs (llm: time-slicing 1, 2 servers); errors in 4.",
+        "Objective: fail in 1 of 9 runs (big: mps 4 servers); first token p99 in 1 (0.2 to 3 % missed, 1 % allowed).",
+        "Objective: not decidable in 4 of 9 runs (llm: time-slicing 1, 2 servers); errors in 4 (0.2 to 6 % missed, 1 % allowed).",
         "Objective: pass in 4 of 9 runs (llm: mps 1, 2 servers).",
     ]
     assert in_sentences(runs[:4]) == [
