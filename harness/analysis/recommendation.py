@@ -14,7 +14,7 @@ from harness.analysis.price import costs_per_million
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
-"""Names of two goals, for who wants these alone."""
+"""Names of two goals, which a report takes alone."""
 
 
 @dataclass(frozen=True, slots=True)
