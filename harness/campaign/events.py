@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.campaign.live import Now
 from harness.results.manifest import Status
 
 
@@ -55,11 +56,18 @@ class StepEnds:
 
 @dataclass(frozen=True, slots=True)
 class RowsRecorded:
-    """The recording has come so far."""
+    """The recording has come so far.
+
+    Attributes:
+        window_s: what the figures look back on.
+        now: figures of the last row, all replicas and each; empty where rows come at the end, as from Prometheus.
+    """
 
     experiment_id: str
     rows: int
     of_rows: int
+    window_s: float = 0.0
+    now: tuple[Now, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
+from harness.campaign.live import Now, WatchedWriter
 from harness.campaign.load_process import LoadProcess, needs_load
 from harness.campaign.plan import estimate
 from harness.campaign.stopping import KnownWell
@@ -44,7 +45,6 @@ from harness.results.experiment import finalise, verify_experiment
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
-from harness.results.writers import ExperimentWriter
 from harness.traffic import scenario_result, server_result
 from harness.traffic.figures import Window
 
@@ -310,7 +310,7 @@ class Attempt:
         assert self._deployment is not None  # noqa: S101 - record follows deploy
         timing = self.experiment.timing
         metrics = [CATALOGUE[name] for name in self.experiment.metrics]
-        writer = ExperimentWriter(
+        writer = WatchedWriter(
             self.folder,
             workload=self.experiment.workload.name,
             replicas=self.experiment.replicas,
@@ -324,7 +324,7 @@ class Attempt:
             sink=writer,
             clock=self.shared.clock,
             wake=self.abort,
-            on_tick=self._on_tick,
+            on_tick=lambda rows, of_rows: self._show(rows, of_rows, writer.now),
             notice=lambda sentence: self.shared.listener(Notice(sentence)),
             enough=self._known_well(),
         )
@@ -360,8 +360,9 @@ class Attempt:
         finally:
             self.telemetry = telemetry.finish()
 
-    def _on_tick(self, rows: int, of_rows: int) -> None:
-        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows))
+    def _show(self, rows: int, of_rows: int, now: tuple[Now, ...]) -> None:
+        window_s = self.experiment.timing.window_s
+        self.shared.listener(RowsRecorded(self.experiment.experiment_id, rows, of_rows, window_s, now))
 
     def _aborted(self, when: str) -> BackendError:
         if self.deaths:

@@ -5,15 +5,23 @@ import io
 import pytest
 from rich.console import Console
 
+from harness.analysis.format import DASH
 from harness.campaign import events
-from harness.cli.progress import LiveBar, PlainLines, _bar
+from harness.campaign.live import Now
+from harness.cli.progress import LiveBar, PlainLines, _bar, figures
 from harness.cli.render import duration
 from harness.results.manifest import Status
 
 STORY = [
     events.CampaignBegins("night-20260101T000000Z", experiments=9, done=2, remaining_s=28_140.0),
     events.StepBegins("resnet50_r8_time-slicing_rep1", 3, 1, "record", 3600.0, 28_000.0),
-    events.RowsRecorded("resnet50_r8_time-slicing_rep1", 360, 721),
+    events.RowsRecorded(
+        "resnet50_r8_time-slicing_rep1",
+        360,
+        721,
+        window_s=20.0,
+        now=(Now("all", 2029.4, 0.00708), *(Now(f"replica-{index}", 253.7, None) for index in range(18))),
+    ),
     events.Notice("replica 3 was killed by signal 9; last lines: out of memory"),
     events.StepEnds("resnet50_r8_time-slicing_rep1", "record", ok=False, seconds=9.0, reasons=["record: stopped."]),
     events.ExperimentEnds("resnet50_r8_time-slicing_rep1", 3, Status.INVALID, ["record: stopped."], 24_000.0),
@@ -36,13 +44,14 @@ def test_plain_lines_are_whole_and_carry_no_control_characters(capsys):
     assert "[3/9] resnet50_r8_time-slicing_rep1: record (60 min 00 s; 7 h 46 min to go)" in said.replace(
         "1 h 00 min", "60 min 00 s"
     )
-    assert "360 of 721 rows" in said
+    assert "360 of 721 rows; last 20 s: 2,029 req/s, p99 7.08 ms" in said
+    assert "replica-0" not in said
     assert "\x1b" not in said
 
 
 def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended():
     screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=150, highlight=False, color_system=None)
+    console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
     with _bar(console) as progress:
         tell = LiveBar(progress)
         for event in STORY[:3]:
@@ -53,8 +62,19 @@ def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended():
             tell(event)
 
     assert "[3/9] resnet50_r8_time-slicing_rep1: record" in during
+    assert "360 of 721 rows" in during
     assert "7 h 46 min to go" in during
+    assert "last 20 s: 2,029 req/s, p99 7.08 ms" in during
+    assert f"replica-15 254 req/s, p99 {DASH}" in during
+    assert "and 2 more replicas" in during
+    assert "replica-16" not in during
     assert all(sentence in screen.getvalue() for sentence in SENTENCES)
+
+
+def test_a_recording_whose_rows_come_at_the_end_shows_no_figures():
+    assert figures(events.RowsRecorded("resnet50_r1_time-slicing_rep1", 1, 2)) == []
+    alone = (Now("all", 10.0, 0.1), Now("replica-0", 10.0, 0.1))
+    assert figures(events.RowsRecorded("a", 1, 2, 4.0, alone)) == ["last 4 s: 10.0 req/s, p99 100 ms"]
 
 
 @pytest.mark.parametrize(
