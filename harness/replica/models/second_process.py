@@ -23,6 +23,8 @@ MOMENT_S = 2.0
 """A process whose connection is gone has ended by then, if it was that."""
 NOTICE_S = 3.0
 """The main thread has noticed by then, unless it pauses, or waits for the other one on a GPU."""
+GONE_S = 0.3
+"""Of the time that a replica has to end once it was asked to."""
 _PR_SET_PDEATHSIG = 1
 _STEP = b"."
 
@@ -58,10 +60,11 @@ class SecondProcess:
         raise _error_of(code)
 
     def close(self) -> None:
-        """End it: it has nothing to save."""
+        """End it: it has nothing to save. One with much memory to give back may take a moment longer than this."""
         self._noticed.set()
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GONE_S)
         if self._process.stdin:
             self._process.stdin.close()
 

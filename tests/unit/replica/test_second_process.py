@@ -56,7 +56,7 @@ def test_it_takes_a_step_when_it_is_told_and_leaves_signals_to_the_replica(secon
 def test_it_is_gone_when_it_is_closed(second):
     one = second()
     one.close()
-    assert not psutil.pid_exists(one.pid)
+    assert eventually(lambda: not psutil.pid_exists(one.pid))
 
 
 @pytest.mark.parametrize(
