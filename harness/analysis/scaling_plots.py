@@ -203,7 +203,7 @@ def draw(axes: Axes, cells: Sequence[Cell], line: Curve, index: int) -> None:
     for cell in cells:
         each = [figure * line.scale for figure in line.each(cell)]
         if each:
-            (dots,) = axes.plot([cell.replicas] * len(each), each, ".", color=colour, markersize=5.5, zorder=3)
+            (dots,) = axes.plot([cell.replicas] * len(each), each, ".", color=colour, markersize=7, zorder=3)
             dots.set(gid=line.label, markeredgecolor=PAPER, markeredgewidth=0.6)
 
 

@@ -75,7 +75,7 @@
       const left = (event.clientX - box.left) * unit, top = (event.clientY - box.top) * unit + svg.viewBox.baseVal.y;
       let best = null, distance = NEAR_PX * unit;
       for (const point of points()) {
-        const away = Math.hypot(point.left - left, point.top - top);
+        const away = Math.hypot(point.left - left, point.top - top) + (point.series.run ? 4 * unit : 0); // The mean first.
         if (away < distance) [best, distance] = [point, away];
       }
       return best;
@@ -85,7 +85,6 @@
       if (scale === 1) [base, pan.style.height] = [svg.getBoundingClientRect().width, `${pan.clientHeight}px`];
       scale = Math.min(Math.max(scale * factor, 1), MOST);
       figure.classList.toggle("large", scale > 1);
-      figure.style.setProperty("--scale", scale);
       svg.style.width = scale > 1 ? `${base * scale}px` : "";
       if (scale === 1) pan.style.height = "";
       pan.scrollTo(left * pan.scrollWidth - pan.clientWidth / 2, top * pan.scrollHeight - pan.clientHeight / 2);
