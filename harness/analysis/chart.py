@@ -106,7 +106,9 @@ def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
     root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "aria-describedby": f"{name}-desc"}
     swatches = {label: _swatch(root, f"s{index}") for label, index in reader.names.items() if label}
     keys = [Key(f"s{reader.names[label]}", label, swatch) for label, swatch in swatches.items()]
-    if len(set(swatches.values())) < len(keys):  # One look in several panels: say in which.
+    if len(set(swatches.values())) < len(keys) or (
+        len(panels) > 1 and "" in reader.names
+    ):  # One look in several panels.
         keys = [replace(key, name=_with_panel(key.name, reader.names[key.name], panels)) for key in keys]
     data = json.dumps(panels, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
     return Chart(ET.tostring(root, "unicode"), tuple(keys) if len(keys) > 1 else (), data)
