@@ -184,6 +184,14 @@ def test_a_neighbour_that_slows_fails_and_a_thin_layer_passes_although_the_machi
     assert found.limit_percent == 5
 
 
+def test_the_gravest_measure_is_the_verdict_of_a_condition(found):
+    beside, hooked = found.verdicts()
+
+    assert beside.startswith("beside against alone (resnet50, 1 replica, time-slicing), limit 5 %: Throughput, 20.0 %")
+    assert beside.endswith(": fail.")
+    assert hooked.endswith(": pass.")
+
+
 def test_every_condition_is_answered_in_a_sentence(found):
     beside, hooked = found.sentences()
 

@@ -13,6 +13,7 @@ import harness
 from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
 from harness.analysis.comparability import gpu_names
+from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.measures import MEASURES
 from harness.analysis.narrative import answers, caveats
 from harness.analysis.report import write_report
@@ -103,11 +104,17 @@ def test_a_rate_that_was_set_is_called_no_speed(
     campaign: str, said: str, published: Callable[[str], list[Path]]
 ) -> None:
     (served,) = published(campaign)
-    found = " ".join(answers(analyse(served)))
+    analysis = analyse(served)
+    found = " ".join(answers(analysis))
     assert re.search(f"under mps: {said} requests/s; p99 latency goes", found)
     assert "what one does" not in found
     assert "alone" not in found
     assert "From" not in found
+    first = " ".join(headline(analysis, [], None))
+    assert "no significant difference between the modes; lowest p99 latency here under mps with" in first
+    assert "throughput" not in first
+    kept = ["Latency limit of the scenario, for 99 % of the requests: kept in 2 of 15 runs, broken in the others."]
+    assert limits(analysis) == (kept if campaign.startswith("h200-server") else [])
 
 
 def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(tmp_path: Path) -> None:
@@ -119,6 +126,13 @@ def test_a_run_at_the_power_cap_says_so_and_the_table_says_how_full_the_gpu_was(
     table = (tmp_path / "report.md").read_text()
     assert "SM active" in table
     assert "62.5 %" in table
+
+
+def test_what_weakens_the_answer_is_counted_in_a_few_words(folder: Path) -> None:
+    told = "; ".join(concerns(analyse(folder)))
+    assert "1 of 6 experiments are missing" in told
+    assert "one run only, so without an interval, in 1 of 3 configurations" in told
+    assert "INVALID" not in told
 
 
 def test_caveats_come_gravest_first(tmp_path: Path) -> None:

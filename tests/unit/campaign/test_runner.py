@@ -26,7 +26,9 @@ from harness.errors import (
     ReplicaDiedError,
     StorageError,
 )
+from harness.results.layout import metric_files
 from harness.results.manifest import Status, read_manifest
+from harness.results.tables import read_rows
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
@@ -95,6 +97,16 @@ def test_the_manifest_tells_how_the_attempt_went(stage):
     assert list(manifest.steps) == ["preflight", "deploy", "stabilise", "record", "clean-up"]
     assert len(manifest.replicas) == 2
     assert manifest.start_s % 1 == 0
+
+
+def test_whoever_watches_is_told_the_figures_that_are_written(stage):
+    on = stage(replicas=[2])
+    on.runner().run()
+
+    *_, last = (event for event in on.events if isinstance(event, events.RowsRecorded))
+    assert {one.series for one in last.now} == {"all", "replica-0", "replica-1"}
+    written = list(read_rows(metric_files(on.folder.final_folder(TWO))["throughput"].path, "throughput"))[-3:]
+    assert {one.series: one.requests_per_s for one in last.now} == {row.series: row.value for row in written}
 
 
 def test_what_is_done_is_verified_and_not_repeated(stage):
