@@ -58,6 +58,15 @@ class Entry:
     source: str
     sha256: str
 
+    @property
+    def load(self) -> str:
+        """Who says how many requests there are."""
+        return "set rate" if self.paced else "closed loop"
+
+    def figures_in_words(self) -> list[str]:
+        """Of ``FIGURES``, a dash where there is none."""
+        return [with_interval(self.figures[name], ALL[name].unit) if name in self.figures else DASH for name in FIGURES]
+
 
 @dataclass(frozen=True, slots=True)
 class Leaderboard:
@@ -103,7 +112,7 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
     refused: dict[str, str] = {}
     known: dict[str, str] = {}
     for path in _candidates(folder):
-        say(f"verifying {_printable(str(path))}")
+        say(f"verifying {printable(str(path))}")
         try:
             if path.is_symlink():
                 raise ResultsPathError(f"{path} is a link.", advice="Copy what it leads to.")
@@ -125,7 +134,7 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
         except HarnessError as error:
             refused[path.name] = error.message
     if not entries:
-        reasons = "; ".join(_printable(f"{name}: {why}") for name, why in refused.items()) or "it holds none"
+        reasons = "; ".join(printable(f"{name}: {why}") for name, why in refused.items()) or "it holds none"
         raise ResultsPathError(
             f"{folder} holds no campaign that can be listed: {reasons}.",
             advice="Give the folder that holds campaigns or archives of `harness publish`.",
@@ -168,14 +177,17 @@ def _entry(cell: Cell, source: str, digest: str) -> Entry:
 
 
 def _entry_row(entry: Entry) -> str:
-    figures = [
-        with_interval(entry.figures[name], ALL[name].unit) if name in entry.figures else DASH for name in FIGURES
-    ]
-    load = "set rate" if entry.paced else "closed loop"
-    names = [entry.workload, entry.gpu, entry.sharing, str(entry.replicas), entry.condition, load]
+    names = [entry.workload, entry.gpu, entry.sharing, str(entry.replicas), entry.condition, entry.load]
     words = [*names, str(entry.batch_size), entry.precision, entry.execution]
     return _row(
-        [*map(_plain, words), *figures, str(entry.runs), entry.verdict, _plain(entry.source), entry.sha256[:12]]
+        [
+            *map(_plain, words),
+            *entry.figures_in_words(),
+            str(entry.runs),
+            entry.verdict,
+            _plain(entry.source),
+            entry.sha256[:12],
+        ]
     )
 
 
@@ -183,13 +195,13 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """In one line that leaves a terminal alone."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(_printable(text), quote=False))
+    return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(printable(text), quote=False))
 
 
 def _rate(entry: Entry) -> float:

@@ -82,7 +82,7 @@ def init(
     if purpose == "profile":
         raise UsageError(
             "a profile of one workload needs no campaign file, so none was written.",
-            advice="Do: harness profile resnet50 --capacity knee",
+            advice="harness profile resnet50 --capacity knee",
         )
     atomic_write(file, starter_for(purpose, file.stem) if purpose else starter_text(file.stem))
     output.sentence(f"{file} written. Edit it, then: harness plan {file}")
@@ -408,9 +408,8 @@ def status(
     output.result()
     for sentence in found.answers:
         output.sentence(sentence)
-    output.sentence(
-        f"{found.done} of {len(found.experiments)} done; {found.activity}; about {duration(round(found.remaining_s))} to go."
-    )
+    to_go = f"; about {duration(round(found.remaining_s))} to go" if found.done < len(found.experiments) else ""
+    output.sentence(f"{found.done} of {len(found.experiments)} done; {found.activity}{to_go}.")
 
 
 def schema() -> None:

@@ -74,7 +74,7 @@ def document(data: Any) -> None:
 
 def sentence(text: str = "") -> None:
     """A sentence of the answer, on stdout; in a terminal no word is cut at the edge."""
-    result(_folded(text) if sys.stdout.isatty() else text)
+    result(_folded(text) if has_terminal() else text)
 
 
 def entry(text: str, verdict: str = "") -> None:
@@ -136,6 +136,11 @@ def stderr_console() -> Console:
     from rich.console import Console
 
     return Console(file=cast("TextIO", _Terminal(sys.stderr)), highlight=False)
+
+
+def has_terminal() -> bool:
+    """Whether somebody sees the answer as it is written."""
+    return sys.stdout.isatty()
 
 
 def terminal_width() -> int:
@@ -201,7 +206,7 @@ def widths(lines: Sequence[Sequence[str]]) -> list[int]:
 
 def _painted(text: str, piece: str) -> str:
     """A piece of a folded text in the colour of the whole, if that is a verdict and somebody sees it."""
-    colour = _COLOURS.get(text)
-    if colour is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+    colour = _COLOURS.get(text) if piece else None
+    if colour is None or not has_terminal() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return piece
     return f"\033[{colour}m{piece}\033[0m"

@@ -14,6 +14,7 @@ from harness.cli.numbers import positive
 
 if TYPE_CHECKING:
     from harness.analysis.reproduction import Reproduction
+    from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -196,7 +197,10 @@ def leaderboard(
     *,
     json: Json = False,
 ) -> None:
-    """Verify all campaigns in a folder and print one Markdown table of what they measured; the others with the reason."""
+    """Verify all campaigns in a folder and print one table of what they measured; the others with the reason.
+
+    In a file or a pipe it is a Markdown table with every column, in a terminal the figures alone.
+    """
     from harness.campaign.leaderboard import leaderboard as index
 
     if json:
@@ -204,5 +208,27 @@ def leaderboard(
     found = index(folder, say=output.note)
     if json:
         output.document(found.to_dict())
+    elif output.has_terminal():
+        _print_leaderboard(found)
     else:
         output.result(found.to_markdown())
+
+
+def _print_leaderboard(found: Leaderboard) -> None:
+    """The figures of what can be compared below each other, and from which campaign they are."""
+    from harness.campaign.leaderboard import printable
+
+    headers = ["sharing", "replicas", "inputs/s", "exact p99", "energy", "runs", "verdict"]
+    groups: dict[str, list[list[str]]] = {}
+    for each in found.entries:
+        alike = (
+            f"{each.workload} on {each.gpu}: {each.load}, batch {each.batch_size}, {each.precision}, {each.execution}"
+        )
+        rows = groups.setdefault(f"\n{printable(alike)}\n{printable(each.source)}", [])
+        where = ", ".join(filter(None, (each.sharing, printable(each.condition))))
+        rate, _requests, *figures = each.figures_in_words()
+        rate = rate.removesuffix(" inputs/s")
+        rows.append([where, str(each.replicas), rate, *figures, str(each.runs), each.verdict])
+    output.table(headers, [row for heading, rows in groups.items() for row in ([heading], *rows)])
+    for name, why in found.refused.items():
+        output.sentence(printable(f"not listed: {name}: {why}"))
