@@ -133,7 +133,7 @@ def _publish_new(temporary: Path, path: Path) -> None:
             temporary.replace(path)
     except FileExistsError as error:
         raise ConflictError(
-            f"{path} exists already and results are never overwritten.",
+            f"{path} exists already and is never overwritten.",
             advice="Move it away, or give the campaign another name.",
         ) from error
 
