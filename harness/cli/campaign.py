@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.gate import Gate
-    from harness.campaign.runner import CampaignRunner
+    from harness.campaign.runner import Outcome
     from harness.config import CampaignSpec, Timing
-    from harness.results.manifest import Status
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -244,7 +243,8 @@ def run(
     folder = begin(source, results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        _run_steps(runner, folder, asked, report=report)
+        outcome = runner.run()
+    _finish(outcome, folder, asked, report=report)
 
 
 def stress(
@@ -311,18 +311,12 @@ def resume(
     asked.refuse_unanswerable(folder.spec)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        again = (Status.INVALID,) if retry_invalid else ()
-        _run_steps(runner, folder, asked, report=report, again=again)
+        outcome = runner.run(again=(Status.INVALID,) if retry_invalid else ())
+    _finish(outcome, folder, asked, report=report)
 
 
-def _run_steps(
-    runner: CampaignRunner,
-    folder: CampaignFolder,
-    asked: Gate,
-    *,
-    report: bool,
-    again: tuple[Status, ...] = (),
-) -> None:
+def _finish(outcome: Outcome, folder: CampaignFolder, asked: Gate, *, report: bool) -> None:
+    """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.campaign.stages import answers
     from harness.campaign.stress import bests
     from harness.cli import figures
@@ -330,7 +324,6 @@ def _run_steps(
     from harness.traffic.server_result import objectives
     from harness.traffic.slo import in_sentences
 
-    outcome = runner.run(again=again)
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     found = answers(folder)
     answer |= found

@@ -146,4 +146,6 @@ class _ToGo(ProgressColumn):
 
 def _bar(console: Console) -> _View:
     rows = TextColumn("{task.fields[rows]}")
-    return _View(TextColumn(" "), BarColumn(bar_width=30), rows, _ToGo(), console=console, transient=True)
+    return _View(
+        TextColumn(" "), BarColumn(bar_width=30), rows, _ToGo(), console=console, transient=True, redirect_stdout=False
+    )

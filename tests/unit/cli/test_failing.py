@@ -257,12 +257,11 @@ def test_a_run_fails_on_what_its_report_would_have_failed_on(
 ) -> None:
     monkeypatch.setattr(output, "_json_mode", True)
     analysis = analyse(slower)
-    outcome = SimpleNamespace(statuses={each.name: each.status for each in analysis.experiments}, invalid=[])
-    runner: Any = SimpleNamespace(run=lambda **_: outcome)
+    outcome: Any = SimpleNamespace(statuses={each.name: each.status for each in analysis.experiments}, invalid=[])
     run: Any = SimpleNamespace(path=slower, spec=analysis.spec, state=slower / STATE)
     asked = gates.gate([FailOn.REGRESSION, FailOn.DEGRADED], baseline)
     with pytest.raises(RegressionError):
-        campaign._run_steps(runner, run, asked, report=drawn)
+        campaign._finish(outcome, run, asked, report=drawn)
     found = json.loads(capsys.readouterr().out)
     assert [each["reason"] for each in found["failed_on"]] == ["regression", "degraded"]
     assert ("figures" in found) is drawn
@@ -270,10 +269,10 @@ def test_a_run_fails_on_what_its_report_would_have_failed_on(
 
 def test_a_run_fails_on_invalid_experiments_in_any_case(slower: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statuses = {"a": Status.INVALID, "b": Status.INVALID, "c": Status.VALID}
-    runner: Any = SimpleNamespace(run=lambda **_: SimpleNamespace(statuses=statuses, invalid=["b"]))
+    outcome: Any = SimpleNamespace(statuses=statuses, invalid=["b"])
     run: Any = SimpleNamespace(path=slower, spec=analyse(slower).spec, state=slower / STATE)
     with pytest.raises(ExperimentsFailedError, match="1 of 2 experiments are INVALID: b") as refused:
-        campaign._run_steps(runner, run, gates.gate(None), report=False)
+        campaign._finish(outcome, run, gates.gate(None), report=False)
     assert "harness resume --retry-invalid" in refused.value.advice
     assert capsys.readouterr().out.startswith("results: ")
 

@@ -193,10 +193,9 @@ def test_report_prints_the_figures_then_its_path_and_json_has_the_same(analysis,
 @pytest.mark.parametrize("wanted", [True, False])
 def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analysis, written, capsys, wanted):
     outcome = SimpleNamespace(statuses={}, invalid=[])
-    runner = SimpleNamespace(run=lambda **_: outcome)
     folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / STATE)
 
-    campaign._run_steps(runner, folder, Gate(frozenset()), report=wanted)
+    campaign._finish(outcome, folder, Gate(frozenset()), report=wanted)
 
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")

@@ -1,6 +1,7 @@
 """What a person sees of a running campaign, with a terminal and without one."""
 
 import io
+import sys
 
 import pytest
 from rich.console import Console
@@ -52,7 +53,9 @@ def test_plain_lines_are_whole_and_carry_no_control_characters(capsys):
 def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
+    stdout = sys.stdout
     with _bar(console) as progress:
+        assert sys.stdout is stdout  # or what goes to a file would go to the screen
         tell = LiveBar(progress)
         for event in STORY[:3]:
             tell(event)
