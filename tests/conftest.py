@@ -1,10 +1,11 @@
-"""How every test is run: nothing is compiled twice, and what is collected is not looked through for garbage."""
+"""How every test is run: nothing is compiled twice, what is collected stays, what waits runs beside what computes."""
 
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 
 import pytest
 from hypothesis import settings
@@ -37,3 +38,13 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mix the modules that wait for servers and processes with those that compute; the longest begin first."""
+    modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
+    waiting = [tests for tests in modules if tests[0].get_closest_marker("integration")]
+    waiting.sort(key=lambda tests: tests[0].get_closest_marker("minutes") is None)
+    computing = [tests for tests in modules if tests not in waiting]
+    places = {id(tests): place / len(kind) for kind in (waiting, computing) for place, tests in enumerate(kind)}
+    items[:] = [test for tests in sorted(modules, key=lambda tests: places[id(tests)]) for test in tests]
