@@ -82,7 +82,7 @@ def documents(name: str) -> list[Object]:
     found = []
     for shape in SHAPES.get(name, [{}]):
         text = manifest(TEMPLATES / name, **{**GPU, **ACCESS, **shape})
-        found += [one for one in yaml.safe_load_all(text) if one]
+        found += [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]
     return found
 
 

@@ -20,7 +20,7 @@ OWN_ACTIONS = {path.stem for path in ACTIONS.glob("*.py")}
 
 
 def load(path: Path) -> Any:
-    return yaml.safe_load(path.read_text())
+    return yaml.load(path.read_text(), yaml.CSafeLoader)  # in C: ten times as fast
 
 
 def task_files() -> list[Path]:
