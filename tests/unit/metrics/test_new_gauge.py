@@ -40,7 +40,7 @@ folder = synthetic.write_campaign(Path(sys.argv[1]) / "c", replicas=[1], repeats
 (csv,) = folder.glob("*/resnet50_r1_gpu_fan_*.csv")
 assert ",gpu-0,70.0," in csv.read_text(), csv.read_text()
 report = write_report(folder)
-assert '<tr><td class="words">GPU fan</td><td>70' in report.read_text()
+assert '<th scope="row" class="words">GPU fan</th><td>70' in report.read_text()
 assert ",gpu_fan,%,70.0," in (folder / "summary.csv").read_text()
 assert "gpu0_fan_percent" in telemetry.columns(1)
 assert gpus.read_telemetry()[0]["fan_percent"] == 70
