@@ -45,6 +45,7 @@ class Traits:
         most_processes: on one GPU, by NVIDIA's documentation; None: no such bound.
         plugin: the section of the device plugin's configuration that sets it; empty: that sets none.
         label: value of the node label by which GPU feature discovery shows it; empty: it does not.
+        gke: value of the node label by which Google's clusters show it; likewise.
     """
 
     switch: str
@@ -56,6 +57,7 @@ class Traits:
     most_processes: int | None = None
     plugin: str = ""
     label: str = ""
+    gke: str = ""
 
 
 _TRAITS: Mapping[Sharing, Traits] = {
@@ -66,9 +68,10 @@ _TRAITS: Mapping[Sharing, Traits] = {
         turns=True,
         plugin="timeSlicing",
         label="time-slicing",
+        gke="time-sharing",
     ),
     Sharing.MPS: Traits(
-        switch="harness sharing mps --replicas N", daemon=True, most_processes=48, plugin="mps", label="mps"
+        switch="harness sharing mps --replicas N", daemon=True, most_processes=48, plugin="mps", label="mps", gke="mps"
     ),
     Sharing.MIG: Traits(switch="harness sharing exclusive --mig PROFILES", instances=True),
     Sharing.AS_FOUND: Traits(switch="", needs_gpu=False),

@@ -22,7 +22,7 @@ GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
 CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {mode.traits.label: mode for mode in Sharing if mode.traits.label}
-_OF_GKE = {"time-sharing": Sharing.TIME_SLICING, "mps": Sharing.MPS}
+_OF_GKE = {mode.traits.gke: mode for mode in Sharing if mode.traits.gke}
 _CONFIGURED = {mode.traits.plugin: mode for mode in Sharing if mode.traits.plugin}
 
 
@@ -48,7 +48,8 @@ def check_sharing(
         if spec.gpu_resource not in ((node.get("status") or {}).get("allocatable") or {}):
             continue
         name, seen = node["metadata"]["name"], observed(node, pods, spec)
-        if (node["metadata"].get("labels") or {}).get(GKE_LABEL) == "mps":
+        of_gke = _OF_GKE.get((node["metadata"].get("labels") or {}).get(GKE_LABEL, ""))
+        if of_gke is not None and of_gke.traits.daemon:
             message = f"node {name} has GKE's MPS, for pods that share the node's IPC; replicas, which keep to `restricted`, do not."
             yield Finding(Severity.ERROR, "sharing", message, "Take a node pool with time-sharing, MIG, or whole GPUs.")
             continue
