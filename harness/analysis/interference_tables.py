@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.analysis.campaign import Key
-from harness.analysis.format import DASH, number, with_interval
+from harness.analysis.format import DASH, Entry, figure_entry, number
 from harness.analysis.interference import (
     COMPARED,
     OF_NEIGHBOURS,
@@ -21,20 +21,15 @@ from harness.analysis.statistics import Estimate
 
 
 @dataclass(frozen=True, slots=True)
-class OverheadEntry:
-    """One cell of the table; ``reason`` says why it decides nothing, where it does not."""
+class OverheadEntry(Entry):
+    """One cell of the table with its outcome; ``reason`` says why it decides nothing, where it does not."""
 
-    mean: str
-    interval: str
-    outcome: str
-    reason: str
+    outcome: str = ""
 
     @property
     def text(self) -> str:
         """In one line, for Markdown."""
-        return " ".join(
-            part for part in (self.mean, f"({self.interval})" if self.interval else "", self.outcome) if part
-        )
+        return " ".join([self.mean, *(f"({interval})" for interval in self.small), self.outcome])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class NeighbourRow:
     key: Key
     workload: str
     replicas: int
-    items: list[tuple[str, str]]
+    items: list[Entry]
 
 
 def tables(found: Interference | None) -> dict[str, Any]:
@@ -103,19 +98,17 @@ def _row(key: Key, by_measure: dict[str, Overhead | str]) -> OverheadRow:
 
 def _entry(one: Overhead | str) -> OverheadEntry:
     if isinstance(one, str):
-        return OverheadEntry(DASH, "", Outcome.NOT_DECIDABLE.value, one)
+        return OverheadEntry(DASH, reason=one, outcome=Outcome.NOT_DECIDABLE.value)
     reason = one.why if one.outcome is Outcome.NOT_DECIDABLE else ""
-    return OverheadEntry(f"{number(one.percent.mean)} %", _interval(one.percent), one.outcome.value, reason)
+    mean, percent = f"{number(one.percent.mean)} %", one.percent
+    return OverheadEntry(mean, _interval(percent), reason, percent.mean, outcome=one.outcome.value)
 
 
-def _interval(percent: Estimate) -> str:
-    return "" if percent.low is None or percent.high is None else f"{number(percent.low)} to {number(percent.high)}"
+def _interval(percent: Estimate) -> tuple[str, ...]:
+    return () if percent.low is None or percent.high is None else (f"{number(percent.low)} to {number(percent.high)}",)
 
 
 def _neighbour(one: NeighbourCell) -> NeighbourRow:
-    items = []
-    for name in OF_NEIGHBOURS:
-        estimate, unit = one.estimates.get(name), MEASURES[name].unit
-        text = with_interval(estimate, "" if unit in {"ratio", "index"} else unit) if estimate else DASH
-        items.append((text, one.absent.get(name, "")))
+    units = {name: "" if MEASURES[name].unit in {"ratio", "index"} else MEASURES[name].unit for name in OF_NEIGHBOURS}
+    items = [figure_entry(one.estimates.get(name), unit, one.absent.get(name, "")) for name, unit in units.items()]
     return NeighbourRow(one.key, one.workload, one.replicas, items)

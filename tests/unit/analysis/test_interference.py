@@ -14,6 +14,7 @@ from harness.analysis.campaign import CampaignAnalysis, Key, analyse
 from harness.analysis.chart import Chart
 from harness.analysis.figure_style import Picture
 from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
+from harness.analysis.interference_tables import tables
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
 from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
@@ -220,6 +221,8 @@ def test_one_repeat_is_said_and_not_decided(analysis):
 
     assert found is not None
     assert "19.8 % overhead: not decidable, one repeat has no interval" in found.sentences()[0]
+    entry = tables(found)["overhead_rows"][0].items[0]
+    assert (entry.text, entry.reason) == ("19.8 % not decidable", "one repeat has no interval")
 
 
 def replace_repeats(cell, repeats):
