@@ -12,6 +12,7 @@ from harness.data import data_path
 
 ACCOUNT = "harness"
 ENFORCE = "pod-security.kubernetes.io/enforce"
+KUEUE = "kueue.x-k8s.io"
 
 
 def manifest(spec: KubernetesSpec, *more: dict[str, Any]) -> str:
@@ -41,8 +42,20 @@ def manifest(spec: KubernetesSpec, *more: dict[str, Any]) -> str:
         name = f"gpu-sharing-harness-switch-{spec.namespace}"
         objects += _granted(spec, name, "", _rule("", "nodes", ["get", "list", "patch"]))
         objects += _granted(spec, name, plugin, _rule("", "configmaps", ["get"], configs))
+    for (verb, group, resource, namespace), name in rights_to_wait(spec).items():
+        rule = _rule(group, resource, [verb], name)
+        objects += _granted(spec, f"gpu-sharing-harness-{resource}-{spec.namespace}", namespace, rule)
     objects += more
     return f"{yaml.safe_dump_all(objects, sort_keys=False)}---\n{accounts}"
+
+
+def rights_to_wait(spec: KubernetesSpec) -> dict[tuple[str, str, str, str], str]:
+    """What seeing how the pods wait for their turn takes (verb, API group, resource, namespace), and the object of each."""
+    wanted = {
+        ("get", "scheduling.k8s.io", "priorityclasses", ""): spec.priority_class,
+        ("get", KUEUE, "localqueues", spec.namespace): spec.queue_name,
+    }
+    return {right: name for right, name in wanted.items() if name}
 
 
 def _rule(group: str, resource: str, verbs: list[str], name: str = "") -> dict[str, Any]:

@@ -51,6 +51,8 @@ def check(
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
         *_tried("rights", lambda: rbac.check_rights(api, spec)),
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
+        *_tried("priority class", lambda: rbac.check_priority_class(api, spec)),
+        *_tried("queue", lambda: rbac.check_queue(api, spec)),
         *_tried("quota", lambda: quota.check_quota(api, spec, most, owners)),
         *_tried("clock", lambda: _check_clock(api)),
     ]

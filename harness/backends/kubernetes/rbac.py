@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes.access import ENFORCE
+from harness.backends.kubernetes.access import ENFORCE, KUEUE, rights_to_wait
 from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 from harness.errors import ClusterError
 
@@ -44,6 +44,7 @@ class Api(Protocol):
         ...
 
 
+_KUEUE_VERSIONS = "v1beta2", "v1beta1"
 Right = tuple[str, str, str, str]
 """Verb, API group, resource (with ``/subresource``), namespace."""
 
@@ -79,6 +80,7 @@ def rights_to_look(spec: KubernetesSpec) -> dict[Right, str]:
         ("list", "", "limitranges", spec.namespace): "",
         ("get", "node.k8s.io", "runtimeclasses", ""): "",
         **through,
+        **rights_to_wait(spec),
     }
 
 
@@ -191,6 +193,23 @@ def check_runtime_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
             f"there is no runtime class {spec.runtime_class}.",
             "Apply it (playbooks/cluster.yml does), or set `kubernetes.runtime_class: null` where CDI hands the GPU out.",
         )
+
+
+def check_priority_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """Pods of a class that is not there are never made, and their owner just goes on trying."""
+    name = spec.priority_class
+    if name and api.find(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}") is None:
+        message = f"there is no PriorityClass {name}."
+        yield Finding(Severity.ERROR, "priority class", message, "Make it, or take one of: kubectl get priorityclasses")
+
+
+def check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """A Job for a queue that is not there stays suspended."""
+    place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
+    if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in _KUEUE_VERSIONS):
+        message = f"there is no LocalQueue {name} in the namespace {spec.namespace}."
+        advice = f"Make it, or take one of: kubectl get localqueues --namespace {spec.namespace}"
+        yield Finding(Severity.ERROR, "queue", message, advice)
 
 
 def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec, image: str) -> Iterator[Finding]:

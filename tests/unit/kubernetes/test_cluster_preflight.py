@@ -356,6 +356,19 @@ def test_what_is_not_there(gone, check):
     assert list(findings(api)) == [(check, Severity.ERROR)]
 
 
+WAITING = KubernetesSpec(image=IMAGE, kind="job", priority_class="night", queue_name="gpus")
+CLASS = {"/apis/scheduling.k8s.io/v1/priorityclasses/night": {"value": 1}}
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+def test_what_pods_wait_by_is_looked_for_by_its_name(version):
+    queue = {f"/apis/kueue.x-k8s.io/{version}/namespaces/inference/localqueues/gpus": {"spec": {}}}
+    assert findings(Api(CLASS | queue), WAITING) == {}
+    assert findings(Api(queue), WAITING) == {("priority class", Severity.ERROR): "there is no PriorityClass night."}
+    there_is_no = "there is no LocalQueue gpus in the namespace inference."
+    assert findings(Api(CLASS), WAITING) == {("queue", Severity.ERROR): there_is_no}
+
+
 def test_a_namespace_that_is_going():
     found = findings(Api({"/api/v1/namespaces/inference": {"status": {"phase": "Terminating"}}}))
     assert found["namespace", Severity.ERROR] == "the namespace inference is being deleted."

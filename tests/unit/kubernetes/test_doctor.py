@@ -225,7 +225,7 @@ def granted(objects, right, name):
     "changes",
     [
         {},
-        {"kind": "job", "namespace": "team-b"},
+        {"kind": "job", "namespace": "team-b", "priority_class": "night", "queue_name": "gpus"},
         {"device_plugin_configs": "nvidia/plugin-configs"},
         {"prometheus_service": "observability/kube-prometheus:web", "grafana_deployment": "dashboards/grafana"},
     ],
