@@ -92,13 +92,15 @@ def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
     """
     reader = _Reader(figure)
     panels = [reader.panel(axes) for axes in figure.axes]
+    has_room = bool(figure.legends)
     for legend in [*figure.legends, *(found for axes in figure.axes if (found := axes.get_legend()))]:
         _replace(legend, reader.names)
     root = _drawn(figure, f"c{zlib.crc32(name.encode()):x}")
-    width, height = figure.get_size_inches() * 72
-    inside = figure.get_tightbbox()
-    top, bottom = height - 72 * inside.y1 - _MARGIN, height - 72 * inside.y0 + _MARGIN
-    root.set("viewBox", f"0 {top:.1f} {width:g} {bottom - top:.1f}")  # Without the room that legends had.
+    if has_room:
+        width, height = figure.get_size_inches() * 72
+        inside = figure.get_tightbbox()
+        top, bottom = height - 72 * inside.y1 - _MARGIN, height - 72 * inside.y0 + _MARGIN
+        root.set("viewBox", f"0 {top:.1f} {width:g} {bottom - top:.1f}")  # Without the room that legends had.
     for kind, text in (("desc", alt), ("title", title)):
         said = ET.Element(kind, id=f"{name}-{kind}")
         said.text = text

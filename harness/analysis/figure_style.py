@@ -35,6 +35,7 @@ _STYLE = {
     "axes.titlesize": 9.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # where it is anyway; without it, every label is measured to keep clear of it
     "axes.titlecolor": INK,
     "axes.spines.top": False,
     "axes.spines.right": False,
