@@ -109,7 +109,7 @@ INFERENCE_PERFORMANCE = Dashboard(
                 "Inputs",
                 [Query(f"sum by (workload) ({rate('inference_inputs_total', REPLICAS)})", "{{workload}}")],
                 unit="short",
-                about="Inputs per second: requests times batch size.",
+                about="Inputs (images, texts) per second: requests times what each held.",
             ),
         ],
         "Replica by replica": [

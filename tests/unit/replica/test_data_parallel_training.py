@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from harness.replica.models import data_parallel_training, second_process
 from harness.replica.models.second_process import _error_of
 from harness.replica.settings import Settings
 from tests.support import second_rank
+from tests.support.processes import eventually
 
 STEPS = 6
 TINY = {"model_size": "tiny", "samples": 40}
@@ -36,14 +36,6 @@ def pair(tmp_path, monkeypatch):
     dist.destroy_process_group()
 
 
-def arrived(path, timeout_s=60):
-    deadline_s = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} never came"
-        time.sleep(0.01)
-    return torch.load(path)
-
-
 def test_both_hold_what_one_process_at_twice_the_batch_holds_and_end_together(pair):
     workload, folder = pair
     alone = made("mnist-training", batch_size=8)
@@ -57,7 +49,8 @@ def test_both_hold_what_one_process_at_twice_the_batch_holds_and_end_together(pa
         "loss_first": pytest.approx(losses[0], rel=1e-5),
         "loss_last": pytest.approx(losses[-1], rel=1e-4),
     }
-    first, second = workload.model.state_dict(), arrived(folder / f"{STEPS}.pt")
+    assert eventually((folder / f"{STEPS}.pt").exists)
+    first, second = workload.model.state_dict(), torch.load(folder / f"{STEPS}.pt")
     for name, weights in alone.model.state_dict().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], weights, rtol=1e-3, atol=1e-4)
