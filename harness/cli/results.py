@@ -29,17 +29,27 @@ def verify(
         Path, typer.Argument(help="Folder of a campaign or of one experiment; or a published set, as everywhere.")
     ],
     *,
+    signers: Annotated[
+        Path | None,
+        typer.Option(
+            "--signed-by",
+            metavar="FILE",
+            help='Refuse a published set unless one of these signed it: lines as "NAME ssh-ed25519 AAAA...".',
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Hash, parse and count every result file again; compare it with its manifest, and a campaign with its plan.
 
-    This finds damage, not forgery: who can write the files can write their hashes, too.
+    This finds damage, not forgery: who can write the files can write their hashes, too. A signature finds both.
     """
     from harness.campaign.verify import verify_campaign
     from harness.results.published import opened
+    from harness.results.signature import signer_of
 
     if json:
         output.use_json()
+    signer = signer_of(path, signers) if signers else None
     with opened(path) as folder:
         outcome = verify_campaign(folder).of(path)
     if json:
@@ -60,6 +70,7 @@ def verify(
                     for p in outcome.problems
                 ],
                 "notes": outcome.notes,
+                **({"signed_by": signer} if signer else {}),
             }
         )
     for note in outcome.notes:
@@ -67,7 +78,8 @@ def verify(
     outcome.refuse()
     if not json:
         output.sentence(
-            f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say."
+            f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say"
+            f"{f', signed by {signer}' if signer else ''}."
         )
 
 
