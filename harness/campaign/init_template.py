@@ -39,7 +39,6 @@ SECTIONS: dict[str, type[StrictModel]] = {
     "mps": MpsSpec,
     "kubernetes": KubernetesSpec,
 }
-TIMING: dict[str, Any] = {"step_s": 5.0, "stabilise_s": 30.0, "record_s": 120.0, "cooldown_s": 10.0}
 
 
 def starter_text(name: str) -> str:
@@ -51,7 +50,7 @@ def starter_text(name: str) -> str:
         if key == "workloads":
             lines += _workloads()
         elif key in SECTIONS:
-            lines += _section(key, SECTIONS[key], TIMING if key == "timing" else {})
+            lines += _section(key, SECTIONS[key])
         else:
             lines.append(_entry(key, field, shown))
     return "\n".join(lines) + "\n"
@@ -107,11 +106,11 @@ def _server() -> list[str]:
     return lines
 
 
-def _section(name: str, model: type[StrictModel], shown: dict[str, Any]) -> list[str]:
-    lines = [f"{name}:" if shown else f"# {name}:"]
+def _section(name: str, model: type[StrictModel]) -> list[str]:
+    lines = [f"# {name}:"]
     for key, field in model.model_fields.items():
         lines += _comment(field.description or "", indent=2)
-        lines.append("  " + _entry(key, field, shown))
+        lines.append("  " + _entry(key, field, {}))
     return lines
 
 

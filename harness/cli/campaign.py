@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
-SHORT_TIMING = "`timing: {step_s: 5, stabilise_s: 30, record_s: 120, cooldown_s: 10}`"
-
-
 def _campaigns(begun: str) -> list[str]:
     """What completes a campaign: those that are shipped, and folders and YAML files of one's own."""
     from harness.campaign.source import shipped_names
@@ -413,17 +410,11 @@ def schema() -> None:
 
 
 def _phases(timing: Timing) -> str:
-    """How long each experiment takes, and which of it is so because the file does not say."""
     from harness.cli.render import duration
 
-    sentence = (
+    return (
         f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
         f"{duration(timing.cooldown_s)} to cool down."
-    )
-    if timing.model_fields_set & {"stabilise_s", "record_s", "cooldown_s"}:
-        return sentence
-    return (
-        f"{sentence} The file does not say so: these are the defaults, and {SHORT_TIMING} is enough for a first answer."
     )
 
 

@@ -8,7 +8,6 @@ from harness.config.campaign import (
     MetricSelection,
     OnReplicaDeath,
     Order,
-    Timing,
 )
 from harness.config.condition import ConditionSpec, LayerSpec, NeighbourSpec
 from harness.config.kubernetes import (
@@ -25,6 +24,7 @@ from harness.config.sharing import MpsSpec, Sharing
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
+from harness.config.timing import Timing
 from harness.config.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [

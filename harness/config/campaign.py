@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
@@ -15,12 +14,11 @@ from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
 from harness.config.sharing import ANYWHERE, FOUND, MpsSpec, Sharing
 from harness.config.slo import SloSpec
-from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, StopWhenKnown, UntilKnown
+from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
+from harness.config.timing import Timing
 from harness.config.workload import WorkloadSpec
 
-MIN_STEP_S = 0.1
-RATE_WINDOW_STEPS = 4
 MAX_EXPERIMENTS = 10_000
 END_OF_REPLICA_S = 13.0
 """What a replica takes to end beside the server in it: 10 s of them for the last answers."""
@@ -39,74 +37,6 @@ class OnReplicaDeath(StrEnum):
 
     DEGRADE = "degrade"
     RETRY = "retry"
-
-
-class Timing(StrictModel):
-    """Seconds of every phase of an experiment."""
-
-    step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
-    stabilise_s: float = Field(default=300.0, ge=0, le=86_400, description="Seconds to run before recording.")
-    record_s: float = Field(
-        default=3600.0, gt=0, le=30 * 86_400, description="Seconds recorded; a whole number of steps."
-    )
-    stop_when_known: StopWhenKnown | None = Field(
-        default=None,
-        description="End the recording as soon as these figures are known well enough; null means record_s in any case. "
-        "E.g. {metrics: [throughput, latency_p50_exact], relative_half_width: 0.02, min_s: 30}.",
-    )
-    cooldown_s: float = Field(
-        default=120.0,
-        ge=0,
-        le=86_400,
-        description="Seconds of rest after the clean-up; at most, when a GPU temperature is asked for.",
-    )
-    cooldown_gpu_celsius: float | None = Field(
-        default=None,
-        gt=0,
-        lt=120,
-        description="End the cool-down as soon as every GPU is at or below this; null means by the clock alone.",
-    )
-    rate_window_s: float | None = Field(
-        default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
-    )
-    telemetry_interval_s: float = Field(
-        default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series."
-    )
-    ready_timeout_s: float = Field(
-        default=300.0, gt=0, le=86_400, description="Seconds a replica may take until it serves."
-    )
-    drain_timeout_s: float = Field(
-        default=10.0, gt=0, le=600, description="Seconds a replica may take to end after SIGTERM."
-    )
-
-    @property
-    def window_s(self) -> float:
-        """Seconds that rates and quantiles look back."""
-        return self.rate_window_s or RATE_WINDOW_STEPS * self.step_s
-
-    @property
-    def rows(self) -> int:
-        """Rows of one series: both ends of the recording included."""
-        return round(self.record_s / self.step_s) + 1
-
-    @model_validator(mode="after")
-    def _step_divides(self) -> Timing:
-        steps = self.record_s / self.step_s
-        if not math.isclose(steps, round(steps), rel_tol=0, abs_tol=1e-6):
-            raise ValueError(
-                f"step_s {self.step_s:g} does not divide record_s {self.record_s:g}: "
-                f"use record_s {math.floor(steps) * self.step_s:g} or {math.ceil(steps) * self.step_s:g}."
-            )
-        known = self.stop_when_known
-        if known is not None and known.min_s >= self.record_s:
-            raise ValueError(
-                f"stop_when_known.min_s {known.min_s:g} must be below record_s {self.record_s:g}, the longest recording."
-            )
-        if self.rate_window_s is not None and self.rate_window_s < RATE_WINDOW_STEPS * self.step_s:
-            raise ValueError(
-                f"rate_window_s must be at least {RATE_WINDOW_STEPS} steps ({RATE_WINDOW_STEPS * self.step_s:g} s)."
-            )
-        return self
 
 
 class Limits(StrictModel):
@@ -217,7 +147,7 @@ class CampaignSpec(StrictModel):
         description="interleaved (one repeat of everything, then the next), random (from `seed`) or listed (drift looks like a difference).",
     )
     seed: int = Field(default=0, ge=0, description="Seed of the random order.")
-    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 300, 3600 and 120.")
+    timing: Timing = Field(default_factory=Timing, description="Seconds of every phase; left out, 30, 120 and 10.")
     metrics: MetricSelection | list[str] = Field(
         default=MetricSelection.ALL, description="`all`, or a list of names of the catalogue."
     )

@@ -163,15 +163,13 @@ def test_plan_of_the_published_matrix():
     assert said.splitlines()[1].endswith("1 h 00 min recorded (721 rows), 2 min 00 s to cool down.")
 
 
-def test_plan_says_that_the_hours_are_those_of_the_defaults_before_it_lists_anything(tmp_path):
+def test_plan_of_three_lines_says_minutes_and_every_phase_before_it_lists_anything(tmp_path):
     file = tmp_path / "short.yaml"
     file.write_text("name: short\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
 
-    hours, defaults, *_ = harness("plan", file, "--results", tmp_path).stdout.splitlines()
-    assert "1 h 07 min" in hours
-    assert "these are the defaults" in defaults
-    file.write_text(file.read_text() + "timing: {record_s: 60}\n")
-    assert "defaults" not in harness("plan", file, "--results", tmp_path).stdout
+    minutes, phases, *_ = harness("plan", file, "--results", tmp_path).stdout.splitlines()
+    assert "2 min 40 s of phases" in minutes
+    assert phases == "Each: 30 s to stabilise, 2 min 00 s recorded (25 rows), 10 s to cool down."
 
 
 def test_doctor_and_schema_speak_json():

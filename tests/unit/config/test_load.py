@@ -12,7 +12,7 @@ from harness.campaign import init_template
 from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source, shipped_names
-from harness.config import CampaignSpec, KubernetesSpec, UntilKnown
+from harness.config import CampaignSpec, KubernetesSpec, Timing, UntilKnown
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
 from harness.errors import CampaignFileError
@@ -37,7 +37,7 @@ def faults(text):
 def test_a_short_file_is_enough():
     spec = parse_campaign(GOOD, origin="c.yaml")
 
-    assert spec.timing.rows == 721
+    assert spec.timing.rows == 25
     assert spec.timing.window_s == 20
     assert [sharing.value for sharing in spec.sharing] == ["time-slicing"]
 
@@ -70,7 +70,7 @@ def test_a_short_file_is_enough():
         (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found True)."),
         (
             GOOD + "timing: {step_s: 7}\n",
-            "c.yaml:6: `timing`: step_s 7 does not divide record_s 3600: use record_s 3598 or 3605.",
+            "c.yaml:6: `timing`: step_s 7 does not divide record_s 120: use record_s 119 or 126.",
         ),
         (GOOD + "timing: {step_s: 0.01}\n", "greater than or equal to 0.1"),
         (GOOD + "timing: {rate_window_s: 6}\n", "rate_window_s must be at least 4 steps (20 s)"),
@@ -203,7 +203,16 @@ def test_what_is_shipped_is_valid_and_the_scaling_matrix_is_the_published_one():
     assert [workload.name for workload in scaling.workloads] == ["resnet50", "distilbert", "whisper"]
     assert scaling.replicas == [1, 3, 8]
     timing = scaling.timing
-    assert (timing.stabilise_s, timing.record_s, timing.cooldown_s, timing.step_s) == (300, 3600, 120, 5)
+    assert (timing.stabilise_s, timing.record_s, timing.cooldown_s, timing.rows) == (300, 3600, 120, 721)
+
+
+def test_a_phase_counts_before_the_preset_and_what_was_read_is_read_alike_again():
+    timing = parse_campaign(GOOD + "timing: {preset: long, record_s: 600}\n", origin="c.yaml").timing
+
+    assert (timing.stabilise_s, timing.record_s, timing.cooldown_s) == (300, 600, 120)
+    assert Timing.model_validate(timing.model_dump(mode="json")) == timing
+    assert "did you mean" in faults(GOOD + "timing: {presett: long}\n")
+    assert "'standard' or 'long'" in faults(GOOD + "timing: {preset: longer}\n")
 
 
 def test_an_unknown_campaign_gets_a_suggestion():
@@ -259,10 +268,11 @@ def test_a_short_starter_is_valid_commented_and_says_the_timing_of_all(purpose, 
     assert max(map(len, lines)) <= 120
 
 
-def test_every_starter_and_the_page_say_the_same_timing():
+def test_the_starter_and_the_page_say_the_timing_that_a_file_without_one_has():
     page = (Path(__file__).parents[3] / "docs" / "campaigns.md").read_text()
 
-    assert TIMING.items() <= parse_campaign(starter_text("mine"), origin="starter").timing.model_dump().items()
+    assert parse_campaign(starter_text("mine"), origin="starter").timing == parse_campaign(GOOD, origin="c").timing
+    assert TIMING.items() <= parse_campaign(GOOD, origin="c").timing.model_dump().items()
     assert page.count("timing: {step_s: 5, stabilise_s: 30, record_s: 120, cooldown_s: 10}") == 1
 
 
@@ -343,7 +353,7 @@ def test_every_field_of_a_cluster_has_a_default():
 @pytest.mark.parametrize(
     ("timing", "expected"),
     [
-        ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 3600"),
+        ("{stop_when_known: {min_s: 3600}}", "stop_when_known.min_s 3600 must be below record_s 120"),
         (
             "{stop_when_known: {metrics: [latency_p90]}}",
             "'throughput', 'latency_p50_exact', 'latency_p95_exact' or 'latency_p99_exact'",
@@ -368,7 +378,10 @@ def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
         ("repeats: {until_known: {compare: [p42]}}\n", "'throughput', 'latency_p50_exact'"),
         ("repeats: {until_known: {compare: [throughput, throughput]}}\n", "the same metric is listed twice"),
         ("repeats: {until_known: {budget: 2 days}}\n", "String should match pattern"),
-        ("repeats: {until_known: {budget: 2 h}}\n", "of 2 h is too short to know anything: the 3 repeats of 2 cells"),
+        (
+            "repeats: {until_known: {budget: 10 min}}\n",
+            "of 10 min is too short to know anything: the 3 repeats of 2 cells",
+        ),
         ("repeats: {until_known: {maxx: 5}}\n", "did you mean `max`?"),
         ("repeats: {until_known: {}}\norder: listed\n", "`order` must be interleaved or random"),
         ("repeats: {until_known: {}}\nstress: {}\n", "`stress` takes a number of `repeats`"),
