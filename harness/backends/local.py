@@ -18,6 +18,7 @@ from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
 from harness.config import Device, ExperimentSpec, WorkloadSpec
+from harness.config.condition import crashing
 from harness.errors import BackendError, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
@@ -259,7 +260,13 @@ class LocalDeployment:
             if code is None:
                 problems.append(f"{replica.seat.name} did not drain within {timeout_s:g} s and was killed.")
             elif code != 0 and (replica.seat.neighbour, replica.seat.index) not in dead:
-                problems.append(str(self._death(replica, code)))
+                death = self._death(replica, code)
+                if death.neighbour in crashing(
+                    self._experiment.condition
+                ):  # and took those with it who were noticed first
+                    self._deaths.append(death)
+                else:
+                    problems.append(str(death))
         if self._mps is not None:
             problems += self._mps.stop()
             self._mps = None

@@ -48,6 +48,8 @@ GPU_GB = {
     "bert-training": (2.8, 0.06),
     "data-parallel-training": (2.8, 0.01),
 }
+HOSTILE_GB = 1.6, 0.0
+"""Of what is no model, on either; ``memory-hog`` takes what it finds, when all others have theirs."""
 Needs = Mapping[str, tuple[float, float]]
 TINY_GB = 0.6
 OWN_GB = 0.2
@@ -154,7 +156,7 @@ def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
         return OWN_GB
     if workload.options.get("model_size") == "tiny":
         return TINY_GB * (2 if workload.target == "data-parallel-training" else 1)
-    first_gb, further_gb = table[workload.target]
+    first_gb, further_gb = table.get(workload.target, HOSTILE_GB)
     return first_gb + further_gb * (workload.batch_size - 1)
 
 

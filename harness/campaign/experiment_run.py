@@ -14,7 +14,7 @@ from typing import Any
 
 from harness.backends import base
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
-from harness.campaign import preflight
+from harness.campaign import hostility, preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
@@ -25,6 +25,7 @@ from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
+from harness.config.condition import crashing
 from harness.errors import (
     BackendError,
     CampaignInterruptedError,
@@ -138,16 +139,30 @@ class Attempt:
         """How far what was measured can be trusted."""
         said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
-        data = judge_data(self.folder, self.summary, open_loop=self.experiment.workload.open_loop)
+        open_loop, ending = self.experiment.workload.open_loop, crashing(self.experiment.condition)
+        data = judge_data(self.folder, self.summary, open_loop=open_loop, ending=ending)
         clients = [*self._judge_scenario(), *self._judge_server()]
-        self.findings = [*remarks, *data, *ignored_settings(self.statuses), *clients]
+        hostile = self._judge_hostile()
+        self.findings = [*hostile, *remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
             self.findings,
             failures=self.failures,
-            deaths=self.deaths,
+            deaths=[death for death in self.deaths if death.neighbour not in ending],
             unclean_ends=self.unclean_ends,
             replicas=self.experiment.replicas,
         )
+
+    def _judge_hostile(self) -> list[Finding]:
+        """What became of the measured replicas beside a neighbour that crashes, or takes all memory; told at once, too."""
+        identity, end_s = self.experiment.experiment_id, self.summary.end_s if self.summary else None
+        window = Window(self.start_s, end_s or self.ended_s)
+        found = [
+            *hostility.crashes(self.experiment, self.folder, window, self.deaths),
+            *hostility.lack_of_memory(self.experiment, self.deaths, self.neighbours),
+        ]
+        for finding in found:
+            self.shared.listener(Notice(f"{identity}: {finding.message}"))
+        return found
 
     def _judge_scenario(self) -> list[Finding]:
         """What the scenario's requests say; nothing in the closed loop, and where nothing was recorded."""
@@ -288,7 +303,9 @@ class Attempt:
         """Called from the backend's thread."""
         self.deaths.append(death)
         self.shared.listener(Notice(str(death)))
-        retry = self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
+        retry = (
+            not crashing(self.experiment.condition) and self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
+        )
         measured = [each for each in self.deaths if not each.neighbour]
         if retry or len(measured) == self.experiment.replicas:
             self.abort.set()
@@ -378,6 +395,7 @@ class Attempt:
         self._ask(self._deployment)
         self.provenance = self._deployment.provenance()
         self.unclean_ends += self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
+        self.deaths += [death for death in self._deployment.deaths if death not in self.deaths]
         self._ask(self._deployment)  # what a process says last is what it served
 
     def _ask(self, deployment: Deployment) -> None:

@@ -17,6 +17,7 @@ from harness.errors import (
     HarnessError,
     ObjectiveMissedError,
     PreflightError,
+    ReasonCode,
     RegressionError,
     UsageError,
 )
@@ -275,7 +276,10 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
 
     found = {each.name: Status.INVALID.value if each.damage else each.status.value for each in analysis.experiments}
     found |= {each.name: MISSING for each in analysis.unfinished}
-    return {name: status for name, status in found.items() if name not in explained(analysis.ladders)}
+    answers = explained(analysis.ladders) | {
+        each.name for each in analysis.experiments if ReasonCode.VICTIM_DIED in each.data.manifest.verdict.codes
+    }
+    return {name: status for name, status in found.items() if name not in answers}
 
 
 def too_short(spec: CampaignSpec) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,7 +21,8 @@ from harness.campaign.stages import stages
 from harness.campaign.stress import ladders
 from harness.clock import Clock, SystemClock
 from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.errors import CampaignInterruptedError
+from harness.config.condition import crashing
+from harness.errors import CampaignInterruptedError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.sources import GpuSource
 from harness.results.experiment import verify_experiment
@@ -129,7 +130,17 @@ class CampaignRunner:
                     self._listener(ended)
                 statuses[experiment.experiment_id] = status
         journal.append("campaign-ends")
-        return Outcome(statuses, explained(ladders(self._folder)))
+        return Outcome(statuses, explained(ladders(self._folder)) | self._victims(statuses))
+
+    def _victims(self, statuses: Mapping[str, Status]) -> frozenset[str]:
+        """Experiments that are INVALID because a neighbour's crash, which was wanted, ended what was measured."""
+        invalid = [name for name, status in statuses.items() if status is Status.INVALID]
+        found = {name: self._folder.final_folder(name) for name in invalid}
+        return frozenset(
+            name
+            for name, folder in found.items()
+            if folder.exists() and ReasonCode.VICTIM_DIED in read_manifest(folder).verdict.codes
+        )
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:
         """Say what there is to do, or the most that it may come to."""
@@ -224,5 +235,8 @@ class CampaignRunner:
 
 def _wants_retry(attempt: Attempt, verdict: Verdict) -> bool:
     """It says nothing, or a replica died where the campaign says that this is not enough."""
-    died = bool(attempt.deaths) and attempt.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
-    return verdict.status is Status.INVALID or died
+    if ReasonCode.VICTIM_DIED in verdict.codes:
+        return False  # that is the answer
+    experiment = attempt.experiment
+    died = any(death.neighbour not in crashing(experiment.condition) for death in attempt.deaths)
+    return verdict.status is Status.INVALID or (died and experiment.limits.on_replica_death is OnReplicaDeath.RETRY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,14 @@ _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
 
-def judge_data(folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``: as of ``judge``."""
+def judge_data(
+    folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False, ending: Collection[str] = ()
+) -> list[Finding]:
+    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``ending``: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
     requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
-    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop)
+    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop, ending=ending)
     return [*found, *held_back(folder / TELEMETRY)]
 
 

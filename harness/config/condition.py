@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.workload import WorkloadSpec
+from harness.config.workload import CRASH, WorkloadSpec
 
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"
@@ -115,3 +115,9 @@ class ConditionSpec(StrictModel):
                 f"two neighbours are called {twice!r}: raise `replicas`, or give variants names of their own."
             )
         return neighbours
+
+
+def crashing(condition: ConditionSpec | None) -> frozenset[str]:
+    """Neighbours, by name, whose death is wanted."""
+    beside = condition.neighbours if condition else []
+    return frozenset(each.workload.name for each in beside if each.workload.target == CRASH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable
 from enum import StrEnum
 
 from pydantic import Field, field_validator, model_validator
@@ -24,6 +25,9 @@ BUILTIN_WORKLOADS = (
     "bert-training",
     "data-parallel-training",
 )
+CRASH, MEMORY_HOG = "crash", "memory-hog"
+HOSTILE_WORKLOADS = ("dram-hog", "l2-hog", "pcie-hog", "launch-storm", MEMORY_HOG, CRASH)
+"""What wears out a machine for whoever else is on it; no model."""
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
@@ -38,6 +42,7 @@ _NOT_OF_A_SERVER = (
     "options",
     "scenario",
 )
+_NOT_OF_THE_HOSTILE = ("batch_size", "precision", "execution", "checkpoint", "scenario")
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 
 
@@ -74,7 +79,7 @@ class WorkloadSpec(StrictModel):
     )
     model: str | None = Field(
         default=None,
-        description=f"Built-in workload to run: {', '.join(BUILTIN_WORKLOADS)}; null means the one that `name` names.",
+        description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null means the one that `name` names.",
     )
     factory: str | None = Field(
         default=None,
@@ -173,10 +178,16 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None or self.model is not None:
             raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
-        for name in (*_NOT_OF_A_SERVER, *(("device",) if self.server.url else ())):
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
+        if name := self._first_set((*_NOT_OF_A_SERVER, *(("device",) if self.server.url else ()))):
+            raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
         return self
+
+    def _first_set(self, names: Iterable[str]) -> str:
+        """The first of these fields that is not its default; empty: none."""
+        fields = type(self).model_fields
+        return next(
+            (name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)), ""
+        )
 
     @model_validator(mode="after")
     def _known_or_own(self) -> WorkloadSpec:
@@ -190,12 +201,15 @@ class WorkloadSpec(StrictModel):
                 "{command: [transformers, serve, MODEL, --port, '{port}', --continuous-batching], protocol: openai-chat}; "
                 "see docs/servers.md."
             )
-        if self.factory is None and self.target not in BUILTIN_WORKLOADS:
-            close = difflib.get_close_matches(self.target, BUILTIN_WORKLOADS, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN_WORKLOADS)}."
+        known = (*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS)
+        if self.factory is None and self.target not in known:
+            close = difflib.get_close_matches(self.target, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(known)}."
             raise ValueError(
                 f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
             )
+        if self.target in HOSTILE_WORKLOADS and (name := self._first_set(_NOT_OF_THE_HOSTILE)):
+            raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
         if self.target == "resnet50-training" and self.batch_size == 1:
             raise ValueError("resnet50-training needs `batch_size` 2 or more: batch normalisation compares images.")
         if self.target == "data-parallel-training" and self.execution is Execution.CUDA_GRAPH:

@@ -24,6 +24,10 @@ BUILTIN = {
     "bert-training": "harness.replica.models.bert_training:make",
     "data-parallel-training": "harness.replica.models.data_parallel_training:make",
 }
+HOSTILE = dict.fromkeys(
+    ("dram-hog", "l2-hog", "pcie-hog", "launch-storm", "memory-hog", "crash"), "harness.replica.hostile:make"
+)
+"""What wears out a machine for whoever else is on it; no model."""
 
 
 class Workload(Protocol):
@@ -64,10 +68,11 @@ def load(settings: Settings) -> Workload:
 
 def find_factory(target: str, asked_by: str = "WORKLOAD") -> Factory:
     """Return the factory that ``target`` names. Raises CannotBeMetError with what was looked for, and by which setting."""
-    module_name, colon, attribute = BUILTIN.get(target, target).partition(":")
+    known = BUILTIN | HOSTILE
+    module_name, colon, attribute = known.get(target, target).partition(":")
     if not colon or not module_name or not attribute:
-        close = difflib.get_close_matches(target, BUILTIN, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(BUILTIN)}"
+        close = difflib.get_close_matches(target, known, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"built in are {', '.join(known)}"
         raise CannotBeMetError(
             f"{asked_by}: {target!r} is no built-in workload and not of the form module:factory; {hint}."
         )

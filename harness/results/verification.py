@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.config.condition import crashing
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
@@ -237,8 +238,14 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
     logged = requests_within(folder, manifest.start_s, end_s)
     # Without a code: found by a version that kept none.
     known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
-    open_loop = manifest.experiment.workload.open_loop
-    for finding in judge(folder, rows=manifest.rows, requests=logged, open_loop=open_loop):
+    experiment = manifest.experiment
+    for finding in judge(
+        folder,
+        rows=manifest.rows,
+        requests=logged,
+        open_loop=experiment.workload.open_loop,
+        ending=crashing(experiment.condition),
+    ):
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
             advice = finding.advice or "Do not use this experiment."
             expected, found = "data fit to be used", f"verdict {manifest.verdict.status.value}"

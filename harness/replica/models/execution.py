@@ -37,18 +37,25 @@ def prepare_device(settings: Settings) -> torch.device:
 
 def describe(settings: Settings, device: torch.device, model: nn.Module) -> dict[str, object]:
     """Return the facts about a torch workload that ``replica.json`` carries."""
+    return {
+        **describe_device(device),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "weights": str(settings.checkpoint) if settings.checkpoint else f"random, seed {settings.seed}",
+    }
+
+
+def describe_device(device: torch.device) -> dict[str, object]:
+    """Return the facts about where it runs, and what runs it."""
     on_gpu = device.type == "cuda"
     return {
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
         "device_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else "",
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]
         "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
         "threads": torch.get_num_threads(),
-        "weights": str(settings.checkpoint) if settings.checkpoint else f"random, seed {settings.seed}",
     }
 
 

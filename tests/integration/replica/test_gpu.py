@@ -112,6 +112,23 @@ def test_a_request_stuck_on_the_gpu_does_not_outlive_the_drain(start):
     assert len(replica.latencies) == 5
 
 
+@pytest.mark.parametrize("name", sorted(set(registry.HOSTILE) - {"crash"}))
+def test_a_hostile_workload_wears_out_a_gpu_and_drains(start, name):
+    options = {"memory-hog": '{"after_s": 0, "limit_gb": 1, "when_full": "free"}'}
+    replica = start(WORKLOAD=name, DEVICE="cuda", WORKLOAD_OPTIONS=options.get(name, "{}"))
+    replica.wait_until_ready()
+    replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 20)
+    code, took_s = replica.stop()
+    assert (code, replica.status["phase"], replica.status["device"]) == (0, "stopped", "cuda")
+    assert took_s < 2.0
+
+
+def test_a_kernel_that_faults_ends_its_process(start):
+    replica = start(WORKLOAD="crash", DEVICE="cuda", WORKLOAD_OPTIONS='{"after_s": 0}', WARMUP_REQUESTS="0")
+    assert replica.process.wait(60) == 1
+    assert "crashed as asked, 0 s after its first request: cuCtxSynchronize: " in replica.last_line
+
+
 def losses(name, steps, **changes):
     """The losses of the first steps; a graph takes its trial steps before them."""
     workload = registry.load(Settings(workload=name, device="cuda", batch_size=8, options=TINY, **changes))

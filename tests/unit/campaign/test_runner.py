@@ -397,6 +397,77 @@ def test_the_death_of_a_neighbour_degrades_and_is_named_and_the_recording_goes_o
     assert "replica 1 of the neighbour noisy was killed by signal 9" in manifest.verdict.reasons[0]
 
 
+CRASHED = "tiny_r1_time-slicing_crashed_rep1"
+
+
+@pytest.fixture
+def beside_a_crash(stage):
+    """A campaign beside a neighbour that crashes in row 5, or not; and with it whom the test names."""
+
+    def make(*victims, crashes=True, **changes):
+        beside = ConditionSpec(name="crashed", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="crash"))])
+        on = stage(conditions=[beside], **{"replicas": [1]} | changes)
+        on.outcome = lambda: on.runner(clock).run()
+        clock = SimulatedClock()
+
+        def react(event):
+            if isinstance(event, events.RowsRecorded) and event.rows == 5:
+                for replica in victims:
+                    on.backend.deployments[-1].die(replica, at_s=clock.now_s())
+                if crashes:
+                    on.backend.deployments[-1].die(0, at_s=clock.now_s(), exit_code=1, neighbour="crash")
+
+        on.react = react
+        return on
+
+    return make
+
+
+def test_a_crash_that_was_wanted_and_harmed_nobody_is_an_answer_and_no_flaw(beside_a_crash):
+    on = beside_a_crash(limits=Limits(on_replica_death=OnReplicaDeath.RETRY, retries=1))
+
+    assert on.outcome().statuses == {CRASHED: Status.VALID}
+
+    manifest = on.manifest(CRASHED)
+    assert (manifest.attempt, manifest.rows) == (1, 21)
+    [answer] = [each for each in manifest.findings if each["code"] == ReasonCode.VICTIM_SURVIVED]
+    assert answer["message"].startswith("The victim survived")
+    assert "replica 0 of the neighbour crash exited with 1" in answer["message"]
+    assert any(isinstance(event, events.Notice) and answer["message"] in event.message for event in on.events)
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_a_victim_of_a_wanted_crash_is_the_answer_and_the_campaign_has_not_failed(beside_a_crash):
+    on = beside_a_crash(0, limits=Limits(on_replica_death=OnReplicaDeath.RETRY, retries=1))
+
+    outcome = on.outcome()
+
+    assert outcome.statuses == {CRASHED: Status.INVALID}, "its figures are no figures"
+    assert outcome.invalid == []
+    manifest = on.manifest(CRASHED)
+    assert manifest.attempt == 1
+    assert ReasonCode.VICTIM_DIED in manifest.verdict.codes
+    assert any("did not survive: 1 of 1 measured replicas died with it" in one for one in manifest.verdict.reasons)
+    assert on.runner().run().invalid == [], "a campaign that goes on knows it, too"
+
+
+def test_one_victim_of_two_degrades(beside_a_crash):
+    on = beside_a_crash(1, replicas=[2])
+
+    assert list(on.outcome().statuses.values()) == [Status.DEGRADED]
+
+    codes = on.manifest(CRASHED.replace("r1", "r2")).verdict.codes
+    assert {ReasonCode.VICTIM_DIED, ReasonCode.REPLICA_DIED} <= set(codes)
+
+
+def test_a_crash_that_did_not_come_is_no_answer(beside_a_crash):
+    on = beside_a_crash(crashes=False)
+
+    assert on.outcome().statuses == {CRASHED: Status.DEGRADED}
+
+    assert on.manifest(CRASHED).verdict.codes == [ReasonCode.NOT_JUDGED]
+
+
 def test_an_unclean_end_degrades(stage):
     on = stage(replicas=[1])
     on.backend.stop_problems = ["replica 0 did not drain within 10 s and was killed."]

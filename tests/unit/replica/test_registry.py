@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.config.workload import BUILTIN_WORKLOADS, SERVER, STREAMING_SERVER
+from harness.config.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS, SERVER, STREAMING_SERVER
 from harness.metrics.catalogue import CATALOGUE
-from harness.replica import errors, registry
+from harness.replica import errors, hostile, registry
 from harness.replica.errors import CannotBeMetError, ExitCode
 from harness.replica.settings import Settings
 
@@ -28,6 +28,7 @@ def test_built_in_names_lead_to_a_factory(name):
 
 def test_the_campaign_file_knows_the_same_names_and_what_their_metrics_are():
     assert set(registry.BUILTIN) == set(BUILTIN_WORKLOADS)
+    assert set(registry.HOSTILE) == set(HOSTILE_WORKLOADS) == set(hostile.KINDS)
     publishing = {workload for metric in CATALOGUE.values() for workload in metric.workloads}
     assert publishing <= {*BUILTIN_WORKLOADS, SERVER, STREAMING_SERVER}
 

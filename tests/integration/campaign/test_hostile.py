@@ -1,0 +1,49 @@
+"""Neighbours that crash and that take all memory, with real processes: the verdict says what became of whom."""
+
+import subprocess
+import sys
+
+import pytest
+
+from harness.campaign.verify import verify_campaign
+from harness.errors import ReasonCode
+from harness.results.manifest import Status, read_manifest
+
+pytestmark = pytest.mark.integration
+
+CAMPAIGN = """
+name: hostile
+workloads:
+  - {name: victim, factory: "tests.support.tiny_workload:steady"}
+replicas: [1]
+conditions:
+  - name: beside-crash
+    neighbours: [{workload: {name: crash, device: cpu, options: {after_s: 4}}}]
+  - name: beside-memory-hog
+    neighbours: [{workload: {name: memory-hog, device: cpu, options: {after_s: 0, limit_gb: 0.01, megabytes: 4}}}]
+timing: {step_s: 0.5, stabilise_s: 0, record_s: 6, cooldown_s: 0}
+metrics: [throughput, total_count, latency_p50]
+"""
+
+
+def test_the_verdict_says_who_survived_and_who_ran_out_of_memory(tmp_path):
+    (tmp_path / "hostile.yaml").write_text(CAMPAIGN)
+    command = [sys.executable, "-m", "harness", "run", tmp_path / "hostile.yaml", "--results", tmp_path, "--force"]
+
+    done = subprocess.run([*command, "--no-report"], capture_output=True, text=True, timeout=280, check=False)
+
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.glob("hostile-*")
+    assert verify_campaign(folder).ok
+    crash, hog = (
+        read_manifest(folder / f"victim_r1_time-slicing_beside-{name}_rep1") for name in ("crash", "memory-hog")
+    )
+    [survived] = [each["message"] for each in crash.findings if each["code"] == ReasonCode.VICTIM_SURVIVED]
+    assert survived.startswith("The victim survived, and served ")
+    assert "replica 0 of the neighbour crash exited with 1; last lines: " in survived
+    assert ReasonCode.NEIGHBOUR_DIED not in crash.verdict.codes
+    [short] = [each["message"] for each in hog.findings if each["code"] == ReasonCode.OUT_OF_MEMORY]
+    assert "held at most; of the measured replicas none" in short
+    assert hog.neighbours["memory-hog"][0]["held_bytes_most"] == 8 * 2**20
+    assert {crash.verdict.status, hog.verdict.status} <= {Status.VALID, Status.DEGRADED}
+    assert survived in done.stderr + done.stdout
