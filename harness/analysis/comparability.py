@@ -60,7 +60,17 @@ SURROUNDINGS: dict[str, Callable[[Manifest], str]] = {
 }
 """What is said, and is no reason to refuse."""
 
-_WORKLOAD = ("target", "batch_size", "precision", "execution", "device", "threads", "inference_sleep_s", "checkpoint")
+_WORKLOAD = (
+    "target",
+    "batch_size",
+    "precision",
+    "execution",
+    "device",
+    "stream_priority",
+    "threads",
+    "inference_sleep_s",
+    "checkpoint",
+)
 
 
 def refuse_unlike(manifests: Iterable[Manifest]) -> None:

@@ -30,6 +30,8 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
         "WORKLOAD_OPTIONS": json.dumps(workload.options),
         "PYTHONUNBUFFERED": "1",
     }
+    if workload.stream_priority is not None:
+        environment["STREAM_PRIORITY"] = workload.stream_priority.value
     if workload.checkpoint is not None:
         environment["CHECKPOINT"] = workload.checkpoint
     if workload.threads is not None:

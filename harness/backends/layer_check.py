@@ -13,7 +13,17 @@ from harness.config import ExperimentSpec, LayerSpec
 
 _CHECK = "layer"
 _OWN = frozenset(
-    {"CHECKPOINT", "TORCH_THREADS", "HOST", "PORT", "REPLICA", "REPLICA_DIR", "PYTHONPATH", CAMPAIGN_VARIABLE}
+    {
+        "CHECKPOINT",
+        "STREAM_PRIORITY",
+        "TORCH_THREADS",
+        "HOST",
+        "PORT",
+        "REPLICA",
+        "REPLICA_DIR",
+        "PYTHONPATH",
+        CAMPAIGN_VARIABLE,
+    }
 )
 """Variables that the harness gives a replica, beside those of its workload."""
 _ELF = b"\x7fELF"

@@ -119,11 +119,23 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
         return [
             Finding(Severity.WARNING, "gpu", message, "Share the host's process ids with it (docker run --pid=host).")
         ]
-    if gpus or (workload.device is not Device.CUDA and workload.execution is not Execution.CUDA_GRAPH):
+    wishes = {
+        "device cuda": workload.device is Device.CUDA,
+        "execution cuda-graph": workload.execution is Execution.CUDA_GRAPH,
+        "a stream_priority": workload.stream_priority is not None,
+    }
+    wish = next((name for name, wished in wishes.items() if wished), "")
+    if gpus or not wish:
         return []
-    wish = "device cuda" if workload.device is Device.CUDA else "execution cuda-graph"
     message = f"the workload {workload.name} asks for {wish}, and there is no GPU here ({why_none})."
-    return [Finding(Severity.ERROR, "gpu", message, "Install the driver, or set device: cpu and execution: eager.")]
+    return [
+        Finding(
+            Severity.ERROR,
+            "gpu",
+            message,
+            "Install the driver, or set device: cpu and execution: eager, without a stream_priority.",
+        )
+    ]
 
 
 def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:

@@ -36,6 +36,7 @@ _NOT_OF_A_SERVER = (
     "batch_size",
     "precision",
     "execution",
+    "stream_priority",
     "checkpoint",
     "inference_sleep_s",
     "threads",
@@ -70,6 +71,13 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class StreamPriority(StrEnum):
+    """Of a CUDA stream, among those of one process and of the clients of one MPS daemon."""
+
+    HIGH = "high"
+    LOW = "low"
+
+
 class WorkloadSpec(StrictModel):
     """One workload of the campaign."""
 
@@ -89,6 +97,10 @@ class WorkloadSpec(StrictModel):
     precision: Precision = Field(default=Precision.FP32, description="fp32, fp16 or bf16.")
     execution: Execution = Field(default=Execution.EAGER, description="eager, compiled (torch.compile) or cuda-graph.")
     device: Device = Field(default=Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
+    stream_priority: StreamPriority | None = Field(
+        default=None,
+        description="Of the CUDA stream that everything runs on: high or low; null means torch's default stream.",
+    )
     seed: int = Field(default=0, ge=0, description="Seed of random weights and synthetic inputs.")
     checkpoint: str | None = Field(
         default=None, description="Folder or file with local weights; null means random weights from `seed`."
@@ -217,8 +229,18 @@ class WorkloadSpec(StrictModel):
                 "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
                 "recorded; use eager or compiled."
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_the_gpu_it_needs(self) -> WorkloadSpec:
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:
             raise ValueError("execution cuda-graph needs a GPU; use eager or compiled with device cpu.")
+        if self.stream_priority is not None and self.device is Device.CPU:
+            raise ValueError("`stream_priority` needs a GPU: leave it out with device cpu.")
+        if self.stream_priority is not None and self.target == "data-parallel-training":
+            raise ValueError(
+                "data-parallel-training has no `stream_priority`: its collectives have streams of their own."
+            )
         return self
 
     @model_validator(mode="after")

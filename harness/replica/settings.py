@@ -17,6 +17,7 @@ from harness.replica.scenario import Scenario, parse_scenario
 PRECISIONS = ("fp32", "fp16", "bf16")
 EXECUTIONS = ("eager", "compiled", "cuda-graph")
 DEVICES = ("auto", "cpu", "cuda")
+STREAM_PRIORITIES = ("high", "low")
 
 OptionValue = str | int | float | bool
 T = TypeVar("T", str, int, bool)
@@ -33,6 +34,7 @@ class Settings:
         precision: number format of weights and activations: fp32, fp16 or bf16.
         execution: eager, compiled (torch.compile) or cuda-graph.
         device: auto (a GPU where there is one), cpu, or cuda (demanded).
+        stream_priority: high or low, of the CUDA stream that everything runs on; None: torch's default stream.
         seed: of random weights and synthetic inputs.
         checkpoint: folder or file with local weights; None: random weights from the seed.
         inference_sleep_s: pause between two requests, in seconds (``INFERENCE_SLEEP``).
@@ -53,6 +55,7 @@ class Settings:
     precision: str = "fp32"
     execution: str = "eager"
     device: str = "auto"
+    stream_priority: str | None = None
     seed: int = 0
     checkpoint: Path | None = None
     inference_sleep_s: float = 0.0
@@ -102,7 +105,7 @@ class Settings:
 _DEFAULT = Settings()
 _FACTS = ("batch_size", "precision", "execution")
 _MAY_BE_IGNORED = {
-    **{name: name for name in (*_FACTS, "seed", "checkpoint")},
+    **{name: name for name in (*_FACTS, "stream_priority", "seed", "checkpoint")},
     "torch_threads": "threads",
 }
 """By attribute, the campaign file's name."""
@@ -184,6 +187,9 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         precision=_choice(given, "PRECISION", PRECISIONS, default.precision),
         execution=_choice(given, "EXECUTION", EXECUTIONS, default.execution),
         device=_choice(given, "DEVICE", DEVICES, default.device),
+        stream_priority=_choice(given, "STREAM_PRIORITY", STREAM_PRIORITIES, "")
+        if "STREAM_PRIORITY" in given
+        else None,
         seed=_integer(given, "SEED", default.seed, maximum=2**63 - 1),
         checkpoint=_path(given, "CHECKPOINT"),
         inference_sleep_s=_seconds(given, "INFERENCE_SLEEP", default.inference_sleep_s),

@@ -112,6 +112,10 @@ def make(settings: Settings) -> DataParallelTraining:
             "EXECUTION: data-parallel-training has no cuda-graph: what two processes exchange over the host cannot be "
             "recorded; use eager or compiled."
         )
+    if settings.stream_priority:
+        raise SettingError(
+            "STREAM_PRIORITY: data-parallel-training has none: its collectives have streams of their own."
+        )
     return DataParallelTraining(settings)
 
 

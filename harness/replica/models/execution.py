@@ -21,7 +21,7 @@ Step = Callable[..., Tensor]
 
 
 def prepare_device(settings: Settings) -> torch.device:
-    """Choose the device and set torch's threads. Raises CannotBeMetError when a GPU is demanded and absent."""
+    """Choose the device, and set torch's threads and stream. Raises CannotBeMetError when a GPU is demanded and absent."""
     if settings.torch_threads:
         torch.set_num_threads(settings.torch_threads)
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
@@ -32,6 +32,12 @@ def prepare_device(settings: Settings) -> torch.device:
         )
     if settings.execution == "cuda-graph" and not has_gpu:
         raise CannotBeMetError("EXECUTION: cuda-graph needs a GPU and there is none; use eager or compiled.")
+    if settings.stream_priority and not has_gpu:
+        raise CannotBeMetError("STREAM_PRIORITY: streams are a GPU's, and there is none; leave it out.")
+    if settings.stream_priority:
+        low, high = torch.cuda.Stream.priority_range()
+        stream = torch.cuda.Stream(priority=high if settings.stream_priority == "high" else low)  # type: ignore[no-untyped-call]
+        torch.cuda.set_stream(stream)
     return torch.device("cuda" if has_gpu else "cpu")
 
 
@@ -55,6 +61,7 @@ def describe_device(device: torch.device) -> dict[str, object]:
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]
         "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
+        "stream_priority": torch.cuda.current_stream(device).priority if on_gpu else None,
         "threads": torch.get_num_threads(),
     }
 
@@ -165,15 +172,17 @@ class Captured:
     def _record(self, forward: Step, examples: tuple[Tensor, ...], device: torch.device) -> None:
         self._forward = forward
         self._inputs = [example.to(device, copy=True) for example in examples]
-        side_stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side_stream.wait_stream(torch.cuda.current_stream(device))
+        current = torch.cuda.current_stream(device)
+        # Kernels of a graph keep the priority of the stream that they were recorded on.
+        side_stream = torch.cuda.Stream(device, priority=current.priority)  # type: ignore[no-untyped-call]
+        side_stream.wait_stream(current)
         with torch.cuda.stream(side_stream):
             for _ in range(_CAPTURE_WARMUPS):
                 forward(*self._inputs)
-        torch.cuda.current_stream(device).wait_stream(side_stream)
+        current.wait_stream(side_stream)
         torch.cuda.synchronize(device)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=side_stream):
             self._output = forward(*self._inputs)
 
     def __call__(self, *inputs: Tensor) -> Tensor:

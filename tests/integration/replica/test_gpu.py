@@ -1,5 +1,6 @@
 """The same on a GPU: what only a GPU can show. Skipped where there is none."""
 
+import json
 import os
 import signal
 
@@ -67,6 +68,21 @@ def test_inputs_are_page_locked_and_facts_name_the_gpu(name):
     assert facts["device_name"] == torch.cuda.get_device_name()
     assert facts["device_uuid"].startswith("GPU-")
     assert facts["cuda"]
+
+
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
+def test_a_stream_has_the_priority_that_is_asked_for(start, execution):
+    def found(**settings):
+        replica = start(
+            WORKLOAD="resnet50", DEVICE="cuda", EXECUTION=execution, WORKLOAD_OPTIONS=json.dumps(TINY), **settings
+        )
+        replica.wait_until_ready()
+        replica.stop()
+        return replica.status["stream_priority"]
+
+    low, high = torch.cuda.Stream.priority_range()
+    assert high < low
+    assert (found(STREAM_PRIORITY="high"), found(STREAM_PRIORITY="low"), found()) == (high, low, 0)
 
 
 @pytest.mark.parametrize("name", BUILTIN)

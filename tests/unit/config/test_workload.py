@@ -2,11 +2,13 @@
 
 import pytest
 
+from harness.backends.environment import workload_environment
 from harness.campaign.plan import expand
 from harness.config.load import parse_campaign
 from harness.config.workload import BUILTIN_WORKLOADS
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import STANDARD
+from harness.replica.settings import from_environment
 
 FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}, batch_size: {batch_size}}}\n"
 
@@ -40,3 +42,25 @@ def test_what_two_processes_exchange_is_no_cuda_graph():
     text = FILE.format(model="data-parallel-training", batch_size="2, execution: cuda-graph")
     with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*no `execution` cuda-graph: what two processes exchange"):
         parse_campaign(text, origin="c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "says"),
+    [
+        ("resnet50", "device: cpu, stream_priority: high", "`stream_priority` needs a GPU"),
+        ("resnet50", "stream_priority: middle", "Input should be 'high' or 'low'"),
+        ("data-parallel-training", "stream_priority: low", "its collectives have streams of their own"),
+        ("dram-hog", "precision: fp16", "`precision` has no effect on dram-hog"),
+        ("crash", "scenario: {kind: offline}", "`scenario` has no effect on crash"),
+        ("dram-hok", "seed: 1", "did you mean dram-hog"),
+    ],
+)
+def test_what_has_no_effect_is_refused(model, more, says):
+    with pytest.raises(CampaignFileError, match=says):
+        parse_campaign(FILE.format(model=model, batch_size=f"1, {more}"), origin="c.yaml")
+
+
+def test_the_priority_of_a_stream_reaches_the_replica():
+    text = FILE.format(model="resnet50", batch_size="1, stream_priority: high")
+    [workload] = parse_campaign(text, origin="c.yaml").workloads
+    assert from_environment(workload_environment(workload)).stream_priority == "high"

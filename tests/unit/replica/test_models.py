@@ -251,6 +251,7 @@ class TestCheckpoints:
     [
         (Settings(device="cuda"), CannotBeMetError, "cuda is demanded"),
         (Settings(device="cpu", execution="cuda-graph"), CannotBeMetError, "cuda-graph needs a GPU"),
+        (Settings(device="cpu", stream_priority="high"), CannotBeMetError, "streams are a GPU's"),
         (Settings(options={"model_sise": "tiny"}), SettingError, "did you mean model_size"),
         (Settings(options={"model_size": "huge"}), SettingError, "'huge' is not one of base, tiny"),
         (Settings(options={"model_size": 3}), SettingError, "must be a str"),
