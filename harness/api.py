@@ -1,7 +1,7 @@
 """The Python API: ``harness.load``, ``harness.compare`` and ``harness.run``, with results as tidy pandas tables.
 
-Every table begins with what was run: ``workload``, ``replicas``, ``sharing``, ``condition`` (empty where the campaign names
-none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing is NaN with a ``reason``, never 0.
+Every table begins with what was run: ``workload``, ``replicas``, ``sharing``, ``condition`` and
+``mps_limits`` (empty where the campaign names none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing is NaN with a ``reason``, never 0.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from harness.campaign.events import Event
     from harness.config import CampaignSpec
 
-RUN = ("workload", "replicas", "sharing", "condition", "repeat")
+RUN = ("workload", "replicas", "sharing", "condition", "mps_limits", "repeat")
 CELL = RUN[:-1]
 _NS = 1e9
 _SAMPLES = (*RUN, "timestamp", "metric", "series", "value", "unit", "reason")
@@ -130,6 +130,7 @@ class Experiment:
             spec.replicas,
             spec.sharing.value,
             spec.condition_name,
+            spec.cell.mps_limits,
             spec.repeat,
         )
         for name, value in zip(RUN, mine, strict=True):

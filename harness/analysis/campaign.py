@@ -14,6 +14,7 @@ from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
 from harness.analysis.until_known import Progress, judge, share_of_look
 from harness.config import CampaignSpec, CellSpec
+from harness.config.sharing import mode_in_words
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.layout import LATENCIES, experiment_folders
@@ -28,17 +29,23 @@ REPEATS_FOLLOWED = (
 
 
 class Key(NamedTuple):
-    """What the repeats of one cell have in common; the condition is empty where the campaign names none."""
+    """What the repeats of one cell have in common; condition and limits of MPS are empty where the campaign names none."""
 
     workload: str
     sharing: str
     replicas: int
     condition: str = ""
+    mps_limits: str = ""
+
+    @property
+    def mode(self) -> str:
+        """The sharing mode with what MPS allows each replica, e.g. ``mps (1/N)``."""
+        return mode_in_words(self.sharing, self.mps_limits)
 
     @property
     def curve(self) -> tuple[str, str, str]:
-        """What a curve over replicas has in common: workload, sharing mode, condition."""
-        return self.workload, self.sharing, self.condition
+        """What a curve over replicas has in common: workload, sharing mode with limits, condition."""
+        return self.workload, self.mode, self.condition
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +70,7 @@ class Experiment:
     @property
     def key(self) -> Key:
         """The cell it belongs to."""
-        spec = self.data.manifest.experiment
-        return Key(spec.workload.name, spec.sharing.value, spec.replicas, spec.condition_name)
+        return key_of(self.data.manifest.experiment.cell)
 
     @property
     def status(self) -> Status:
@@ -120,6 +126,11 @@ class Cell:
     def condition(self) -> str:
         """Its condition; empty where the campaign names none."""
         return self.key.condition
+
+    @property
+    def mode(self) -> str:
+        """Its sharing mode with what MPS allows each replica."""
+        return self.key.mode
 
     @property
     def used(self) -> list[Experiment]:
@@ -311,8 +322,7 @@ def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
 
 def key_of(cell: CellSpec) -> Key:
     """The key of a planned cell."""
-    condition = cell.condition.name if cell.condition else ""
-    return Key(cell.workload.name, cell.sharing.value, cell.replicas, condition)
+    return Key(cell.workload.name, cell.sharing.value, cell.replicas, cell.condition_name, cell.mps_limits)
 
 
 def _average(cell: Cell) -> None:

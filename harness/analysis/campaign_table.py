@@ -11,6 +11,7 @@ from typing import Any
 from harness.analysis.campaign import CampaignAnalysis, Experiment
 from harness.analysis.comparability import MACHINE
 from harness.analysis.measures import ALL, Measure
+from harness.config import ExperimentSpec
 from harness.results.manifest import Manifest
 
 DICTIONARY = "data_dictionary"
@@ -85,6 +86,13 @@ def _lowest(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
+def _share_percent(experiment: ExperimentSpec) -> float | None:
+    if not experiment.sharing.traits.daemon:
+        return None
+    limited = experiment.mps.percentage(experiment.replicas_per_gpu) if experiment.mps else None
+    return 100.0 if limited is None else limited
+
+
 _ABOUT = (
     _about("campaign", "string", "", "Name of its folder.", lambda made: made.campaign),
     _about("experiment", "string", "", "Its id, and the name of its folder.", lambda made: made.experiment_id),
@@ -93,6 +101,20 @@ _ABOUT = (
     _about("sharing", "string", "", "Sharing mode.", lambda made: made.experiment.sharing.value),
     _about(
         "condition", "string", "", "Empty where the campaign names none.", lambda made: made.experiment.condition_name
+    ),
+    _about(
+        "mps_limits",
+        "string",
+        "",
+        "What MPS allows each replica: share of the multiprocessors, memory; empty where it sets no limit.",
+        lambda made: made.experiment.cell.mps_limits,
+    ),
+    _about(
+        "mps_share_percent",
+        "double",
+        "%",
+        "The same share in percent, N being the replicas on a GPU; null under other modes.",
+        lambda made: _share_percent(made.experiment),
     ),
     _about("repeat", "int64", "", "Which repeat, from 1.", lambda made: made.experiment.repeat),
     _about("verdict", "string", "", "VALID, DEGRADED or INVALID.", lambda made: made.verdict.status.value),

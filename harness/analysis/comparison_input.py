@@ -25,7 +25,7 @@ class By(StrEnum):
     CAMPAIGN = "campaign"
     """Each campaign given is a side."""
     SHARING = "sharing"
-    """Each sharing mode is a side, whichever campaign measured it."""
+    """Each sharing mode is a side, whichever campaign measured it; MPS is one for each of its limits."""
     CONDITION = "condition"
     """Each condition is a side, whichever campaign measured it."""
 
@@ -43,7 +43,7 @@ class Setup:
 
     Attributes:
         side: which of the compared ones it is.
-        rest: campaign, sharing mode and condition as far as the sides do not differ in them.
+        rest: campaign, sharing mode (with limits of MPS) and condition as far as the sides do not differ in them.
         sharing: its mode.
         label: for people; names what tells it from the other setups.
         cells: by workload and replicas; each has a run that can be used.
@@ -118,7 +118,7 @@ class Pool:
 
 class _Axes(NamedTuple):
     campaign: str
-    sharing: str
+    mode: str
     condition: str
 
 
@@ -206,7 +206,7 @@ def _refuse_twice(paths: Sequence[Path]) -> None:
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:
     measured = [
-        {(cell.workload, cell.replicas, cell.sharing, cell.condition) for cell in one.cells if cell.used}
+        {(cell.workload, cell.replicas, cell.mode, cell.condition) for cell in one.cells if cell.used}
         for one in analyses
     ]
     if len(analyses) > 1 and any(a & b for a, b in combinations(measured, 2)):
@@ -222,36 +222,39 @@ def _manifests(analyses: Sequence[CampaignAnalysis]) -> list[Manifest]:
 def _setups(analyses: Sequence[CampaignAnalysis], by: By) -> list[Setup]:
     names = _distinct_names(analyses)
     members: dict[_Axes, dict[Place, list[Cell]]] = {}
+    sharing: dict[str, str] = {}
     for name, analysis in zip(names, analyses, strict=True):
         for cell in analysis.cells:
             if cell.used:
-                axes = _Axes(name if by is By.CAMPAIGN else "", cell.sharing, cell.condition)
+                axes = _Axes(name if by is By.CAMPAIGN else "", cell.mode, cell.condition)
+                sharing[cell.mode] = cell.sharing
                 members.setdefault(axes, {}).setdefault(Place(cell.workload, cell.replicas), []).append(cell)
     varying = [index for index in range(3) if len({axes[index] for axes in members}) > 1]
-    ordered = sorted(members, key=lambda axes: _rank(axes, by, names, list(members)))
+    ordered = sorted(members, key=lambda axes: _rank(axes, by, names, list(members), sharing))
     place = {By.CAMPAIGN: 0, By.SHARING: 1, By.CONDITION: 2}[by]
     return [
         Setup(
             side=axes[place] or "no condition",
             rest=tuple(axes[index] for index in range(3) if index != place),
-            sharing=axes.sharing,
-            label=", ".join(axes[index] for index in dict.fromkeys([place, *varying]) if axes[index]) or axes.sharing,
+            sharing=sharing[axes.mode],
+            label=", ".join(axes[index] for index in dict.fromkeys([place, *varying]) if axes[index]) or axes.mode,
             cells={where: pooled_cell(cells) for where, cells in members[axes].items()},
         )
         for axes in ordered
     ]
 
 
-def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes]) -> tuple[int, ...]:
+def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes], sharing: dict[str, str]) -> tuple[int, ...]:
     """Sides in their order; within one, as the campaigns list them."""
-    modes = [mode.value for mode in Sharing]
+    listed = [mode.value for mode in Sharing]
+    modes = sorted(sharing, key=lambda mode: listed.index(sharing[mode]))
     conditions = list(dict.fromkeys(other.condition for other in order))
     side = {
         By.CAMPAIGN: names.index(axes.campaign) if axes.campaign else 0,
-        By.SHARING: modes.index(axes.sharing),
+        By.SHARING: modes.index(axes.mode),
         By.CONDITION: conditions.index(axes.condition),
     }[by]
-    return side, modes.index(axes.sharing), conditions.index(axes.condition)
+    return side, modes.index(axes.mode), conditions.index(axes.condition)
 
 
 def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:

@@ -24,7 +24,7 @@ class Switching:
     Attributes:
         workload: name.
         replicas: processes that take turns.
-        reference: ``alone`` (one process that keeps the GPU busy by itself) or ``mps`` (the same processes side by side).
+        reference: ``alone`` (one process that keeps the GPU busy by itself) or the mode of the same processes side by side, e.g. ``mps (1/N)``.
         extra_s: GPU time that each request takes more, seconds.
         share: the same as a share of the reference's time for one request.
         p: of Welch's test, Holm-corrected over all of the page; None with one run.
@@ -64,7 +64,7 @@ def switching(pool: Pool) -> tuple[list[Switching], list[str]]:
                     found += _against(cell, alone[0], "alone")
                 for other in neighbours:
                     side_by_side = other.cells.get(Place(workload, count))
-                    found += _against(cell, side_by_side, "mps") if side_by_side else []
+                    found += _against(cell, side_by_side, side_by_side.mode) if side_by_side else []
     tested = [index for index, (_, p) in enumerate(found) if p is not None]
     adjusted = dict(zip(tested, holm([found[index][1] or 0.0 for index in tested]), strict=True))
     return [
@@ -131,7 +131,7 @@ def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, fl
 
 
 def _reference(name: str) -> str:
-    return "one process alone" if name == "alone" else "the same under MPS"
+    return "one process alone" if name == "alone" else f"the same under {name.replace('mps', 'MPS')}"
 
 
 def _p(p: float | None) -> Entry:

@@ -22,7 +22,7 @@ class Best:
 
     Attributes:
         workload: its name.
-        sharing: the mode.
+        sharing: the mode, with what MPS allows each.
         servers: how many; of a ladder that raises them and has no good point, the least that were tried.
         rate: requests per second to each, where that was raised; None: there is no good point, or the servers were raised.
         goodput: requests per second of all within the objective; None: there is no good point.
@@ -122,7 +122,7 @@ def _best(stress: StressSpec, ladder: Ladder) -> Best:
     raised = ladder.unit is StressLoad.RATE
     return Best(
         ladder.lowest.workload.name.partition("-rate-")[0],
-        ladder.lowest.sharing.value,
+        ladder.lowest.mode,
         (good.cell if good else ladder.lowest).replicas,
         good.load if good and raised else None,
         _mean([each.goodput for each in served]),

@@ -40,7 +40,7 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
 
 def _decided(analysis: CampaignAnalysis) -> list[str]:
     """Which sharing mode does best, a sentence per workload; nothing where one mode was measured."""
-    if len({cell.sharing for cell in analysis.cells if cell.used}) < 2:
+    if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
         return []
     pool = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
     found: dict[str, Choice] = {}

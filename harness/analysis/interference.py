@@ -113,7 +113,7 @@ class Interference:
         return f"{self._where(key)}: {parts}."
 
     def _where(self, key: Key) -> str:
-        cell = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.sharing}"
+        cell = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.mode}"
         return f"{key.condition} against {self.baseline} ({cell}), limit {self.limit_percent:g} %"
 
 

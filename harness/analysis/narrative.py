@@ -34,7 +34,7 @@ def answers(analysis: CampaignAnalysis) -> list[str]:
     for cell in analysis.cells:
         if "throughput" in cell.estimates:
             groups.setdefault(cell.key.curve, []).append(cell)
-    several = len({cell.sharing for cell in analysis.cells}) > 1
+    several = len({cell.mode for cell in analysis.cells}) > 1
     return [
         _answer(_label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
         for cells in groups.values()
@@ -42,7 +42,7 @@ def answers(analysis: CampaignAnalysis) -> list[str]:
 
 
 def _label(cell: Cell, *, several_modes: bool) -> str:
-    mode = f" under {cell.sharing}" if several_modes else ""
+    mode = f" under {cell.mode}" if several_modes else ""
     condition = f" ({cell.condition})" if cell.condition else ""
     return f"{cell.workload}{mode}{condition}"
 
@@ -271,8 +271,8 @@ def _loops(workloads: Sequence[WorkloadSpec]) -> list[str]:
 
 
 def _cells(analysis: CampaignAnalysis, cells: Sequence[Cell]) -> str:
-    several = len({cell.sharing for cell in analysis.cells}) > 1
+    several = len({cell.mode for cell in analysis.cells}) > 1
     return ", ".join(
-        " ".join(filter(None, (cell.workload, f"r{cell.replicas}", cell.sharing if several else "", cell.condition)))
+        " ".join(filter(None, (cell.workload, f"r{cell.replicas}", cell.mode if several else "", cell.condition)))
         for cell in cells
     )

@@ -159,7 +159,8 @@ def _content(
         "run_command": _run_command(analysis),
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
-        "sharing_modes": sorted({cell.sharing for cell in analysis.cells}),
+        "has_modes": len({cell.sharing for cell in analysis.cells}) > 1
+        or any(cell.key.mps_limits for cell in analysis.cells),
         **tables(against_first),
         "has_conditions": any(cell.condition for cell in analysis.cells),
         "version": harness.__version__,

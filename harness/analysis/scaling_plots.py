@@ -147,10 +147,10 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
 
 def _groups(analysis: CampaignAnalysis) -> dict[str, list[Cell]]:
     """Cells of one line, by its label: the workload, the sharing mode where there are several, and the condition."""
-    several = len({cell.sharing for cell in analysis.cells}) > 1
+    several = len({cell.mode for cell in analysis.cells}) > 1
     groups: dict[str, list[Cell]] = {}
     for cell in sorted(analysis.cells, key=lambda cell: (analysis.workloads().index(cell.workload), cell.replicas)):
-        parts = [cell.workload, cell.sharing if several else "", cell.condition]
+        parts = [cell.workload, cell.mode if several else "", cell.condition]
         label = ", ".join(part for part in parts if part)
         groups.setdefault(label, []).append(cell)
     return groups

@@ -200,7 +200,7 @@ def climb(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]
     """
     stress = spec.stress
     assert stress is not None  # noqa: S101 - the caller's promise
-    name = f"{cells[0].workload.name.partition('-rate-')[0]} under {cells[0].sharing.value}"
+    name = f"{cells[0].workload.name.partition('-rate-')[0]} under {cells[0].mode}"
     if len(spec.replicas) > 1:
         name += f", {replicas_in_words(cells[0].replicas)}"
     ladder = Ladder(name, stress.load, cells[0])

@@ -32,6 +32,7 @@ COLUMNS = (
     "verdict",
     "reason",
     "condition",
+    "mps_limits",
 )
 
 
@@ -48,13 +49,14 @@ def rows(analysis: CampaignAnalysis) -> Iterator[tuple[str | float | None, ...]]
     """The values of ``COLUMNS``, of every cell and measure; None where there is no number."""
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
-            head, condition = (cell.workload, cell.sharing, cell.replicas, name, unit), cell.condition
+            head = (cell.workload, cell.sharing, cell.replicas, name, unit)
+            tail = (cell.condition, cell.key.mps_limits)
             if estimate is None:
                 reason = cell.absent.get(name, "no run can be used")
-                yield (*head, None, None, None, None, 0, cell.badge, reason, condition)
+                yield (*head, None, None, None, None, 0, cell.badge, reason, *tail)
                 continue
             numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
-            yield (*head, *numbers, estimate.n, cell.badge, estimate.note, condition)
+            yield (*head, *numbers, estimate.n, cell.badge, estimate.note, *tail)
 
 
 def to_json(analysis: CampaignAnalysis) -> str:
@@ -76,7 +78,7 @@ def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
     """The few figures of each cell that a terminal has room for, or the reasons why there are none; as in ``to_json``."""
     cells = [_cell_document(cell) for cell in analysis.cells]
     return [
-        {name: cell[name] for name in ("workload", "sharing", "replicas", "condition", "verdict")}
+        {name: cell[name] for name in ("workload", "sharing", "replicas", "condition", "mps_limits", "verdict")}
         | {kind: {name: cell[kind][name] for name in HEADLINE if name in cell[kind]} for kind in ("measures", "absent")}
         for cell in cells
     ]
@@ -95,6 +97,7 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
         "sharing": cell.sharing,
         "replicas": cell.replicas,
         "condition": cell.condition,
+        "mps_limits": cell.key.mps_limits,
         "verdict": cell.badge,
         "runs": [experiment.name for experiment in cell.used],
         "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],

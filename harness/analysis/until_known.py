@@ -122,16 +122,18 @@ def share_of_look(most: int, block: int) -> float:
 
 
 def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[Question]:
-    """What a campaign asks: each cell against the first sharing mode and the first condition that its place has."""
-    first: dict[tuple[str, int, str, str], CellSpec] = {}
+    """What a campaign asks: each cell against the first sharing mode, limits of MPS and condition that its place has."""
+    first: dict[tuple[str, ...], CellSpec] = {}
     pairs: list[tuple[CellSpec, CellSpec]] = []
     for cell in cells:
-        place, condition = (cell.workload.name, cell.replicas), cell.condition.name if cell.condition else ""
+        place, condition, sharing = (cell.workload.name, str(cell.replicas)), cell.condition_name, cell.sharing.value
         references = [
             first.setdefault((*place, "condition", condition), cell),
-            first.setdefault((*place, "sharing", cell.sharing.value), cell),
+            first.setdefault((*place, "mode", cell.mode), cell),
+            first.setdefault((*place, "limits", sharing, condition), cell),
         ]
-        pairs += [(cell, reference) for reference in references if reference is not cell]
+        others = {id(reference): reference for reference in references if reference is not cell}
+        pairs += [(cell, reference) for reference in others.values()]
     compared = {id(cell) for pair in pairs for cell in pair}
     asked = [*pairs, *((cell, None) for cell in cells if id(cell) not in compared)]
     return [Question(metric, cell, reference) for cell, reference in asked for metric in metrics]
@@ -244,4 +246,4 @@ def _least_variance(figures: Sequence[Sequence[float]]) -> float:
 
 
 def _setup(cell: CellSpec) -> str:
-    return f"{cell.sharing.value}{f' {cell.condition.name}' if cell.condition else ''}"
+    return f"{cell.mode} {cell.condition_name}".rstrip()

@@ -136,7 +136,7 @@ class LocalDeployment:
             lifeline=self._lifeline,
             logs=layout.mps_logs(folder),
             limits=experiment.mps,
-            replicas=experiment.cell.processes,
+            replicas=experiment.replicas_per_gpu,
             gpus=used_gpus(experiment),
         )
 

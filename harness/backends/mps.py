@@ -18,7 +18,7 @@ import psutil
 
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
-from harness.config import MpsSpec
+from harness.config import MpsLimits
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE
 
@@ -38,7 +38,7 @@ class MpsDaemon:
         lifeline: ends the daemon with the harness.
         logs: folder for what daemon and server log; must not exist.
         limits: what each replica may use; None: everything.
-        replicas: how many will share.
+        replicas: how many will share a GPU.
         gpus: UUIDs of those that it serves; none: every one that it sees. A number would mean another GPU to the
             clients of a daemon that serves only some.
 
@@ -52,11 +52,11 @@ class MpsDaemon:
         *,
         lifeline: Lifeline,
         logs: Path,
-        limits: MpsSpec | None,
+        limits: MpsLimits | None,
         replicas: int,
         gpus: Sequence[str],
     ) -> None:
-        self._limits = limits or MpsSpec()
+        self._limits = limits or MpsLimits()
         self._replicas = replicas
         self._logs = logs
         logs.mkdir(parents=True)

@@ -76,11 +76,13 @@ def _mps(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
     limits = experiment.mps
     if limits is None:
         return
-    percentage = limits.percentage(experiment.cell.processes)
-    each = -(-experiment.cell.processes // experiment.gpus)
+    each = experiment.replicas_per_gpu
+    percentage = limits.percentage(each)
     if percentage is not None and percentage * each > 100.5:
         message = f"{each} replicas of {percentage:g} % of the multiprocessors add up to {percentage * each:g} %: they overlap."
-        yield Finding(Severity.WARNING, _CHECK, message, "Use `equal_share: true` for parts that do not overlap.")
+        yield Finding(
+            Severity.WARNING, _CHECK, message, "Give each 1/N (`mps: {share: 1/N}`) for parts that do not overlap."
+        )
     smallest_gb = min((gpu.total_bytes for gpu in gpus), default=0) / 1e9
     if limits.pinned_memory_gb is not None and limits.pinned_memory_gb * each > smallest_gb:
         message = (

@@ -16,6 +16,7 @@ from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
+from harness.config.sharing import mode_in_words
 from harness.errors import HarnessError, ResultsPathError
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_JSON
@@ -30,7 +31,7 @@ class Entry:
     """One cell of one verified campaign.
 
     Attributes:
-        workload, sharing, replicas, condition: which.
+        workload, sharing, replicas, condition, mps_limits: which.
         batch_size: inputs in one request.
         precision: of the weights.
         execution: eager, or how else the model runs.
@@ -47,6 +48,7 @@ class Entry:
     sharing: str
     replicas: int
     condition: str
+    mps_limits: str
     batch_size: int
     precision: str
     execution: str
@@ -57,6 +59,11 @@ class Entry:
     verdict: str
     source: str
     sha256: str
+
+    @property
+    def mode(self) -> str:
+        """The sharing mode with what MPS allows each replica."""
+        return mode_in_words(self.sharing, self.mps_limits)
 
     @property
     def load(self) -> str:
@@ -156,7 +163,7 @@ def _digest(path: Path, campaign: Path) -> str:
 
 
 def _where(cell: Cell) -> str:
-    return ", ".join(filter(None, (cell.workload, cell.sharing, replicas_in_words(cell.replicas), cell.condition)))
+    return ", ".join(filter(None, (cell.workload, cell.mode, replicas_in_words(cell.replicas), cell.condition)))
 
 
 def _entry(cell: Cell, source: str, digest: str) -> Entry:
@@ -177,7 +184,7 @@ def _entry(cell: Cell, source: str, digest: str) -> Entry:
 
 
 def _entry_row(entry: Entry) -> str:
-    names = [entry.workload, entry.gpu, entry.sharing, str(entry.replicas), entry.condition, entry.load]
+    names = [entry.workload, entry.gpu, entry.mode, str(entry.replicas), entry.condition, entry.load]
     words = [*names, str(entry.batch_size), entry.precision, entry.execution]
     return _row(
         [

@@ -75,7 +75,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
             for cells in ladders
             for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
         ]
-    groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: cell[:3])]
+    groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: (*cell[:3], cell.mps))]
 
     repeats = range(1, spec.most_repeats + 1)
     if spec.order is Order.LISTED:
@@ -115,19 +115,18 @@ def planned_ids(spec: CampaignSpec) -> set[str]:
 
 def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> ExperimentSpec:
     """One repeat of one cell, with everything needed to run it. Raises UsageError for an unknown metric."""
-    workload, sharing, replicas, condition = cell
     return ExperimentSpec.model_validate(
         {
-            "workload": workload,
-            "sharing": sharing,
+            "workload": cell.workload,
+            "sharing": cell.sharing,
             "gpus": spec.gpus,
-            "mps": spec.mps if sharing.traits.daemon else None,
-            "replicas": replicas,
+            "mps": cell.mps,
+            "replicas": cell.replicas,
             "repeat": repeat,
             "timing": spec.timing,
             "metrics": _metrics(spec, cell),
             "limits": spec.limits,
-            "condition": condition,
+            "condition": cell.condition,
             "slo": spec.slo,
         }
     )

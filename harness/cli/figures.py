@@ -51,7 +51,7 @@ def show(analysis: CampaignAnalysis) -> None:
     energies = any("energy" in cell.estimates for cell in analysis.cells)
     rows = []
     for cell in analysis.cells:
-        row = {"workload": cell.workload, "sharing": cell.sharing, "replicas": str(cell.replicas)}
+        row = {"workload": cell.workload, "sharing": cell.mode, "replicas": str(cell.replicas)}
         row |= {"condition": cell.condition} if conditions else {}
         rate = cell.estimates.get("throughput")
         row["requests/s"] = with_interval(rate, "") if rate else DASH

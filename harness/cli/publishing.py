@@ -177,9 +177,14 @@ def _print_reproduction(found: Reproduction) -> None:
     if not found.environment:
         output.sentence("The environment is the same: GPU, driver, CPU, memory and versions.")
     for cell in found.cells:
-        workload, sharing, replicas, condition = cell.key
         output.result()
-        output.sentence(", ".join(filter(None, (workload, sharing, replicas_in_words(replicas), condition))))
+        output.sentence(
+            ", ".join(
+                filter(
+                    None, (cell.key.workload, cell.key.mode, replicas_in_words(cell.key.replicas), cell.key.condition)
+                )
+            )
+        )
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
         for why in dict.fromkeys(line.why for line in cell.lines if line.why):
@@ -235,7 +240,7 @@ def _print_leaderboard(found: Leaderboard) -> None:
             f"{each.workload} on {each.gpu}: {each.load}, batch {each.batch_size}, {each.precision}, {each.execution}"
         )
         rows = groups.setdefault(f"\n{printable(alike)}\n{printable(each.source)}", [])
-        where = ", ".join(filter(None, (each.sharing, printable(each.condition))))
+        where = ", ".join(filter(None, (each.mode, printable(each.condition))))
         rate, _requests, *figures = each.figures_in_words()
         rate = rate.removesuffix(" inputs/s")
         rows.append([where, str(each.replicas), rate, *figures, str(each.runs), each.verdict])

@@ -146,7 +146,7 @@ def compare(
         str | None,
         typer.Option(
             "--by",
-            help="What the sides differ in: campaign, sharing or condition. "
+            help="What the sides differ in: campaign, sharing (with limits of MPS) or condition. "
             "Default: campaign where several measured the same, else sharing.",
         ),
     ] = None,

@@ -2,13 +2,13 @@
 
 from harness.config.campaign import (
     CampaignSpec,
-    CellSpec,
     ExperimentSpec,
     Limits,
     MetricSelection,
     OnReplicaDeath,
     Order,
 )
+from harness.config.cell import CellSpec
 from harness.config.condition import ConditionSpec, LayerSpec, NeighbourSpec
 from harness.config.kubernetes import (
     GrafanaCost,
@@ -20,7 +20,7 @@ from harness.config.pods import Toleration
 from harness.config.prometheus import PrometheusLabels
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
-from harness.config.sharing import MpsSpec, Sharing
+from harness.config.sharing import MpsLimits, MpsSpec, Sharing
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
@@ -43,6 +43,7 @@ __all__ = [
     "LayerSpec",
     "Limits",
     "MetricSelection",
+    "MpsLimits",
     "MpsSpec",
     "NeighbourSpec",
     "OnReplicaDeath",

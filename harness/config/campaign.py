@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.config.cell import CellSpec
 from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.config.kubernetes import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.sharing import ANYWHERE, FOUND, MpsSpec, Sharing
+from harness.config.sharing import ANYWHERE, FOUND, Mode, MpsLimits, MpsSpec, Sharing, limits_under
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
@@ -66,25 +67,6 @@ class MetricSelection(StrEnum):
     """Shorthand for a list of metrics."""
 
     ALL = "all"
-
-
-class CellSpec(NamedTuple):
-    """One cell of the matrix: what is measured, and under which condition; None where the campaign names none."""
-
-    workload: WorkloadSpec
-    sharing: Sharing
-    replicas: int
-    condition: ConditionSpec | None = None
-
-    def experiment_id(self, repeat: int) -> str:
-        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with the condition's name before ``rep``."""
-        condition = f"{self.condition.name}_" if self.condition else ""
-        return f"{self.workload.name}_r{self.replicas}_{self.sharing.value}_{condition}rep{repeat}"
-
-    @property
-    def processes(self) -> int:
-        """Replicas that share the machine, the neighbours' among them."""
-        return self.replicas + (self.condition.neighbour_replicas if self.condition else 0)
 
 
 class CampaignSpec(StrictModel):
@@ -157,7 +139,7 @@ class CampaignSpec(StrictModel):
     def _can_be_counted(self) -> CampaignSpec:
         """Before anything makes the matrix."""
         points = len(self.replicas) * (len(self.stress.grid()) if self.stress else max(1, len(self.conditions)))
-        count = len(self.workloads) * len(self.sharing) * points * self.most_repeats
+        count = len(self.workloads) * len(self._modes()) * points * self.most_repeats
         if count > MAX_EXPERIMENTS:
             raise ValueError(
                 f"this is a plan of {count:,} experiments, more than {MAX_EXPERIMENTS:,}: "
@@ -326,11 +308,17 @@ class CampaignSpec(StrictModel):
         return cluster is not None and cluster.device_plugin_configs is not None and len(self.sharing) > 1
 
     def cells(self) -> list[CellSpec]:
-        """The matrix as listed, the conditions of a cell in a row; without exclusive where replicas outnumber GPUs."""
+        """The matrix as listed, limits of MPS and conditions in a row; without exclusive where replicas outnumber GPUs."""
         if self.stress is not None:
             return [cell for ladder in self.ladders() for cell in ladder]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
-        cells = itertools.starmap(CellSpec, itertools.product(self.workloads, self.sharing, self.replicas, conditions))
+        matrix = itertools.product(self.workloads, self.sharing, self.replicas)
+        cells = [
+            CellSpec(*place, condition, limits)
+            for place in matrix
+            for limits in limits_under(place[1], self.mps)
+            for condition in conditions
+        ]
         return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
 
     def ladders(self) -> list[list[CellSpec]]:
@@ -338,8 +326,8 @@ class CampaignSpec(StrictModel):
         if self.stress is None:
             return []
         points = [
-            [self._point(workload, sharing, load, replicas) for load in self.stress.grid()]
-            for workload, sharing, replicas in itertools.product(self.workloads, self.sharing, self.replicas)
+            [self._point(workload, mode, load, replicas) for load in self.stress.grid()]
+            for workload, mode, replicas in itertools.product(self.workloads, self._modes(), self.replicas)
         ]
         fitting = [
             [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.replicas <= self.gpus]
@@ -347,10 +335,14 @@ class CampaignSpec(StrictModel):
         ]
         return [cells for cells in fitting if cells]
 
-    def _point(self, workload: WorkloadSpec, sharing: Sharing, load: float, replicas: int) -> CellSpec:
+    def _point(self, workload: WorkloadSpec, mode: Mode, load: float, replicas: int) -> CellSpec:
         assert self.stress is not None  # noqa: S101 - asked for the points of one
         raised = self.stress.load is StressLoad.REPLICAS
-        return CellSpec(self.stress.at(workload, load), sharing, int(load) if raised else replicas)
+        sharing, limits = mode
+        return CellSpec(self.stress.at(workload, load), sharing, int(load) if raised else replicas, mps=limits)
+
+    def _modes(self) -> list[Mode]:
+        return [(sharing, limits) for sharing in self.sharing for limits in limits_under(sharing, self.mps)]
 
     @field_validator("replicas", "sharing")
     @classmethod
@@ -394,7 +386,7 @@ class ExperimentSpec(StrictModel):
     replicas: int
     sharing: Sharing
     gpus: int = 1
-    mps: MpsSpec | None = None
+    mps: MpsLimits | None = None
     repeat: int = Field(ge=1, description="1-based.")
     timing: Timing
     metrics: list[str]
@@ -405,7 +397,12 @@ class ExperimentSpec(StrictModel):
     @property
     def cell(self) -> CellSpec:
         """The cell that this is a repeat of."""
-        return CellSpec(self.workload, self.sharing, self.replicas, self.condition)
+        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps)
+
+    @property
+    def replicas_per_gpu(self) -> int:
+        """Replicas, the neighbours' among them, on the GPU that has the most."""
+        return -(-self.cell.processes // self.gpus)
 
     @property
     def experiment_id(self) -> str:
@@ -421,7 +418,7 @@ class ExperimentSpec(StrictModel):
     @property
     def condition_name(self) -> str:
         """Name of the condition; empty where the campaign names none."""
-        return self.condition.name if self.condition else ""
+        return self.cell.condition_name
 
     @property
     def neighbours(self) -> list[NeighbourSpec]:

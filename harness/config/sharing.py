@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 
@@ -84,38 +88,129 @@ FOUND = next(mode for mode in Sharing if not mode.traits.switch)
 """Of what the harness does not start."""
 
 
-class MpsSpec(StrictModel):
-    """What MPS allows each replica."""
+def mode_in_words(sharing: str, mps_limits: str) -> str:
+    """A sharing mode with what MPS allows each replica, e.g. ``mps (1/N)``."""
+    return f"{sharing} ({mps_limits})" if mps_limits else sharing
 
-    active_thread_percentage: float | None = Field(
-        default=None,
-        gt=0,
-        le=100,
-        description="Share of the GPU's multiprocessors each replica may use, percent; null means all.",
-    )
-    equal_share: bool = Field(
-        default=False, description="Give each replica 100 % divided by their number, so that the shares do not overlap."
-    )
-    pinned_memory_gb: float | None = Field(
-        default=None, gt=0, description="GPU memory each replica may allocate, GB; null means no limit."
-    )
 
-    @model_validator(mode="after")
-    def _one_share(self) -> MpsSpec:
-        if self.equal_share and self.active_thread_percentage is not None:
-            raise ValueError("`equal_share` and `active_thread_percentage` both set the share: keep one of them.")
-        return self
+ALL = "all"
+_OF_REPLICAS = re.compile(r"(?P<times>[0-9]+(\.[0-9]+)?) ?/ ?N")
+
+
+def _share(given: float | str) -> float | str:
+    """As it is written everywhere: ``all``, ``2/N``, or a percentage below 100."""
+    if isinstance(given, str):
+        matched = _OF_REPLICAS.fullmatch(given)
+        if given != ALL and not (matched and float(matched["times"]) > 0):
+            raise ValueError(
+                "a share is `all`, a number of percent, or a part that depends on the replicas, e.g. 1/N or 2/N."
+            )
+        return f"{float(matched['times']):g}/N" if matched else given
+    if not 0 < given <= 100:
+        raise ValueError("a share in percent is above 0 and at most 100.")
+    return ALL if given == 100 else given
+
+
+Share = Annotated[float | str, Field(union_mode="left_to_right"), AfterValidator(_share)]
+"""Of a GPU's multiprocessors, for each replica."""
+
+
+class _Limits(StrictModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, given: Any) -> Any:
+        """The share had two fields once, of which one was set."""
+        if not isinstance(given, dict) or not given.keys() & {"equal_share", "active_thread_percentage"}:
+            return given
+        rest = dict(given)
+        equal, percentage = rest.pop("equal_share", False), rest.pop("active_thread_percentage", None)
+        shares = [share for share in ("1/N" if equal else None, percentage, rest.get("share")) if share is not None]
+        if len(shares) > 1:
+            raise ValueError("`equal_share`, `active_thread_percentage` and `share` set the same: keep `share`.")
+        return {**rest, "share": shares[0]} if shares else rest
+
+
+class MpsLimits(_Limits):
+    """What MPS allows each replica of one experiment."""
+
+    share: Share = ALL
+    pinned_memory_gb: float | None = Field(default=None, gt=0)
+    swept: bool = Field(default=False, description="The campaign has several, so that ids name them.")
+
+    @property
+    def label(self) -> str:
+        """In a few words, e.g. ``2/N, 10 GB`` or ``25 %``; empty without any limit."""
+        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
+        memory = "" if self.pinned_memory_gb is None else f"{self.pinned_memory_gb:g} GB"
+        return ", ".join(filter(None, ("" if share == ALL else share, memory)))
+
+    @property
+    def identity(self) -> str:
+        """The label as a part of an experiment's id, e.g. ``2-over-n-10gb``; empty where the campaign has one for all."""
+        words = {" %": "pct", "/N": "-over-n", " GB": "gb", ", ": "-"}
+        return functools.reduce(lambda text, word: text.replace(*word), words.items(), self.label) if self.swept else ""
 
     def in_words(self) -> str:
-        """The limits of a replica, e.g. ``an equal share of the multiprocessors, 10 GB``; "no limit" without any."""
-        share = self.active_thread_percentage
+        """E.g. ``1/N of the multiprocessors, 10 GB of GPU memory``; "no limit" without any."""
+        share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
         told = [
-            "an equal share of the multiprocessors" if self.equal_share else "",
-            f"{share:g} % of the multiprocessors" if share is not None else "",
+            "" if share == ALL else f"{share} of the multiprocessors",
             f"{self.pinned_memory_gb:g} GB of GPU memory" if self.pinned_memory_gb is not None else "",
         ]
-        return ", ".join(each for each in told if each) or "no limit"
+        return ", ".join(filter(None, told)) or "no limit"
 
     def percentage(self, replicas: int) -> float | None:
-        """Percent of the multiprocessors for one of ``replicas``; None: all of them."""
-        return 100.0 / replicas if self.equal_share else self.active_thread_percentage
+        """Percent of the multiprocessors for each of ``replicas`` on one GPU; None: all of them."""
+        if self.share == ALL:
+            return None
+        if not isinstance(self.share, str):
+            return self.share
+        return min(100.0, 100.0 * float(self.share.removesuffix("/N")) / replicas)
+
+
+class MpsSpec(_Limits):
+    """What MPS allows each replica; every combination of several values is measured."""
+
+    share: list[Share] = Field(
+        default=[ALL],
+        min_length=1,
+        description="Share of the GPU's multiprocessors that each replica may use, one or several: all, a percentage, or a part "
+        "of the N replicas on a GPU, e.g. [all, 2/N, 1/N] or [100, 25, 12.5].",
+    )
+    pinned_memory_gb: list[float | None] = Field(
+        default=[None],
+        min_length=1,
+        description="GPU memory that each replica may allocate, GB, one or several; null means no limit.",
+    )
+
+    @field_validator("share", "pinned_memory_gb", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return given if isinstance(given, list) else [given]
+
+    @field_validator("pinned_memory_gb")
+    @classmethod
+    def _some_memory(cls, sizes: list[float | None]) -> list[float | None]:
+        if any(size is not None and size <= 0 for size in sizes):
+            raise ValueError("a limit on memory is above 0 GB; null means none.")
+        return sizes
+
+    @field_validator("share", "pinned_memory_gb")
+    @classmethod
+    def _each_once(cls, values: list[object]) -> list[object]:
+        if len(set(values)) != len(values):
+            raise ValueError("the same limit is listed twice.")
+        return values
+
+    def limits(self) -> list[MpsLimits]:
+        """Every combination, in the order of the shares."""
+        pairs = list(itertools.product(self.share, self.pinned_memory_gb))
+        return [MpsLimits(share=share, pinned_memory_gb=memory, swept=len(pairs) > 1) for share, memory in pairs]
+
+
+Mode = tuple[Sharing, MpsLimits | None]
+
+
+def limits_under(sharing: Sharing, mps: MpsSpec | None) -> list[MpsLimits] | list[None]:
+    """What MPS allows each replica, one after another; other modes have one cell, without."""
+    return mps.limits() if mps is not None and sharing.traits.daemon else [None]

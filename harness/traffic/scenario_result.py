@@ -151,6 +151,7 @@ def _work(experiment: ExperimentSpec) -> dict[str, Any]:
         "execution": workload.execution.value,
         "replicas": experiment.replicas,
         "sharing": experiment.sharing.value,
+        "mps_limits": experiment.cell.mps_limits,
     }
 
 

@@ -196,7 +196,7 @@ def _cells(experiments: Sequence[ExperimentSpec]) -> str:
     """E.g. ``llm: time-slicing 1, 2; mps 4 servers``."""
     counts: dict[str, dict[str, set[int]]] = {}
     for each in experiments:
-        mode = f"{each.sharing.value} {each.condition_name}".rstrip()
+        mode = f"{each.cell.mode} {each.condition_name}".rstrip()
         counts.setdefault(each.workload.name, {}).setdefault(mode, set()).add(each.replicas)
     return "; ".join(
         f"{workload}: "

@@ -17,7 +17,7 @@ import harness
 from harness import api
 from harness.campaign import events
 from harness.campaign.publish import publish
-from harness.config import Sharing
+from harness.config import MpsSpec, Sharing
 from harness.errors import CampaignFileError, ResultsPathError, UsageError
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
@@ -27,14 +27,19 @@ from tests.unit.results.synthetic import METRICS, START_S, Shape, write_campaign
 
 SHAPE = Shape(record_s=20)
 DOCS = Path(__file__).parents[2] / "docs"
-RUN = ["workload", "replicas", "sharing", "condition", "repeat"]
+RUN = ["workload", "replicas", "sharing", "condition", "mps_limits", "repeat"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     modes = (Sharing.TIME_SLICING, Sharing.MPS)
     return write_campaign(
-        tmp_path_factory.mktemp("results") / "api", replicas=[3], repeats=2, shape=SHAPE, sharing=modes
+        tmp_path_factory.mktemp("results") / "api",
+        replicas=[3],
+        repeats=2,
+        shape=SHAPE,
+        sharing=modes,
+        mps=MpsSpec(share=["1/N"]),
     )
 
 
@@ -65,8 +70,8 @@ def test_an_experiment_gives_tidy_tables(kind: str, request: pytest.FixtureReque
     assert (experiment.name, experiment.verdict) == ("resnet50_r3_mps_rep1", "VALID")
     samples, latencies, figures = experiment.samples(), experiment.latencies(), experiment.summary()
     for table in (samples, latencies, figures):
-        assert list(table.columns[:5]) == RUN
-        assert table[RUN].drop_duplicates().to_numpy().tolist() == [["resnet50", 3, "mps", "", 1]]
+        assert list(table.columns[:6]) == RUN
+        assert table[RUN].drop_duplicates().to_numpy().tolist() == [["resnet50", 3, "mps", "", "1/N", 1]]
     assert set(samples["metric"]) == set(METRICS)
     assert str(samples["timestamp"].dtype) == "datetime64[ms, UTC]"
     assert str(latencies["start"].dtype) == "datetime64[ns, UTC]"
@@ -98,7 +103,7 @@ def test_a_campaign_gives_what_its_report_says(folder: Path, archive: Path) -> N
 def test_a_comparison_gives_ratio_interval_and_answer(folder: Path, archive: Path) -> None:
     found = harness.compare(harness.load(archive))
     (row,) = found[(found["measure"] == "throughput") & (found["replicas"] == 3)].to_dict("records")
-    assert (row["of"], row["against"]) == ("mps", "time-slicing")
+    assert (row["of"], row["against"]) == ("mps (1/N)", "time-slicing")
     assert row["ci95_low"] < row["ratio"] < row["ci95_high"]
     assert row["answer"]
     pd.testing.assert_frame_equal(harness.compare(folder), found)

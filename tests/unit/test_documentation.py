@@ -109,9 +109,11 @@ def test_the_campaign_on_the_page_is_valid():
     from harness.campaign.plan import expand
     from harness.config.load import parse_campaign
 
-    text, conditions = blocks(ROOT / "docs" / "campaigns.md", "yaml")
+    text, limits, conditions = blocks(ROOT / "docs" / "campaigns.md", "yaml")
 
     assert len(expand(parse_campaign(text, origin="docs/campaigns.md"))) == 2 * 3 * 3
+    swept = parse_campaign(text + limits, origin="docs/campaigns.md")
+    assert len(expand(swept)) == 2 * 3 * (1 + 3 * 2) * 3
     assert len(expand(parse_campaign(text + conditions, origin="docs/campaigns.md"))) == 3 * 2 * 3 * 3
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.backends.mps import CONTROL
-from harness.config import MpsSpec, Sharing
+from harness.config import MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.results import layout
 from tests.support.experiments import experiment
@@ -64,7 +64,7 @@ def deploy(tmp_path, campaign_id, **wishes):
 
 
 def test_replicas_are_clients_of_a_daemon_of_their_own_within_its_limits(control, tmp_path, campaign_id):
-    limits = MpsSpec(equal_share=True, pinned_memory_gb=2)
+    limits = MpsLimits(share="1/N", pinned_memory_gb=2)
     deployment = deploy(tmp_path, campaign_id, factory=control, replicas=2, mps=limits)
 
     for target in deployment.targets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,11 +18,12 @@ from harness.analysis.campaign import analyse
 from harness.analysis.campaign_table import COLUMNS, DICTIONARY, REASONS
 from harness.analysis.measures import ALL
 from harness.analysis.report import report_of
-from harness.config import Sharing
+from harness.config import MpsSpec, Sharing
 from tests.unit.results.synthetic import Shape, write_campaign
 
 ROOT = Path(__file__).parents[3]
 CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text(), flags=re.DOTALL)
+EQUAL = MpsSpec(share=["1/N"])
 READERS = [block for block in CODE if "campaign.parquet" in block]
 FIGURES = COLUMNS[-1 - len(ALL) : -1]
 UNITS = {"seconds", "bytes", "percent", "watts", "celsius", "cores", "ratio", "index", "request", "requests", "second"}
@@ -31,7 +33,7 @@ UNITS = {"seconds", "bytes", "percent", "watts", "celsius", "cores", "ratio", "i
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     modes = (Sharing.TIME_SLICING, Sharing.MPS)
     made = tmp_path_factory.mktemp("results") / "table"
-    write_campaign(made, replicas=[1, 3], repeats=2, shape=Shape(record_s=20), sharing=modes)
+    write_campaign(made, replicas=[1, 3], repeats=2, shape=Shape(record_s=20), sharing=modes, mps=EQUAL)
     report_of(analyse(made))
     return made
 
@@ -46,7 +48,11 @@ def test_every_experiment_has_a_row_with_the_figures_of_the_report(folder: Path)
     assert list(table.index) == [experiment.name for experiment in analysis.experiments]
     for experiment in analysis.experiments:
         row = table.loc[experiment.name]
-        assert (row["workload"], row["sharing"], row["replicas"], row["condition"]) == tuple(experiment.key)
+        cell = (row["workload"], row["sharing"], row["replicas"], row["condition"], row["mps_limits"])
+        assert cell == tuple(experiment.key)
+        assert row["mps_share_percent"] == pytest.approx(
+            {"mps (1/N)": 100 / experiment.key.replicas}.get(experiment.key.mode, math.nan), nan_ok=True
+        )
         assert row["throughput_requests_per_second"] == experiment.measured.figures["throughput"]
         assert row["latency_p99_exact_seconds"] == experiment.measured.figures["latency_p99_exact"]
         assert row["recording_start"].timestamp() == experiment.data.manifest.start_s

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis.campaign import analyse
 from harness.analysis.compare import Comparison, Line, compare
 from harness.analysis.comparison_input import By, Place, Pool, gather
-from harness.config import ConditionSpec, Sharing
+from harness.analysis.report import report_of
+from harness.analysis.summary import headline
+from harness.config import ConditionSpec, MpsSpec, Sharing
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
 from harness.results import Status
 from tests.unit.results.synthetic import MPS_CAPACITY, Shape, rates, write_campaign, write_experiment
@@ -115,6 +118,29 @@ def test_conditions_are_sides_and_other_modes_are_not_mixed_in(tmp_path: Path) -
     assert pool.sides == ["alone", "beside"]
     assert {(item.a, item.b) for item in compare(pool).lines} == {("alone", "beside")}
     assert [setup.side for setup in gather([folder], "sharing").setups] == ["time-slicing", "time-slicing"]
+
+
+def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_path: Path) -> None:
+    modes = (Sharing.TIME_SLICING, Sharing.MPS)
+    mps = MpsSpec(share=["all", "1/N"], pinned_memory_gb=[None, 10])
+    folder = write_campaign(tmp_path / "swept", replicas=[3], repeats=2, shape=SHAPE, sharing=modes, mps=mps)
+    sides = ["time-slicing", "mps", "mps (10 GB)", "mps (1/N)", "mps (1/N, 10 GB)"]
+
+    pool = gather([folder])
+    assert pool.sides == [setup.label for setup in pool.setups] == sides
+    assert {(one.a, one.b) for one in compare(pool).lines} == {("time-slicing", side) for side in sides[1:]}
+
+    analysis = analyse(folder)
+    report_of(analysis)
+    report = (folder / "report.md").read_text()
+    (mode, *_), *rows = [
+        [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in report.splitlines()
+        if line.startswith(("| Replicas", "| 3 |"))
+    ]
+    assert (mode, [row[0] for row in rows]) == ("Sharing", sides)
+    assert "limits of a replica: no limit; 10 GB of GPU memory; 1/N of the multiprocessors; 1/N" in report
+    assert {row["mps_limits"] for row in headline(analysis)} == {"", "10 GB", "1/N", "1/N, 10 GB"}
 
 
 def test_unlike_machines_are_refused_unless_told(slicing: Path, tmp_path: Path) -> None:

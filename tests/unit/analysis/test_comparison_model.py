@@ -20,7 +20,7 @@ from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_
 from harness.analysis.recommendation import choices
 from harness.analysis.report import mps_limits
 from harness.analysis.statistics import Estimate, t_interval
-from harness.config import ConditionSpec, MpsSpec, Sharing
+from harness.config import ConditionSpec, MpsLimits, Sharing
 from harness.errors import UsageError
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
 
@@ -288,12 +288,12 @@ def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_
     ("limits", "used_gb", "expected"),
     [
         (None, 0.1, "48, all that MPS takes, would fit"),
-        (MpsSpec(pinned_memory_gb=2), 0.1, "8 would fit"),
-        (MpsSpec(pinned_memory_gb=0.1), 1.0, "17 would fit"),
+        (MpsLimits(pinned_memory_gb=2), 0.1, "8 would fit"),
+        (MpsLimits(pinned_memory_gb=0.1), 1.0, "17 would fit"),
     ],
 )
 def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
-    pool: Pool, limits: MpsSpec | None, used_gb: float, expected: str
+    pool: Pool, limits: MpsLimits | None, used_gb: float, expected: str
 ) -> None:
     cell = setup(pool, "mps").cells[Place("resnet50", 3)]
     first = cell.used[0]

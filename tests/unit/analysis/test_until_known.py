@@ -6,7 +6,7 @@ import pytest
 from harness.analysis.campaign import Cell, Key, shared
 from harness.analysis.statistics import difference, student, t_interval
 from harness.analysis.until_known import State, judge, questions, share_of_look
-from harness.config import ConditionSpec, Sharing, UntilKnown
+from harness.config import ConditionSpec, MpsSpec, Sharing, UntilKnown
 from tests.benchmarks.until_known import HARD, false_answers
 from tests.support.experiments import campaign
 
@@ -107,6 +107,18 @@ def test_the_looks_share_the_error():
     assert t_interval([1, 2, 3], 0.1).half_width == pytest.approx(student(2, 0.1) / 3**0.5)
     once, often = (difference([1, 2, 3], [3, 4, 6], share) for share in (1.0, 0.1))
     assert often.welch_p == pytest.approx(min(1, 10 * once.welch_p))
+
+
+def test_each_limit_of_mps_is_asked_for_itself():
+    matrix = cells(mps=MpsSpec(share=["all", "2/N", "1/N"]))
+
+    assert [(one.cell.mode, one.reference.mode) for one in questions(matrix, ["throughput"])] == [
+        ("mps", "time-slicing"),
+        ("mps (2/N)", "time-slicing"),
+        ("mps (2/N)", "mps"),
+        ("mps (1/N)", "time-slicing"),
+        ("mps (1/N)", "mps"),
+    ]
 
 
 def test_false_answers_are_rare_where_they_are_easiest():

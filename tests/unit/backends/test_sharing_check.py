@@ -11,7 +11,7 @@ from harness.backends.base import Severity
 from harness.backends.devices import device_environment, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, MpsSpec, Sharing
+from harness.config import Device, MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts, gpu_facts
 from tests.support.experiments import experiment
@@ -57,7 +57,7 @@ def test_an_idle_gpu_is_fine(sharing):
         (Sharing.TIME_SLICING, {"compute_mode": "exclusive-process"}, {}, "it takes one process"),
         (Sharing.TIME_SLICING, {"compute_mode": "prohibited"}, {}, "compute mode is prohibited"),
         (Sharing.MPS, {"mig": True}, {}, "the GPU is divided (MIG is on)"),
-        (Sharing.MPS, {}, {"mps": MpsSpec(pinned_memory_gb=80)}, "2 replicas of 80 GB do not fit into 150.0 GB"),
+        (Sharing.MPS, {}, {"mps": MpsLimits(pinned_memory_gb=80)}, "2 replicas of 80 GB do not fit into 150.0 GB"),
         (Sharing.MIG, {}, {}, "sharing mig needs a GPU with MIG on, and NVIDIA H200 has it off or has none."),
         (
             Sharing.MIG,
@@ -80,9 +80,9 @@ def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
 
 
 def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
-    message = found(Sharing.MPS, replicas=8, mps=MpsSpec(active_thread_percentage=50))[Severity.WARNING]
+    message = found(Sharing.MPS, replicas=8, mps=MpsLimits(share=50))[Severity.WARNING]
     assert message == "8 replicas of 50 % of the multiprocessors add up to 400 %: they overlap."
-    assert found(Sharing.MPS, replicas=8, mps=MpsSpec(equal_share=True)) == {}
+    assert found(Sharing.MPS, replicas=8, mps=MpsLimits(share="1/N")) == {}
 
 
 def test_a_daemon_that_runs_already_is_an_error(monkeypatch):

@@ -8,10 +8,12 @@ from harness.config import (
     CampaignSpec,
     ConditionSpec,
     Limits,
+    MpsLimits,
     MpsSpec,
     NeighbourSpec,
     Order,
     Sharing,
+    StressSpec,
     Timing,
     WorkloadSpec,
 )
@@ -123,15 +125,51 @@ def test_ids_differ_between_variants_of_one_model():
 
 
 def test_exclusive_is_left_out_where_replicas_outnumber_the_gpus():
-    spec = campaign(sharing=[Sharing.EXCLUSIVE, Sharing.MPS], replicas=[1, 2, 3], gpus=2, mps=MpsSpec(equal_share=True))
+    spec = campaign(sharing=[Sharing.EXCLUSIVE, Sharing.MPS], replicas=[1, 2, 3], gpus=2, mps=MpsSpec(share=["1/N"]))
 
     found = [(each.sharing, each.replicas, each.gpus, each.mps) for each in expand(spec)]
 
     assert found == [
         (Sharing.EXCLUSIVE, 1, 2, None),
         (Sharing.EXCLUSIVE, 2, 2, None),
-        *((Sharing.MPS, replicas, 2, MpsSpec(equal_share=True)) for replicas in (1, 2, 3)),
+        *((Sharing.MPS, replicas, 2, MpsLimits(share="1/N")) for replicas in (1, 2, 3)),
     ]
+
+
+SWEPT = {
+    "sharing": [Sharing.TIME_SLICING, Sharing.MPS],
+    "mps": MpsSpec(share=["all", "2/N"], pinned_memory_gb=[None, 4]),
+}
+
+
+def test_limits_of_mps_multiply_its_cells_alone_and_stand_in_the_ids():
+    assert ids(campaign(replicas=[3], **SWEPT)) == [
+        "tiny_r3_time-slicing_rep1",
+        "tiny_r3_mps_rep1",
+        "tiny_r3_mps_4gb_rep1",
+        "tiny_r3_mps_2-over-n_rep1",
+        "tiny_r3_mps_2-over-n-4gb_rep1",
+    ]
+    assert ids(campaign(replicas=[3], sharing=[Sharing.MPS], mps=MpsSpec(share=[12.5]))) == ["tiny_r3_mps_rep1"]
+
+
+def test_every_load_of_a_stress_campaign_is_raised_under_each_limit_of_mps():
+    stress = StressSpec(load="replicas", first=1, most=2, latency_limit_ms={"p99": 5})
+    ladders = campaign(replicas=[1], stress=stress, **SWEPT).ladders()
+
+    assert [(cells[0].mode, len(cells)) for cells in ladders] == [
+        (mode, 2) for mode in ("time-slicing", "mps", "mps (4 GB)", "mps (2/N)", "mps (2/N, 4 GB)")
+    ]
+
+
+@pytest.mark.parametrize("order", list(Order))
+def test_the_conditions_of_a_limit_of_mps_follow_each_other(order):
+    spec = campaign(replicas=[1, 2], conditions=[ALONE, BESIDE], order=order, seed=3, repeats=2, **SWEPT)
+    planned = [(each.replicas, each.cell.mode, each.condition_name) for each in expand(spec)]
+
+    assert all(
+        one[:2] == other[:2] and one[2] != other[2] for one, other in zip(planned[::2], planned[1::2], strict=True)
+    )
 
 
 ALONE = ConditionSpec(name="alone")

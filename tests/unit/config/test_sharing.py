@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.kubernetes import device_configs
-from harness.config import Sharing, sharing
+from harness.config import MpsLimits, MpsSpec, Sharing, sharing
 
 PACKAGE = Path(__file__).parents[3] / "harness"
 OF_THE_ROLES = {PACKAGE / "cli" / "node.py", *(PACKAGE / "node").rglob("*.py")}
@@ -54,3 +54,43 @@ def test_a_trait_is_all_that_the_choice_of_slices_looks_at(monkeypatch):
     assert device_configs.choose(ways, experiment, [1], spec).slices == 2
     monkeypatch.setitem(sharing._TRAITS, Sharing.MPS, sharing.Traits(switch="", turns=True))
     assert device_configs.choose(ways, experiment, [1], spec).slices == 8
+
+
+@pytest.mark.parametrize(
+    ("share", "label", "identity", "of_8"),
+    [
+        ("all", "", "", None),
+        (100, "", "", None),
+        (12.5, "12.5 %", "12.5pct", 12.5),
+        ("1/N", "1/N", "1-over-n", 12.5),
+        ("2 / N", "2/N", "2-over-n", 25),
+        ("16/N", "16/N", "16-over-n", 100),
+    ],
+)
+def test_a_share_of_mps_has_one_form_a_label_and_a_percentage(share, label, identity, of_8):
+    found = MpsLimits(share=share, swept=True)
+
+    assert (found.label, found.identity, found.percentage(8)) == (label, identity, of_8)
+    assert MpsLimits(share=share).identity == ""
+    assert MpsLimits.model_validate_json(found.model_dump_json()) == found
+
+
+def test_one_value_is_a_list_of_one():
+    assert MpsSpec.model_validate({"share": "1/N", "pinned_memory_gb": 2}).limits() == [
+        MpsLimits(share="1/N", pinned_memory_gb=2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "share"),
+    [
+        ({"equal_share": True, "active_thread_percentage": None}, "1/N"),
+        ({"equal_share": False, "active_thread_percentage": 50}, 50),
+        ({"equal_share": False, "active_thread_percentage": None}, "all"),
+    ],
+)
+def test_limits_that_an_earlier_version_wrote_are_read(earlier, share):
+    written = {**earlier, "pinned_memory_gb": 2.0}
+
+    assert MpsLimits.model_validate(written) == MpsLimits(share=share, pinned_memory_gb=2)
+    assert MpsSpec.model_validate(written).limits() == [MpsLimits(share=share, pinned_memory_gb=2)]

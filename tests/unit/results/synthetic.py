@@ -16,7 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.config import CampaignSpec, ConditionSpec, Device, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.config import (
+    CampaignSpec,
+    ConditionSpec,
+    Device,
+    ExperimentSpec,
+    Limits,
+    MpsLimits,
+    MpsSpec,
+    Sharing,
+    Timing,
+    WorkloadSpec,
+)
+from harness.config.sharing import limits_under
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
@@ -71,6 +83,7 @@ class Shape:
     scale: float = 1.0
     sharing: Sharing = Sharing.TIME_SLICING
     condition: ConditionSpec | None = None
+    mps: MpsLimits | None = None
     driver: str = "580.95.05"
     utilization_alone: float = 98.0
 
@@ -82,6 +95,7 @@ def experiment_spec(workload: str, replicas: int, repeat: int, shape: Shape) -> 
         replicas=replicas,
         sharing=shape.sharing,
         condition=shape.condition,
+        mps=shape.mps,
         repeat=repeat,
         timing=timing,
         metrics=list(METRICS),
@@ -183,14 +197,16 @@ def write_campaign(
     finished: int | None = None,
     sharing: Sequence[Sharing] = (Sharing.TIME_SLICING,),
     conditions: Sequence[ConditionSpec] = (),
+    mps: MpsSpec | None = None,
 ) -> Path:
     """A campaign's folder; only the first ``finished`` experiments are there when that is given."""
     shape = shape or Shape()
     folder.mkdir(parents=True, exist_ok=True)
     plan = [
-        (w, r, k, m, c)
+        (w, r, k, m, limits, c)
         for w in workloads
         for m in sharing
+        for limits in limits_under(m, mps)
         for r in replicas
         for c in conditions or (None,)
         for k in range(1, repeats + 1)
@@ -204,6 +220,7 @@ def write_campaign(
         repeats=repeats,
         sharing=list(sharing),
         conditions=list(conditions),
+        mps=mps,
         timing=experiment_spec(workloads[0], 1, 1, shape).timing,
     )
     document = {"format": 1, "campaign_id": "0" * 32, "source": "synthetic.yaml"}
@@ -211,8 +228,9 @@ def write_campaign(
     document |= {"source_sha256": hashlib.sha256(b"name: synthetic\n").hexdigest()}
     (folder / "campaign.yaml").write_text("name: synthetic\n")
     (folder / "campaign.json").write_text(json.dumps(document, indent=2))
-    for order, (workload, count, repeat, mode, condition) in enumerate(plan[:finished]):
-        write_experiment(folder, workload, count, repeat, replace(shape, sharing=mode, condition=condition), order)
+    for order, (workload, count, repeat, mode, limits, condition) in enumerate(plan[:finished]):
+        own = replace(shape, sharing=mode, mps=limits, condition=condition)
+        write_experiment(folder, workload, count, repeat, own, order)
     return folder
 
 
