@@ -35,7 +35,7 @@ def prepare_device(settings: Settings) -> torch.device:
     if settings.stream_priority and not has_gpu:
         raise CannotBeMetError("STREAM_PRIORITY: streams are a GPU's, and there is none; leave it out.")
     if settings.stream_priority:
-        low, high = torch.cuda.Stream.priority_range()
+        low, high = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static, whatever its stub says
         stream = torch.cuda.Stream(priority=high if settings.stream_priority == "high" else low)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(stream)
     return torch.device("cuda" if has_gpu else "cpu")
