@@ -1,6 +1,6 @@
 """What recording costs a replica: throughput with the recorder on against off, interleaved, in one deployment.
 
-    python -m tests.benchmarks.recording_cost --workload resnet50 --device cuda --rounds 10
+    python -m tests.benchmarks.recording_cost --workload resnet50 --device cuda --batch-size 8 --execution cuda-graph
 
 Windows with and without recorder and telemetry alternate in the order ABBA while the replicas keep serving.
 The cost of a round is 1 - on/off; printed are the mean over the rounds and its 95 % t-interval.
@@ -20,7 +20,7 @@ from scipy import stats
 
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.config import Execution, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.telemetry import Telemetry
@@ -36,7 +36,13 @@ def main() -> None:
     metrics = select("all")
     experiment = ExperimentSpec(
         workload=WorkloadSpec(
-            name="bench", model=wishes.workload, device=wishes.device, threads=wishes.threads, options=_options(wishes)
+            name="bench",
+            model=wishes.workload,
+            device=wishes.device,
+            threads=wishes.threads,
+            batch_size=wishes.batch_size,
+            execution=wishes.execution,
+            options=_options(wishes),
         ),
         replicas=wishes.replicas,
         sharing=Sharing.TIME_SLICING,
@@ -59,6 +65,8 @@ def _wishes() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="the small model, for a CPU")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--batch-size", type=int, default=1)
+    parser.add_argument("--execution", choices=list(Execution), type=Execution, default=Execution.EAGER)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--step", type=float, default=1.0)
     parser.add_argument("--seconds", type=float, default=5.0, help="of one window")
@@ -119,7 +127,7 @@ def _print(rates: list[tuple[bool, float]], wishes: argparse.Namespace) -> None:
     off, on = (statistics.mean(rate for was_on, rate in rates if was_on is state) for state in (False, True))
     print(
         f"recording cost: {100 * mean:+.2f} % of throughput (95 % interval {100 * (mean - half):+.2f} to {100 * (mean + half):+.2f} %), "
-        f"{wishes.replicas} x {wishes.workload}, step {wishes.step:g} s, {len(costs)} rounds of 2 x {wishes.seconds:g} s; "
+        f"{wishes.replicas} x {wishes.workload} ({wishes.execution}, batch {wishes.batch_size}), step {wishes.step:g} s, {len(costs)} rounds of 2 x {wishes.seconds:g} s; "
         f"off {off:.1f}, on {on:.1f} requests/s"
     )
 
