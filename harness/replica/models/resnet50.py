@@ -7,14 +7,18 @@ the `transformers` library's ``ResNetForImageClassification``, whose checkpoints
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution
 from harness.replica.models.classifier import Classifier
+from harness.replica.models.folded import Folded
+from harness.replica.models.image_input import Ahead, Feed, FromBytes, Resident
 from harness.replica.models.layers import Conv2d, Linear
 from harness.replica.settings import Settings
 
@@ -50,6 +54,11 @@ class ConvNorm(nn.Module):
         out: Tensor = self.normalization(self.convolution(x))
         return out
 
+    def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+        """The same, with ``shortcut`` added, and a ReLU."""
+        out = self(x)
+        return torch.relu(out if shortcut is None else out + shortcut)
+
 
 class Bottleneck(nn.Module):
     """1 x 1 down to a quarter of the width, 3 x 3, 1 x 1 back up, and the shortcut."""
@@ -65,9 +74,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, width, H / stride, W / stride]."""
-        out = torch.relu(self.layer[0](x))
-        out = torch.relu(self.layer[1](out))
-        return torch.relu(self.layer[2](out) + self.shortcut(x))
+        first, second, third = cast("Sequence[ConvNorm]", self.layer)
+        return third.relu(second.relu(first.relu(x)), self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -96,9 +104,27 @@ class ResNet(nn.Module):
         return logits
 
 
+def fold_norms(model: nn.Module, *, fuse: bool) -> None:
+    """Fold every normalisation into the convolution before it; ``fuse``: as of ``Folded``."""
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, ConvNorm):
+                stem = name == "embedder"
+                folded = Folded(child.convolution, child.normalization, fuse=fuse, activates=stem)
+                setattr(parent, name, folded)
+                if stem:
+                    parent.activation = nn.Identity()
+
+
 def _named(**modules: nn.Module) -> nn.Sequential:
     """Return a sequence whose steps have names, for tensors to be called what checkpoints call them."""
     return nn.Sequential(OrderedDict(modules))
+
+
+OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark")
+HOST, DEVICE, HOST_UINT8 = INPUTS = ("host", "device", "host-uint8")
+_BATCHES = 4
+"""Of bytes that are fed in turn: too many for the CPU's cache where batches are large."""
 
 
 class ResNet50(Classifier):
@@ -107,19 +133,62 @@ class ResNet50(Classifier):
     name = "resnet50"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options("model_size", "channels_last")
+        settings.known_options(*OPTIONS)
         shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
-        model = checkpoint.build(lambda: ResNet(shape), settings, device)
+        torch.backends.cudnn.benchmark = settings.option("cudnn_benchmark", default=False)
+        model: nn.Module = checkpoint.build(lambda: ResNet(shape), settings, device)
         layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
         model.to(memory_format=layout)  # type: ignore[call-overload]
-        size = (settings.batch_size, 3, shape.image_pixels, shape.image_pixels)
+        facts = execution.describe(settings, device, model)
+        if settings.option("fold_norms", default=False):
+            # torch.compile makes kernels of its own, and does not know cuDNN's fused ones.
+            fold_norms(model, fuse=settings.execution != "compiled")
+            facts["fused_convolutions"] = sum(isinstance(one, Folded) and one.fused for one in model.modules())
         dtype = execution.DTYPES[settings.precision]
+        kind = settings.choice_of("input", dict(zip(INPUTS, INPUTS, strict=True)), HOST)
+        pixels = settings.option("source_pixels", 0) or shape.image_pixels
+        if pixels != shape.image_pixels and kind != HOST_UINT8:
+            raise SettingError("WORKLOAD_OPTIONS: source_pixels is of images in bytes: set input to host-uint8, too.")
         generator = execution.input_generator(settings)
-        pool = execution.input_pool(
-            lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
-        )
+        # What comes at times of its own is not known before; all of Offline, and of the closed loop, is there from the start.
+        ahead = settings.scenario is None or settings.scenario.kind == "offline"
+        if kind == HOST_UINT8:
+            model = nn.Sequential(FromBytes(shape.image_pixels, dtype, layout, device), model)
+            size = (settings.batch_size, pixels, pixels, 3)
+            pool = execution.input_pool(
+                lambda: torch.randint(256, size, dtype=torch.uint8, generator=generator),
+                torch.device("cpu") if ahead else device,  # the feed has page-locked buffers of its own
+                _BATCHES,
+            )
+        else:
+            size = (settings.batch_size, 3, pixels, pixels)
+            pool = execution.input_pool(
+                lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
+            )
+            pool = [batch.to(device) for batch in pool] if kind == DEVICE else pool
         super().__init__(model, pool, settings, device)
+        self._facts = facts | {"input": kind}
+        self._ahead: Ahead | None = None
+        if ahead and kind != HOST:
+            source = Feed(pool, device) if kind == HOST_UINT8 else Resident(pool)
+            self._ahead = Ahead(source, self._forward, settings.batch_size, device)
+
+    def infer(self) -> int:
+        """Serve one batch; returns its size."""
+        if self._ahead is None:
+            return super().infer()
+        self._ahead.answer()
+        return self._batch_size
+
+    def serve_up_to(self) -> Callable[[int], int]:
+        """Return what serves any number of inputs up to the batch size in one pass; of those known beforehand a whole batch."""
+        return (lambda inputs: min(inputs, self.infer())) if self._ahead else super().serve_up_to()
+
+    def close(self) -> None:
+        """End what brings the images."""
+        if self._ahead is not None:
+            self._ahead.close()
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:

@@ -70,6 +70,37 @@ def test_inputs_are_page_locked_and_facts_name_the_gpu(name):
     assert facts["cuda"]
 
 
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph", "compiled"])
+@pytest.mark.parametrize("fold", [False, True])
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
+def test_images_that_are_fed_in_bytes_get_the_answers_of_the_cpu(execution, fold):
+    def made(device, execution):
+        options = {"model_size": "tiny", "input": "host-uint8", "source_pixels": 48, "channels_last": True}
+        settings = Settings(device=device, execution=execution, batch_size=8, options=options | {"fold_norms": fold})
+        return registry.load(settings)
+
+    workloads = made("cpu", "eager"), made("cuda", execution)
+    found = []
+    for workload in workloads:
+        with workload.serving():
+            found.append([workload._ahead.answer().clone() for _ in range(10)])
+        workload.close()
+    assert_same(found[1], found[0])
+
+
+def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():
+    def made(*, fold):
+        options = {"channels_last": True, "fold_norms": fold, "input": "device"}
+        return registry.load(Settings(device="cuda", precision="fp16", batch_size=8, options=options))
+
+    plain, folded = made(fold=False), made(fold=True)
+    with torch.inference_mode():
+        expected, logits = (one.model(plain.pool[0]).float() for one in (plain, folded))
+    assert folded.describe()["fused_convolutions"] >= 52
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
 def test_a_stream_has_the_priority_that_is_asked_for(start, execution):
     def found(**settings):

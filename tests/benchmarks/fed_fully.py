@@ -1,0 +1,105 @@
+"""Whether images in host memory can keep a GPU as busy as images that are on it already, and how many images a second that is.
+
+    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6
+
+ResNet-50, each workload once with its input on the device and once with bytes in host memory (`input: host-uint8`), loaded in one
+process and run in turn for `--seconds`, in the order A B B A, so that the card's clocks and its power cap meet both alike. Printed
+are images per second, the median of the rounds, and the ratio within each round with a 95 % t-interval of its mean. Without a GPU: the tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from harness.replica import registry
+from harness.replica.settings import Settings
+from tests.benchmarks.loop_efficiency import summary
+
+BAR_RATIO, BAR_IMAGES_PER_S = 0.97, 30_000
+
+
+def main() -> None:
+    """Measure each way to run the model that was asked for."""
+    options = parse_arguments()
+    gpu = torch.cuda.is_available()
+    print(f"{torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}, batch {options.batch_size}")
+    for execution in options.executions if gpu else ["eager"]:
+        for benchmark in [False, True] if execution == "cuda-graph" else [False]:
+            measure(options, execution, cudnn_benchmark=benchmark)
+
+
+def measure(options: argparse.Namespace, execution: str, *, cudnn_benchmark: bool) -> None:
+    """Print what one way to run it gives."""
+    gpu = torch.cuda.is_available()
+    made = [load(options, execution, kind, cudnn_benchmark=cudnn_benchmark) for kind in ("device", "host-uint8")]
+    rates: list[list[float]] = [[], []]
+    with made[0].serving():
+        for number in range(options.rounds):
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                rates[which].append(images_per_s(made[which], options.seconds))
+    fused = made[0].describe()["fused_convolutions"]
+    for workload in made:
+        workload.close()
+    device, host = map(statistics.median, rates)
+    ratios = [of_host / of_device for of_device, of_host in zip(*rates, strict=True)]
+    print(f"{execution}, cudnn_benchmark {cudnn_benchmark}, {fused} fused convolutions:")
+    print(f"  input on the device     {device:10,.0f} images/s, best round {max(rates[0]):,.0f}")
+    print(
+        f"  bytes in host memory    {host:10,.0f} images/s, best round {max(rates[1]):,.0f} (bar {BAR_IMAGES_PER_S:,})"
+    )
+    print(f"  host / device: {summary(ratios)} (bar {BAR_RATIO})", flush=True)
+    del made, workload
+    if gpu:
+        torch.cuda.empty_cache()
+
+
+def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchmark: bool) -> Any:
+    """One workload, warm."""
+    gpu = torch.cuda.is_available()
+    own = {"model_size": "base" if gpu else "tiny", "input": kind, "channels_last": True, "fold_norms": True}
+    workload = registry.load(
+        Settings(
+            workload="resnet50",
+            batch_size=options.batch_size,
+            precision=options.precision if gpu else "fp32",
+            execution=execution,
+            torch_threads=options.threads,
+            options=own | {"cudnn_benchmark": cudnn_benchmark},
+        )
+    )
+    with workload.serving():
+        for _ in range(10):
+            workload.infer()
+    return workload
+
+
+def images_per_s(workload: Any, seconds: float) -> float:
+    """Images that were answered, over the time from one answer to the last."""
+    workload.infer()  # what was in flight when it was last stopped
+    workload.infer()
+    begun_s = time.perf_counter()
+    served = 0
+    while (now_s := time.perf_counter()) < begun_s + seconds:
+        served += workload.infer()
+    return served / (now_s - begun_s)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--precision", default="fp16", choices=("fp32", "fp16", "bf16"))
+    parser.add_argument("--executions", nargs="+", default=["cuda-graph"], choices=("eager", "compiled", "cuda-graph"))
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
+    parser.add_argument("--rounds", type=int, default=6)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""ResNet-50 fed with bytes, and with its normalisations folded: the same answers by other ways; on a CPU."""
+
+import itertools
+
+import pytest
+import torch
+
+from harness.replica.errors import SettingError
+from harness.replica.models import resnet50
+from harness.replica.models.folded import Folded
+from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes
+from harness.replica.scenario import parse_scenario
+from harness.replica.settings import Settings
+
+CPU = torch.device("cpu")
+OFFLINE = parse_scenario('{"kind": "offline", "test_s": 1}')
+SERVER = parse_scenario('{"kind": "server", "rate": 1, "test_s": 1}')
+
+
+def made(batch_size=3, **changes):
+    options = {"model_size": "tiny"} | changes.pop("options", {})
+    return resnet50.make(Settings(device="cpu", batch_size=batch_size, options=options, **changes))
+
+
+@pytest.fixture
+def fed():
+    """Workloads that are fed with bytes, whose threads end with the test."""
+    workloads = []
+
+    def make(**changes):
+        options = {"input": "host-uint8"} | changes.pop("options", {})
+        workloads.append(made(options=options, **changes))
+        return workloads[-1]
+
+    yield make
+    for workload in workloads:
+        workload.close()
+
+
+@pytest.mark.parametrize(("dtype", "apart"), [(torch.float32, 1e-5), (torch.float16, 4e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_bytes_become_normalised_numbers_in_the_models_layout(dtype, apart, layout):
+    images = torch.randint(256, (2, 24, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    images[0, 0, 0], images[0, 0, 1] = 0, 255
+    mean, deviation = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, DEVIATION))
+    expected = (images.permute(0, 3, 1, 2) / 255 - mean) / deviation
+
+    found = FromBytes(24, dtype, layout, CPU)(images)
+
+    assert found.dtype is dtype
+    assert found.is_contiguous(memory_format=layout)
+    torch.testing.assert_close(found.float(), expected, rtol=0, atol=apart)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_images_of_another_size_are_resized(dtype):
+    halves = torch.full((1, 40, 40, 3), 50, dtype=torch.uint8)
+    halves[:, :, 20:] = 150
+
+    found = FromBytes(20, dtype, torch.channels_last, CPU)(halves)
+
+    assert found.shape == (1, 3, 20, 20)
+    small = FromBytes(20, dtype, torch.channels_last, CPU)(halves[:, ::2, ::2])
+    torch.testing.assert_close(found, small, rtol=0.01, atol=0.01)
+
+
+def test_a_feed_brings_every_batch_in_turn_and_never_overwrites_one_in_use():
+    batches = [torch.full((2, 2, 2, 3), value, dtype=torch.uint8) for value in (1, 2, 3, 4, 5)]
+    feed = Feed(batches, CPU)
+
+    seen = [feed.through(lambda batch: batch.clone()).unique().tolist() for _ in range(12)]
+    feed.close()
+
+    assert seen == [[value] for value in itertools.islice(itertools.cycle([1, 2, 3, 4, 5]), 12)]
+    assert not feed._thread.is_alive()
+
+
+def test_a_feed_is_ahead_by_its_buffers_and_no_more():
+    feed = Feed([torch.zeros(1, 2, 2, 3, dtype=torch.uint8)], CPU)
+    for _ in range(3):
+        feed.through(lambda batch: batch)
+    feed.close()
+
+    assert feed._ready.qsize() <= SLOTS
+
+
+def test_what_fails_while_feeding_is_raised_where_the_batch_is_awaited():
+    shapes = [torch.zeros(1, size, size, 3, dtype=torch.uint8) for size in (2, 5)]
+    feed = Feed(shapes, CPU)
+    feed.through(lambda batch: batch)
+
+    with pytest.raises(RuntimeError, match="size of tensor"):
+        feed.through(lambda batch: batch)
+    feed.close()
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_bytes_get_the_answers_that_their_numbers_get(fed, channels_last):
+    ours = fed(options={"channels_last": channels_last, "source_pixels": 48})
+    plain = made(options={"channels_last": channels_last})
+    images = ours.pool[0]
+
+    numbers = FromBytes(32, torch.float32, torch.contiguous_format, CPU)(images)
+
+    assert images.shape == (3, 48, 48, 3)
+    torch.testing.assert_close(ours.model(images), plain.model(numbers), rtol=1e-4, atol=1e-4)
+    assert ours.describe()["input"] == "host-uint8"
+    assert ours.describe()["parameters"] == plain.describe()["parameters"]
+    expected = [ours.classify(batch).tolist() for batch in ours.pool]
+    assert [ours._ahead.answer().tolist() for _ in range(6)] == [*expected, *expected[:2]]
+    assert len(set(map(tuple, expected))) > 1, "one answer to everything would prove nothing"
+    assert ours.infer() == 3
+
+
+def test_offline_is_fed_ahead_and_what_comes_at_times_of_its_own_is_not(fed):
+    offline, server = fed(scenario=OFFLINE), fed(scenario=SERVER)
+
+    assert [offline.serve_up_to()(inputs) for inputs in (3, 2)] == [3, 2]
+    assert server._ahead is None
+    serve = server.serve_up_to()
+    assert [serve(inputs) for inputs in (3, 1)] == [3, 1]
+    assert server.infer() == 3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_folded_normalisations_change_no_answer(precision, tmp_path):
+    state = made(seed=4).model.state_dict()
+    generator = torch.Generator().manual_seed(5)
+    for name, tensor in state.items():
+        if name.endswith(("running_mean", "normalization.bias")):
+            tensor.normal_(generator=generator)
+        elif name.endswith(("running_var", "normalization.weight")):
+            tensor.uniform_(0.5, 2.0, generator=generator)
+    torch.save(state, tmp_path / "weights.pt")
+    plain, folded = (
+        made(precision=precision, checkpoint=tmp_path / "weights.pt", options={"fold_norms": fold})
+        for fold in (False, True)
+    )
+
+    expected, found = (one.model(plain.pool[0]).float() for one in (plain, folded))
+
+    torch.testing.assert_close(
+        found, expected, rtol=0, atol=(1e-4 if precision == "fp32" else 0.05) * expected.abs().max()
+    )
+    assert not any(isinstance(one, torch.nn.BatchNorm2d) for one in folded.model.modules())
+    assert sum(isinstance(one, Folded) for one in folded.model.modules()) == 9
+    assert folded.describe()["fused_convolutions"] == 0, "cuDNN's are a GPU's"
+
+
+def test_an_input_on_the_device_is_there_before_its_request():
+    workload = made(options={"input": "device"})
+
+    assert workload.infer() == 3
+    assert workload.describe()["input"] == "device"
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"input": "disk"}, "'disk' is not one of host, device, host-uint8"),
+        ({"source_pixels": 64}, "set input to host-uint8, too"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, says):
+    with pytest.raises(SettingError, match=says):
+        made(options=options)
