@@ -292,8 +292,18 @@ def environment() -> jinja2.Environment:
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
     """What MPS allowed each replica, in words, wherever it was used."""
-    each = (manifest.experiment for manifest in manifests if manifest.experiment.sharing.traits.daemon)
-    return list(dict.fromkeys(one.mps.in_words() if one.mps else "no limit" for one in each))
+    return list(dict.fromkeys(_limits(one) for one in manifests if one.experiment.sharing.traits.daemon))
+
+
+def _limits(manifest: Manifest) -> str:
+    """Of a replica; on a cluster within what the device plugin gives each slice of a GPU."""
+    own = manifest.experiment.mps.in_words() if manifest.experiment.mps else "no limit"
+    if not any(replica.get("pod") for replica in manifest.replicas):
+        return own
+    slices = sorted({int(replica["gpu_slices"]) for replica in manifest.replicas if replica.get("gpu_slices")})
+    part = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"
+    plugin = f"{part} of multiprocessors and memory, from the device plugin"
+    return f"{own} (of {plugin})" if manifest.experiment.mps else plugin
 
 
 def _settings(experiment: Experiment) -> str:

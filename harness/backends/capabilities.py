@@ -153,14 +153,7 @@ FEATURES = [
         unless="`kubernetes.device_plugin_configs`",
     ),
     Feature(
-        "limits of each replica under MPS (`mps`)",
-        _mps,
-        {
-            KUBERNETES: (
-                "a cluster's device plugin gives each of N slices the N-th part of processors and memory",
-                "Remove it, and choose N: harness sharing mps --replicas N",
-            )
-        },
+        "limits of each replica under MPS (`mps`; on a cluster within its slice's part of processors and memory)", _mps
     ),
     Feature("scenarios of LoadGen", lambda spec: _scenarios(spec, http=False)),
     Feature(

@@ -77,13 +77,7 @@ class MpsDaemon:
 
     def replica_environment(self) -> dict[str, str]:
         """What makes a process a client, within the limits."""
-        environment = dict(self._environment)
-        percentage = self._limits.percentage(self._replicas)
-        if percentage is not None:
-            environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percentage:g}"
-        if self._limits.pinned_memory_gb is not None:
-            environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={round(self._limits.pinned_memory_gb * 1000)}M"
-        return environment
+        return {**self._environment, **limits_environment(self._limits, self._replicas)}
 
     def require_clients(self, replicas: Sequence[Collection[int]]) -> None:
         """Raise BackendError when a replica has no process that runs under this daemon.
@@ -162,6 +156,17 @@ class MpsDaemon:
             raise BackendError(
                 f"{CONTROL} cannot be asked: {error}.", advice="Install the NVIDIA driver's tools."
             ) from error
+
+
+def limits_environment(limits: MpsLimits | None, replicas: int) -> dict[str, str]:
+    """The variables by which a client of MPS limits itself, as one of ``replicas`` on a GPU."""
+    environment = {}
+    percentage = limits.percentage(replicas) if limits else None
+    if percentage is not None:
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{percentage:g}"
+    if limits and limits.pinned_memory_gb is not None:
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={round(limits.pinned_memory_gb * 1000)}M"
+    return environment
 
 
 def foreign_daemons(gpus: Sequence[str]) -> list[int]:

@@ -159,6 +159,10 @@ class MpsLimits(_Limits):
         ]
         return ", ".join(filter(None, told)) or "no limit"
 
+    def among(self, replicas: int) -> MpsLimits:
+        """The same with its share as a percentage, for whoever does not see all of ``replicas``."""
+        return self.model_copy(update={"share": self.percentage(replicas) or ALL})
+
     def percentage(self, replicas: int) -> float | None:
         """Percent of the multiprocessors for each of ``replicas`` on one GPU; None: all of them."""
         if self.share == ALL:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +23,12 @@ def _preloaded() -> dict[str, object]:
         return {}
     maps = Path("/proc/self/maps").read_text(errors="replace")
     return {"preloaded": [name for name in wanted if str(Path(name).resolve()) in maps]}
+
+
+def mps_limits(environment: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of a process by which it limits itself as a client of MPS."""
+    names = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
+    return {name: environment[name] for name in names if name in environment}
 
 
 class ReplicaStatus:
@@ -42,6 +49,7 @@ class ReplicaStatus:
             "device": "",
             "device_name": "",
             "mps_pipe_directory": os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
+            "mps_limits": mps_limits(os.environ),
             **_preloaded(),
             "precision": settings.precision,
             "execution": settings.execution,

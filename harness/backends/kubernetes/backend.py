@@ -159,9 +159,10 @@ class KubernetesBackend:
         self, measured: KubernetesDeployment, experiment: ExperimentSpec, folder: Path
     ) -> WithNeighbours:
         beside = {}
+        limits = experiment.mps.among(experiment.replicas_per_gpu) if experiment.mps else None
         for each in experiment.neighbours:
             name = each.workload.name
-            changes = {"workload": each.workload, "replicas": each.replicas, "condition": None}
+            changes = {"workload": each.workload, "replicas": each.replicas, "condition": None, "mps": limits}
             own, place = experiment.model_copy(update=changes), neighbour_folder(folder, name)
             made = objects.workload(own, place, self._spec, self._campaign_id, measured=measured.workload)
             beside[name] = KubernetesDeployment(

@@ -240,7 +240,7 @@ class KubernetesDeployment:
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
         shared = self._read_sharing(api)
         self.replicas = [
-            replica.on_gpu(str(status.get("device_uuid") or ""), shared.get(replica.node, ""))
+            replica.on_gpu(str(status.get("device_uuid") or ""), *shared.get(replica.node, ("", None)))
             for replica, status in zip(replicas, statuses, strict=True)
         ]
         self._statuses = [
@@ -249,6 +249,7 @@ class KubernetesDeployment:
         self._refuse_missing_library()
         self._refuse_silent_cpu()
         self._refuse_other_mode()
+        self._refuse_other_limits()
 
     def _refresh(self) -> None:
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
@@ -260,15 +261,21 @@ class KubernetesDeployment:
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 
-    def _read_sharing(self, api: KubernetesApi) -> dict[str, str]:
-        """By node, how its GPUs are seen to be shared; empty where replicas have none."""
+    def _read_sharing(self, api: KubernetesApi) -> dict[str, tuple[str, int | None]]:
+        """By node, how its GPUs are seen to be shared, and as how many slices; empty where replicas have none."""
         if not self._spec.gpus_per_replica:
             return {}
         try:
             around = api.list("/api/v1/pods")
         except ClusterError:
             around = []  # the labels of the nodes alone have to tell
-        return {pods.name(node): sharing.shown(node, around, self._spec) for node in self._nodes}
+        return {
+            pods.name(node): (
+                sharing.shown(node, around, self._spec),
+                sharing.slices(node, around, self._spec),
+            )
+            for node in self._nodes
+        }
 
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
@@ -317,6 +324,17 @@ class KubernetesDeployment:
                     f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
                     f"and its node was switched to {mode.value}.",
                     advice="The device plugin lent its slices before it was told: read the log of its config manager.",
+                )
+
+    def _refuse_other_limits(self) -> None:
+        """A layer, an image or a workload can set the same variables."""
+        asked = objects.mps_environment(self._experiment)
+        for status in self._statuses:
+            has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
+            if asked and has is not None and has != asked:
+                raise BackendError(
+                    f"replica {status['replica']} (pod {status['pod']}) has the limits {has} under MPS and not {asked}.",
+                    advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
                 )
 
     def _collect(self) -> list[str]:

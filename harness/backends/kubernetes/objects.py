@@ -13,6 +13,7 @@ import jinja2
 import yaml
 
 from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
+from harness.backends.mps import limits_environment
 from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
@@ -154,7 +155,7 @@ def _name(experiment: ExperimentSpec, attempt: str) -> str:
 
 def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
     timing, indexed, server = experiment.timing, spec.kind is WorkloadKind.JOB, experiment.workload.server
-    layer = layer_in_pod(experiment)
+    layer, mps = layer_in_pod(experiment), mps_environment(experiment)
     run_s = run_time_s(timing)
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
@@ -198,13 +199,19 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
             "USER": "replica",  # where the cluster chooses the user's number, no file gives it a name
             **bounded,
+            **({} if server else mps),
             **beside,
             **(layer.environment if layer else {}),
         },
         "library": _library(experiment),
         "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
-        "server": _server(server) if server else None,
+        "server": _server(server, mps) if server else None,
     }
+
+
+def mps_environment(experiment: ExperimentSpec) -> dict[str, str]:
+    """What lowers the part of a GPU that a slice has under MPS, in the container that holds it; empty under other modes."""
+    return limits_environment(experiment.mps, experiment.replicas_per_gpu) if experiment.sharing.traits.daemon else {}
 
 
 def layer_in_pod(experiment: ExperimentSpec) -> LayerSpec | None:
@@ -223,7 +230,7 @@ def _library(experiment: ExperimentSpec) -> dict[str, str] | None:
     return {"image": layer.preload_image, "source": layer.preload, "folder": LAYER_DIR, "target": f"{LAYER_DIR}/{name}"}
 
 
-def _server(server: ServerSpec) -> dict[str, Any]:
+def _server(server: ServerSpec, mps: dict[str, str]) -> dict[str, Any]:
     """The container of the user's own server."""
 
     def filled(text: str) -> str:
@@ -233,7 +240,7 @@ def _server(server: ServerSpec) -> dict[str, Any]:
         "image": server.image,
         "command": [filled(word) for word in server.command],
         "args": [filled(word) for word in server.args],
-        "environment": {"HOME": "/tmp"} | {name: filled(text) for name, text in server.env.items()},  # noqa: S108
+        "environment": {"HOME": "/tmp"} | mps | {name: filled(text) for name, text in server.env.items()},  # noqa: S108
         "secrets": _secrets(server, server.secret_env),
         "reserve": server.reserve,
         "claims": server.claims,

@@ -52,6 +52,7 @@ class PodReplica:
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
+        gpu_slices: that each GPU of its node is lent as; None: the node does not show it.
         asks_a_server: the user's own, in a container of its pod.
         server_image_id: what ran in that.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
@@ -70,6 +71,7 @@ class PodReplica:
     gpu_uuid: str = ""
     restarts: int = 0
     sharing: str = ""
+    gpu_slices: int | None = None
     asks_a_server: bool = False
     server_image_id: str = ""
     layer_image_id: str = ""
@@ -80,9 +82,9 @@ class PodReplica:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def on_gpu(self, uuid: str, sharing: str) -> PodReplica:
+    def on_gpu(self, uuid: str, sharing: str, slices: int | None) -> PodReplica:
         """The same replica, on this device, which is shared so."""
-        return replace(self, gpu_uuid=uuid, sharing=sharing)
+        return replace(self, gpu_uuid=uuid, sharing=sharing, gpu_slices=slices)
 
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of it."""
@@ -95,6 +97,7 @@ class PodReplica:
             "image_id": self.image_id,
             "gpu_uuid": self.gpu_uuid,
             "sharing": self.sharing,
+            "gpu_slices": self.gpu_slices,
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
             **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
         }

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes import mps_share
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MPS_LABEL
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 from harness.config.sharing import DIVIDED, WHOLE
@@ -44,9 +45,10 @@ def check_sharing(
                 message = f"sharing {mode.value} means nothing for replicas without a GPU (gpus_per_replica: 0)."
                 yield Finding(Severity.ERROR, "sharing", message, "Use time-slicing, or ask for a GPU.")
         return
-    for node in nodes:
-        if spec.gpu_resource not in ((node.get("status") or {}).get("allocatable") or {}):
-            continue
+    lending = [node for node in nodes if spec.gpu_resource in ((node.get("status") or {}).get("allocatable") or {})]
+    for experiment in experiments:
+        yield from mps_share.check(experiment, [(node, slices(node, pods, spec)) for node in lending])
+    for node in lending:
         name, seen = node["metadata"]["name"], observed(node, pods, spec)
         of_gke = _OF_GKE.get((node["metadata"].get("labels") or {}).get(GKE_LABEL, ""))
         if of_gke is not None and of_gke.traits.daemon:
@@ -92,6 +94,13 @@ def shown(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> str:
     """For the manifest: the modes, and the configuration that the node's label names, e.g. ``mps (mps-8)``."""
     named = (node["metadata"].get("labels") or {}).get(CONFIG_LABEL)
     return " ".join(filter(None, (in_words(observed(node, pods, spec)), f"({named})" if named else "")))
+
+
+def slices(node: Object, pods: Sequence[Object], spec: KubernetesSpec) -> int | None:
+    """That each GPU of a node is lent as; None: nobody tells."""
+    sections = ((_configured(node, pods) or {}).get("sharing") or {}).values()
+    found = [int(one["replicas"]) for section in sections for one in section.get("resources") or []]
+    return mps_share.slices(node, found[0] if found else None, spec.gpu_resource)
 
 
 def divided(labels: Mapping[str, str], spec: KubernetesSpec) -> bool:

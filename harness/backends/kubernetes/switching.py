@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, device_configs, sharing
+from harness.backends.kubernetes import capacity, device_configs, mps_share, sharing
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
@@ -187,6 +187,7 @@ def check(
             yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
             continue
         wanted.add(chosen)
+        yield from mps_share.check(experiment, [(node, chosen.slices) for node in nodes])
         for name, count in counts.items():
             if count is None and not chosen.mode.traits.instances:
                 message = f"how many GPUs node {name} has cannot be told."

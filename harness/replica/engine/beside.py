@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.replica.engine.process import HOST, POLL_S, answers_200, takes_connections
 from harness.replica.engine.settings import Engine
+from harness.replica.status import mps_limits
 
 PROC = Path("/proc")
 _CUDA_CONTEXT = "/dev/nvidia-uvm"
@@ -59,7 +60,7 @@ def observed(port: int, proc: Path = PROC) -> dict[str, object]:
     """What the processes of the pod show of the GPU, for ``replica.json``.
 
     ``device``: cuda where one of them has a CUDA context, cpu where all can be seen and none has; empty: it cannot be told.
-    ``mps_pipe_directory``: what the server was given; None: it cannot be told. ``device_uuid``: likewise, or empty.
+    ``mps_pipe_directory`` and ``mps_limits``: what the server was given; None: it cannot be told. ``device_uuid``: likewise, or empty.
 
     Args:
         port: that the server listens on.
@@ -84,6 +85,7 @@ def observed(port: int, proc: Path = PROC) -> dict[str, object]:
         "device": "cuda" if computes else "" if hidden or given is None else "cpu",
         "device_uuid": uuid if _UUID.fullmatch(uuid) else "",
         "mps_pipe_directory": None if given is None else given.get("CUDA_MPS_PIPE_DIRECTORY", ""),
+        "mps_limits": None if given is None else mps_limits(given),
     }
 
 

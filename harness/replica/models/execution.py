@@ -57,6 +57,8 @@ def describe_device(device: torch.device) -> dict[str, object]:
         "device": device.type,
         "device_name": torch.cuda.get_device_name(device) if on_gpu else platform.processor() or platform.machine(),
         "device_uuid": f"GPU-{torch.cuda.get_device_properties(device).uuid}" if on_gpu else "",
+        # Under MPS those of its share.
+        "multiprocessors": torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else None,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda if on_gpu else None,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,  # type: ignore[no-untyped-call]

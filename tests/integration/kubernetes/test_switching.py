@@ -5,18 +5,19 @@ import threading
 import pytest
 import yaml
 
+from harness.analysis.report import mps_limits
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import SWITCHED
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.config import Sharing
+from harness.config import ConditionSpec, MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.results.manifest import Status, read_manifest
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL, GPU
 from tests.support.cluster_trial import Trial
-from tests.support.experiments import campaign, experiment
+from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import eventually
 
@@ -78,10 +79,39 @@ def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spe
         under = manifest.experiment.sharing is Sharing.MPS
         assert {one["sharing"] for one in manifest.replicas} == {"mps (mps-2)" if under else "(sliced-3)"}
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
+        assert mps_limits([manifest]) == (
+            ["1/2 of multiprocessors and memory, from the device plugin"] if under else []
+        )
     assert driver.heeded[:3] == ["whole", "mps-2", "sliced-3"]
     assert label(driver) is None
     assert eventually(lambda: driver.left() == [])
     left.stop(timeout_s=4)
+
+
+def test_a_share_of_mps_reaches_the_pods_and_more_than_a_slice_has_is_refused(spec, driver, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "gpus", ["GPU-a"])
+    beside = ConditionSpec(name="beside", neighbours=[neighbour("on_lent_gpu")])
+    limited = experiment(
+        factory="on_lent_gpu",
+        sharing=Sharing.MPS,
+        replicas=1,
+        mps=MpsLimits(share="1/N", pinned_memory_gb=2),
+        condition=beside,
+    )
+    backend = Switching(spec)
+    deployment = backend.deploy(limited, tmp_path, abort=threading.Event(), on_death=lambda _death: None)
+
+    seen = [*deployment.statuses(), *deployment.neighbour_statuses()["noisy"]]
+    deployment.stop(timeout_s=4)
+    asked = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
+    assert [(one["mps_limits"], one["gpu_slices"]) for one in seen] == [(asked, 2)] * 2
+
+    whole = limited.model_copy(update={"mps": MpsLimits()})
+    with pytest.raises(
+        BackendError, match=r"100 % of a GPU's multiprocessors each, .* each of 2 slices of node .* 50 %"
+    ):
+        backend.deploy(whole, tmp_path / "more", abort=threading.Event(), on_death=lambda _death: None)
+    assert list(backend.close()) == [f"node {driver.node} has the sharing mode again that was found."]
 
 
 def test_pods_that_were_not_given_the_mode_are_refused(spec, driver, tmp_path):

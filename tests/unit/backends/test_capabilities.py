@@ -27,7 +27,7 @@ def read(folder, backend, more="", workload=""):
 
 EXAMPLES = {
     "several sharing modes": {"more": "sharing: [time-slicing, mps]"},
-    "limits of each replica under MPS": {"more": "sharing: [mps]\nmps: {equal_share: true}"},
+    "limits of each replica under MPS": {"more": "sharing: [mps]\nmps: {share: 1/N}"},
     "scenarios of LoadGen": {"workload": ", scenario: {kind: server, rate: 5}"},
     "scenario `http`": {"workload": ", scenario: {kind: http, rate: 5}"},
     "a server of your own as a command": {"workload": "-mine, server: {command: [serve, '{port}']}"},

@@ -4,8 +4,8 @@ import pytest
 import yaml
 
 from harness.backends.base import Severity
-from harness.backends.kubernetes.sharing import check_sharing, observed
-from harness.config import KubernetesSpec, Sharing
+from harness.backends.kubernetes.sharing import check_sharing, observed, slices
+from harness.config import KubernetesSpec, MpsLimits, Sharing
 from tests.support.experiments import experiment
 
 SPEC = KubernetesSpec()
@@ -102,3 +102,53 @@ def test_replicas_without_a_gpu_share_none():
     on_cpu = KubernetesSpec(gpus_per_replica=0)
     assert found(SLICED, {}, on_cpu) == {}
     assert "sharing mps means nothing for replicas without a GPU" in found(MPS, {}, on_cpu)[Severity.ERROR]
+
+
+OF_4 = plugin({"sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}})
+
+
+@pytest.mark.parametrize(
+    ("labels", "pods", "number"),
+    [
+        ({}, [], None),
+        ({"gpu__count": "2"}, [], 5),
+        ({"gpu__count": "2", "gpu__replicas": "8"}, [], 8),
+        ({"gpu__replicas": "8"}, [OF_4], 4),
+    ],
+)
+def test_the_slices_of_a_gpu_are_what_plugin_and_labels_say(labels, pods, number):
+    assert slices(node(**labels), pods, SPEC) == number
+
+
+@pytest.mark.parametrize(
+    ("limits", "labels", "said"),
+    [
+        (MpsLimits(share="1/N"), {}, []),
+        (MpsLimits(share=10, pinned_memory_gb=20), {"gpu__memory": "81559"}, []),
+        (None, {}, []),
+        (
+            MpsLimits(share="2/N"),
+            {},
+            ["are to have 50 % of a GPU's multiprocessors each, and the device plugin gives each of 4"],
+        ),
+        (MpsLimits(), {}, ["are to have 100 % of a GPU's multiprocessors"]),
+        (
+            MpsLimits(share="1/N", pinned_memory_gb=22),
+            {"gpu__memory": "81559"},
+            ["`mps.pinned_memory_gb` of 22 is more than the 21.4 GB"],
+        ),
+    ],
+)
+def test_a_client_of_mps_has_at_most_its_slices_part(limits, labels, said):
+    of = [experiment(sharing=MPS, replicas=4, mps=limits)]
+    errors = [
+        one.message for one in check_sharing([node(**labels)], [OF_4], SPEC, of) if one.severity is Severity.ERROR
+    ]
+    assert len(errors) == len(said)
+    assert all(sentence in error for sentence, error in zip(said, errors, strict=True))
+
+
+def test_limits_on_a_node_that_does_not_show_its_slices_are_taken_on_trust():
+    of = [experiment(sharing=MPS, replicas=4, mps=MpsLimits(share="1/N"))]
+    (finding,) = check_sharing([node(gpu__sharing_strategy="mps")], [], SPEC, of)
+    assert (finding.severity, "does not show how many slices" in finding.message) == (Severity.WARNING, True)

@@ -10,18 +10,18 @@ from harness.backends.kubernetes.connect import Connection
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.objects import workload
 from harness.clock import SystemClock
-from harness.config import KubernetesSpec, Sharing, WorkloadSpec
+from harness.config import KubernetesSpec, MpsLimits, Sharing, WorkloadSpec
 from harness.errors import BackendError, ReasonCode
 from tests.support.experiments import experiment
 
 SERVER = {"image": "registry.example/engine:1", "args": ["--port", "{port}"]}
 
 
-def told(tmp_path, status, *, device="auto", sharing=Sharing.TIME_SLICING, **changes):
+def told(tmp_path, status, *, device="auto", sharing=Sharing.TIME_SLICING, mps=None, **changes):
     """A deployment whose one replica, the client of a server, says this of itself."""
     spec = KubernetesSpec(**changes)
     of = WorkloadSpec.model_validate({"name": "llm", "device": device, "server": SERVER})
-    asked = experiment(replicas=1, sharing=sharing).model_copy(update={"workload": of})
+    asked = experiment(replicas=1, sharing=sharing, mps=mps).model_copy(update={"workload": of})
     made = workload(asked, Path("one-1"), spec, "c0ffee")
     nowhere = Connection("https://127.0.0.1:9", urllib3.PoolManager(), dict)
     api = KubernetesApi(spec, reconnect=lambda: nowhere)
@@ -67,3 +67,21 @@ def test_a_server_under_another_mode_than_its_node_was_switched_to_is_refused(tm
         return
     with pytest.raises(BackendError, match=said):
         one._refuse_other_mode()
+
+
+@pytest.mark.parametrize(
+    ("has", "said"),
+    [
+        ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}, ""),
+        (None, ""),  # it cannot be seen
+        ({}, r"has the limits \{\} under MPS and not"),
+        ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}, "'50'} under MPS and not .*'25'"),
+    ],
+)
+def test_a_server_that_set_itself_other_limits_than_asked_is_refused(tmp_path, has, said):
+    one = told(tmp_path, {"mps_limits": has}, sharing=Sharing.MPS, mps=MpsLimits(share=25))
+    if not said:
+        one._refuse_other_limits()
+        return
+    with pytest.raises(BackendError, match=said):
+        one._refuse_other_limits()

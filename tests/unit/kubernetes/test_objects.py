@@ -12,7 +12,7 @@ import yaml
 from harness.backends.kubernetes.objects import workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, Toleration, WorkloadSpec
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
 from harness.config.pods import NodeRequirement
 from harness.replica.engine.settings import from_environment
 from tests.support.experiments import experiment
@@ -219,6 +219,21 @@ def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
         "readOnly": True,
     }
     assert {"name": "claim-1", "mountPath": "/models", "readOnly": True} in server["volumeMounts"]
+
+
+def test_limits_under_mps_are_set_in_the_container_that_holds_the_gpu():
+    limits = {"sharing": Sharing.MPS, "mps": MpsLimits(share="1/N", pinned_memory_gb=2)}
+    asked = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3333", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
+    found = []
+    for of in (experiment(replicas=3), serving()):
+        under = of.model_copy(update=limits)
+        found += [
+            {entry["name"]: entry["value"] for entry in each["env"] if entry["name"].startswith("CUDA_MPS_")}
+            for each in made(under).body["spec"]["template"]["spec"]["containers"]
+        ]
+        assert "CUDA_MPS_" not in json.dumps(made(under.model_copy(update={"sharing": Sharing.TIME_SLICING})).body)
+
+    assert found == [asked, {}, asked]
 
 
 def test_keys_are_named_and_never_held():

@@ -43,7 +43,14 @@ def row(port, state, inode):
 
 
 def test_what_the_container_was_given_is_read_from_whoever_listens(pod):
-    pod(7, listens=True, maps=OPENED, CUDA_MPS_PIPE_DIRECTORY="/mps/pipe", NVIDIA_VISIBLE_DEVICES="GPU-12ab-3")
+    pod(
+        7,
+        listens=True,
+        maps=OPENED,
+        CUDA_MPS_PIPE_DIRECTORY="/mps/pipe",
+        CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="12.5",
+        NVIDIA_VISIBLE_DEVICES="GPU-12ab-3",
+    )
     pod(8, maps=UVM)  # engines compute in a process of their own
     pod(9, CUDA_MPS_PIPE_DIRECTORY="another's")
 
@@ -51,20 +58,21 @@ def test_what_the_container_was_given_is_read_from_whoever_listens(pod):
         "device": "cuda",
         "device_uuid": "GPU-12ab-3",
         "mps_pipe_directory": "/mps/pipe",
+        "mps_limits": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5"},
     }
 
 
 def test_one_that_opens_the_gpu_and_computes_elsewhere_is_on_the_cpu(pod):
     pod(7, listens=True, maps=OPENED, NVIDIA_VISIBLE_DEVICES="void")
 
-    assert observed(PORT, pod.proc) == {"device": "cpu", "device_uuid": "", "mps_pipe_directory": ""}
+    assert observed(PORT, pod.proc) == {"device": "cpu", "device_uuid": "", "mps_pipe_directory": "", "mps_limits": {}}
 
 
 def test_the_client_itself_and_the_process_that_holds_the_pod_are_no_server(pod):
     pod(1, listens=True, maps=UVM)
     pod(os.getpid(), listens=True, maps=UVM)
 
-    assert observed(PORT, pod.proc) == {"device": "", "device_uuid": "", "mps_pipe_directory": None}
+    assert observed(PORT, pod.proc) == {"device": "", "device_uuid": "", "mps_pipe_directory": None, "mps_limits": None}
 
 
 def test_what_may_not_be_seen_is_not_claimed(pod, monkeypatch):
@@ -79,7 +87,7 @@ def test_what_may_not_be_seen_is_not_claimed(pod, monkeypatch):
         return read_text(path, *given, **named)
 
     monkeypatch.setattr(beside.Path, "read_text", denied)
-    assert observed(PORT, pod.proc) == {"device": "", "device_uuid": "", "mps_pipe_directory": None}
+    assert observed(PORT, pod.proc) == {"device": "", "device_uuid": "", "mps_pipe_directory": None, "mps_limits": None}
 
 
 def test_a_real_process_is_seen_by_its_real_port():
