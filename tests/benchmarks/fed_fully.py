@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,11 +38,7 @@ def measure(options: argparse.Namespace, execution: str, *, cudnn_benchmark: boo
     """Print what one way to run it gives."""
     gpu = torch.cuda.is_available()
     made = [load(options, execution, kind, cudnn_benchmark=cudnn_benchmark) for kind in ("device", "host-uint8")]
-    rates: list[list[float]] = [[], []]
-    with made[0].serving():
-        for number in range(options.rounds):
-            for which in (0, 1) if number % 2 == 0 else (1, 0):
-                rates[which].append(images_per_s(made[which], options.seconds))
+    rates = in_turn(made, seconds=options.seconds, rounds=options.rounds)
     fused = made[0].describe()["fused_convolutions"]
     for workload in made:
         workload.close()
@@ -78,8 +75,18 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
     return workload
 
 
-def images_per_s(workload: Any, seconds: float) -> float:
-    """Images that were answered, over the time from one answer to the last."""
+def in_turn(two: Sequence[Any], *, seconds: float, rounds: int) -> list[list[float]]:
+    """Inputs per second of each of two workloads, by round; in the order A B B A."""
+    rates: list[list[float]] = [[], []]
+    with two[0].serving():
+        for number in range(rounds):
+            for which in (0, 1) if number % 2 == 0 else (1, 0):
+                rates[which].append(inputs_per_s(two[which], seconds))
+    return rates
+
+
+def inputs_per_s(workload: Any, seconds: float) -> float:
+    """Inputs that were answered, over the time from one answer to the last."""
     workload.infer()  # what was in flight when it was last stopped
     workload.infer()
     begun_s = time.perf_counter()

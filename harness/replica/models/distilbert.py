@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, scaled_dot_product_attention
 from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution
 from harness.replica.models.classifier import Classifier
+from harness.replica.models.fp8 import use_fp8
 from harness.replica.models.layers import Embedding, Linear
 from harness.replica.settings import Settings
 
@@ -137,15 +138,19 @@ class DistilBertWorkload(Classifier):
     name = "distilbert"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options("model_size", "tokens")
+        settings.known_options("model_size", "tokens", "fp8")
         shape = shape_of(settings, SIZES)
         tokens = text_tokens(settings, shape)
         device = execution.prepare_device(settings)
         model = checkpoint.build(lambda: DistilBert(shape), settings, device)
+        facts = execution.describe(settings, device, model)
+        if settings.option("fp8", default=False):
+            facts["fp8_matrices"] = use_fp8(model, settings, device)
         size = (settings.batch_size, tokens)
         generator = execution.input_generator(settings)
         pool = execution.input_pool(lambda: torch.randint(shape.vocabulary, size, generator=generator), device)
         super().__init__(model, pool, settings, device)
+        self._facts = facts
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:

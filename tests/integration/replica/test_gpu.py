@@ -102,6 +102,27 @@ def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():
 
 
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_matrices_in_fp8_give_about_the_logits_of_the_others(execution, precision):
+    def made(device, **options):
+        settings = Settings(
+            workload="distilbert",
+            device=device,
+            precision=precision,
+            execution=execution,
+            batch_size=4,
+            options=options,
+        )
+        return registry.load(settings)
+
+    plain, fp8 = made("cuda"), made("cuda", fp8=True)
+    with torch.inference_mode():
+        expected, found = (one._forward(plain.pool[0]).float().clone() for one in (plain, fp8))
+    assert fp8.describe()["fp8_matrices"] == 37
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.2 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
 def test_a_stream_has_the_priority_that_is_asked_for(start, execution):
     def found(**settings):
         replica = start(

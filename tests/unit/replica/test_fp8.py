@@ -1,0 +1,59 @@
+"""DistilBERT's matrices in FP8: near the numbers of the others, and refused where it cannot be."""
+
+import pytest
+import torch
+
+from harness.replica.errors import SettingError
+from harness.replica.models import distilbert
+from harness.replica.models.fp8 import LARGEST, Fp8Linear
+from harness.replica.settings import Settings
+
+
+def made(precision="bf16", **options):
+    settings = Settings(
+        workload="distilbert", device="cpu", precision=precision, batch_size=4, options={"model_size": "tiny"} | options
+    )
+    return distilbert.make(settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_matrix_in_fp8_is_near_what_it_was(dtype):
+    generator = torch.Generator().manual_seed(3)
+    linear = torch.nn.Linear(256, 64).to(dtype)
+    linear.weight.data.normal_(0, 3.0, generator=generator)
+    x = torch.randn(5, 7, 256, generator=generator).to(dtype)
+
+    with torch.inference_mode():
+        expected, found = linear(x).float(), Fp8Linear(linear)(x)
+
+    assert (found.dtype, found.shape) == (dtype, (5, 7, 64))
+    apart = (found.float() - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+    assert 0.005 < apart < 0.06, "three bits after the point: some per cent, and not the same numbers"
+
+
+def test_what_is_too_large_for_fp8_is_its_largest_number_and_not_none():
+    linear = torch.nn.Linear(16, 16).bfloat16()
+    torch.nn.init.eye_(linear.weight)
+    torch.nn.init.zeros_(linear.bias)
+
+    found = Fp8Linear(linear)(torch.full((1, 16), 1e4).bfloat16())
+
+    torch.testing.assert_close(found.float(), torch.full((1, 16), LARGEST), rtol=0.01, atol=0)
+
+
+def test_the_model_says_how_many_matrices_are_in_fp8_and_gives_about_the_same_logits():
+    plain, fp8 = made(), made(fp8=True)
+
+    with torch.inference_mode():
+        expected, found = (one.model(plain.pool[0]).float() for one in (plain, fp8))
+
+    assert fp8.describe()["fp8_matrices"] == 13
+    assert fp8.describe()["parameters"] == plain.describe()["parameters"]
+    assert "fp8_matrices" not in plain.describe()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.15 * float(expected.abs().max()))
+    assert fp8.infer() == 4
+
+
+def test_fp8_beside_fp32_is_refused():
+    with pytest.raises(SettingError, match="goes with PRECISION fp16 or bf16"):
+        made("fp32", fp8=True)
