@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 import harness
-from harness.analysis import campaign_table, goodput, summary
+from harness.analysis import campaign_table, goodput, placement, summary
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.comparability import gpu_names
 from harness.analysis.figure_style import Picture
@@ -163,6 +163,7 @@ def _content(
         or any(cell.key.mps_limits for cell in analysis.cells),
         **tables(against_first),
         "has_conditions": any(cell.condition for cell in analysis.cells),
+        "has_places": placement.several(each.data.manifest for each in analysis.experiments),
         "version": harness.__version__,
     }
 
@@ -280,6 +281,8 @@ def environment() -> jinja2.Environment:
         "clipped": clipped,
         "missing": missing,
         "settings": _settings,
+        "where": placement.of_cell,
+        "places": lambda experiment: placement.in_words(experiment.data.manifest),
         "ratio_entry": ratio_entry,
         "small": lambda value: DASH if value is None else f"{value:.2g}",
         "absent": absent_of,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -69,6 +70,13 @@ class NodeRequirement(StrictModel):
         return value is None
 
 
+class Placement(StrEnum):
+    """How replicas are placed where several nodes could take them."""
+
+    SPREAD = "spread"
+    PACKED = "packed"
+
+
 class PodSettings(StrictModel):
     """Settings of the replicas' pods."""
 
@@ -97,6 +105,10 @@ class PodSettings(StrictModel):
     )
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="Labels that a node must have, e.g. {pool: gpu}."
+    )
+    placement: Placement = Field(
+        default=Placement.SPREAD,
+        description="spread (equal shares over the nodes that have room) or packed (one node as full as it gets, then the next).",
     )
     node_affinity: list[NodeRequirement] = Field(
         default_factory=list,

@@ -15,6 +15,7 @@ import yaml
 from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
 from harness.backends.mps import limits_environment
 from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
+from harness.config.pods import Placement
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
@@ -182,6 +183,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "priority_class": spec.priority_class,
         "node_selector": spec.node_selector,
         "neighbour_of": labels.get(NEIGHBOUR_LABEL),
+        "packed": spec.placement is Placement.PACKED,
         "node_affinity": [one.model_dump(exclude_defaults=True) for one in spec.node_affinity],
         "tolerations": [one.model_dump(exclude_none=True) for one in spec.tolerations],
         "user": spec.run_as_user,

@@ -247,3 +247,23 @@ def test_missing_templates_are_a_clear_error(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(harness, "__file__", str(tmp_path / "harness" / "__init__.py"))
     with pytest.raises(HarnessError, match=r"templates/report is neither at .* nor at"):
         report.environment()
+
+
+def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_place(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[3], repeats=1, shape=replace(SHAPE, record_s=5))
+    found = analyse(tmp_path)
+    report.report_of(found)
+    assert "| Where |" not in (tmp_path / "report.md").read_text()
+
+    seats = [("n1", "GPU-1a2b3c4d-5e6f"), ("n2", "GPU-77777777-0000"), ("n1", "GPU-1a2b3c4d-5e6f")]
+    (run,) = found.experiments
+    replicas = [{"node": node, "gpu_uuid": gpu, "device_uuid": gpu} for node, gpu in seats]
+    manifest = run.data.manifest.model_copy(update={"replicas": replicas})
+    found.experiments[0] = found.cells[0].experiments[0] = replace(run, data=replace(run.data, manifest=manifest))
+    report.report_of(found)
+    text, page = (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    assert "| Replicas | Where | Verdict |" in text
+    assert "| 3 | 2 + 1 on 2 GPUs of 2 nodes | VALID |" in text
+    assert " | n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1 | " in text
+    assert '<td class="words">2 + 1 on 2 GPUs of 2 nodes</td>' in page
+    assert "Ran on n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1." in page

@@ -41,6 +41,7 @@ FULL = {
         NodeRequirement(key="spot", operator="DoesNotExist"),
     ],
     "run_as_user": None,
+    "placement": "packed",
 }
 
 SERVER = {
@@ -182,6 +183,15 @@ def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
         {"key": "pool", "operator": "In", "values": ["a", "b"]},
         {"key": "spot", "operator": "DoesNotExist"},
     ]
+    [wish] = template["spec"]["affinity"]["podAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert "topologySpreadConstraints" not in template["spec"]
+    [spread] = made().body["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    for chosen, labels in (
+        (wish["podAffinityTerm"], template["metadata"]["labels"]),
+        (spread, spread["labelSelector"]["matchLabels"]),
+    ):
+        assert chosen["topologyKey"] == "kubernetes.io/hostname"
+        assert chosen["labelSelector"]["matchLabels"].items() <= labels.items()
 
 
 @pytest.mark.parametrize("minor", MINORS)
