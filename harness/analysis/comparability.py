@@ -67,6 +67,7 @@ _WORKLOAD = (
     "execution",
     "device",
     "stream_priority",
+    "cpus_per_replica",
     "threads",
     "inference_sleep_s",
     "checkpoint",

@@ -49,6 +49,13 @@ def _neighbours(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"neighbours in condition {each.name}" for each in spec.conditions if each.neighbours)
 
 
+def _own_cpus(spec: CampaignSpec) -> Iterator[str]:
+    beside = [each.workload for condition in spec.conditions for each in condition.neighbours]
+    yield from (
+        f"`cpus_per_replica` of workload {each.name}" for each in [*spec.workloads, *beside] if each.cpus_per_replica
+    )
+
+
 def _layers(spec: CampaignSpec) -> Iterator[str]:
     yield from (f"a layer in condition {each.name}" for each in spec.conditions if each.layer)
 
@@ -214,6 +221,16 @@ FEATURES = [
     Feature("`conditions` of a server that runs already", _conditions_of_running, dict.fromkeys(BACKENDS, _UNCHANGED)),
     Feature("a workload of your own (`factory`; on a cluster its module is in the image)", _factories),
     Feature("neighbours", _neighbours),
+    Feature(
+        "CPUs of each replica's own (`cpus_per_replica`)",
+        _own_cpus,
+        {
+            KUBERNETES: (
+                "the kubelet pins pods, and only where its CPU manager's policy is static and whole CPUs are requested as limits",
+                _BESIDE,
+            )
+        },
+    ),
     Feature("layers (on a cluster `preload` is a library of the replicas' image, or of `preload_image`)", _layers),
     Feature(
         "a layer's library out of an image of its own (`preload_image`)",

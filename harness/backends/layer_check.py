@@ -20,6 +20,7 @@ _OWN = frozenset(
         "HOST",
         "PORT",
         "REPLICA",
+        "REPLICA_CPUS",
         "REPLICA_DIR",
         "PYTHONPATH",
         CAMPAIGN_VARIABLE,

@@ -12,7 +12,7 @@ from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
-from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats
+from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats, seats_with_cpus
 from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
@@ -107,7 +107,7 @@ class LocalDeployment:
         try:
             self._mps = self._start_mps(experiment, folder, campaign_id)
             shared = self._mps.replica_environment() if self._mps else {}
-            for position, seat in enumerate(seats(experiment, folder)):
+            for position, seat in enumerate(seats_with_cpus(experiment, folder)):
                 own = replica_environment(seat)
                 environment = {
                     **own,
@@ -219,6 +219,7 @@ class LocalDeployment:
         """Raise BackendError when a replica runs without its layer, or on the CPU where it should be on a GPU."""
         for replica in self._replicas:
             replica.require_layer()
+            replica.require_cpus()
             _refuse_silent_cpu(replica)
             # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
             if self._mps is None and replica.seat.workload.server and replica.seat.workload.device is Device.CUDA:
@@ -341,6 +342,7 @@ def replica_environment(seat: Seat) -> dict[str, str]:
         "REPLICA": str(seat.index),
         "REPLICA_DIR": str(layout.replica_folder(seat.folder, seat.index)),
         "PYTHONPATH": import_paths(),
+        **({"REPLICA_CPUS": ",".join(map(str, seat.cpus))} if seat.cpus else {}),
     }
 
 

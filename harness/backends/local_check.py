@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from harness.backends.base import Finding, Severity
+from harness.backends.cpus import check_cpus
 from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
@@ -66,6 +67,7 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
             *check_sharing(experiment, gpus, why_none),
             *_check_memory(experiment, gpus),
             *check_layer(experiment),
+            *check_cpus(experiment, gpus),
         ]
     ]
     # Each workload once: one that runs already is connected to.

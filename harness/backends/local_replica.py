@@ -10,16 +10,18 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from harness.backends.cpus import deal
 from harness.backends.environment import layered
 from harness.backends.supervised import Lifeline
 from harness.config import ExperimentSpec, LayerSpec, WorkloadSpec
 from harness.errors import BackendError, HarnessError
+from harness.metrics.nvml import gpu_facts
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
 from harness.results.files import read_object
@@ -40,6 +42,7 @@ class Seat:
         folder: of its workload's replicas; the attempt's for a measured one.
         neighbour: its workload's name where it is a neighbour; empty for a measured replica.
         layer: between it and the machine; None: nothing.
+        cpus: of its own; none: it may run on any.
     """
 
     workload: WorkloadSpec
@@ -47,6 +50,7 @@ class Seat:
     folder: Path
     neighbour: str = ""
     layer: LayerSpec | None = None
+    cpus: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -64,6 +68,15 @@ def seats(experiment: ExperimentSpec, folder: Path) -> list[Seat]:
         for index in range(each.replicas)
     ]
     return [*measured, *beside]
+
+
+def seats_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[Seat]:
+    """The same, each with the CPUs of its own. Raises BackendError where there are too few."""
+    every = seats(experiment, folder)
+    if not any(seat.workload.cpus_per_replica for seat in every):
+        return every
+    gpus, _ = gpu_facts()
+    return [replace(seat, cpus=own) for seat, own in zip(every, deal(experiment, gpus), strict=True)]
 
 
 class LocalReplica:
@@ -142,6 +155,12 @@ class LocalReplica:
                 f"{self.seat.name} runs without the layer's library {library}: the loader did not take it.",
                 advice=f"See what the loader says in {self.log}; the library must be built for this machine.",
             )
+
+    def require_cpus(self) -> None:
+        """Raise BackendError when Linux has it on other CPUs than those of its own."""
+        found = self.status().get("cpus")
+        if self.seat.cpus and found != list(self.seat.cpus):
+            raise BackendError(f"{self.seat.name} should run on the CPUs {list(self.seat.cpus)}, and says {found}.")
 
     def terminate(self) -> None:
         """Ask it to drain. A prefix that stays its parent may not pass signals on, so the replica itself gets it."""

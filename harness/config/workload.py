@@ -114,6 +114,12 @@ class WorkloadSpec(StrictModel):
     threads: int | None = Field(
         default=None, ge=1, le=1024, description="CPU threads of one replica; null means torch's own choice."
     )
+    cpus_per_replica: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
+    )
     memory_gb: float | None = Field(
         default=None, gt=0, description="Memory one replica needs, for preflight; null means the built-in estimate."
     )
@@ -190,7 +196,7 @@ class WorkloadSpec(StrictModel):
             return self
         if self.factory is not None or self.model is not None:
             raise ValueError("`server` is a workload by itself: leave `model` and `factory` out.")
-        if name := self._first_set((*_NOT_OF_A_SERVER, *(("device",) if self.server.url else ()))):
+        if name := self._first_set((*_NOT_OF_A_SERVER, *(("device", "cpus_per_replica") if self.server.url else ()))):
             raise ValueError(f"`{name}` has no effect on a server of your own: say it where the server is started.")
         return self
 

@@ -46,6 +46,8 @@ newer, without root: NVML's name and what its value is multiplied by. "GPU utili
 SM active is the share of time x streaming multiprocessors (SMs) with work on them, occupancy the resident warps of those that
 the SMs can hold, DRAM active the share of the memory's bandwidth in use; PCIe is sent from the GPU to the host.
 """
+_BITS = 64
+"""Of one word of a CPU mask."""
 _COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
 
 
@@ -59,6 +61,7 @@ class GpuFacts:
         mig: it is divided into instances.
         mig_uuids: the instances there are.
         processes: ids of the processes that compute on it.
+        near_cpus: those of its NUMA node; none where the driver does not tell.
     """
 
     name: str
@@ -69,6 +72,7 @@ class GpuFacts:
     mig: bool = False
     mig_uuids: tuple[str, ...] = ()
     processes: tuple[int, ...] = ()
+    near_cpus: tuple[int, ...] = ()
 
 
 class NvmlGpus:
@@ -273,7 +277,18 @@ def _facts(nvml: Any, handle: Any) -> GpuFacts:
         mig=bool(ask("nvmlDeviceGetMigMode", (0, 0))[0]),
         mig_uuids=tuple(_mig_uuids(nvml, handle)),
         processes=tuple(process.pid for process in ask("nvmlDeviceGetComputeRunningProcesses", [])),
+        near_cpus=tuple(_near_cpus(nvml, handle)),
     )
+
+
+def _near_cpus(nvml: Any, handle: Any) -> Iterator[int]:
+    words = -(-(os.cpu_count() or 1) // _BITS)
+    try:
+        masks = list(nvml.nvmlDeviceGetCpuAffinity(handle, words))
+    except nvml.NVMLError:
+        return  # as on a machine with one node, or in some virtual ones
+    for place, mask in enumerate(masks):
+        yield from (place * _BITS + bit for bit in range(_BITS) if mask >> bit & 1)
 
 
 def _mig_uuids(nvml: Any, handle: Any) -> Iterator[str]:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 from harness.replica import errors, registry
@@ -36,6 +36,7 @@ def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
     watcher = SignalWatcher()
     try:
         settings = from_environment(environment)
+        _pin(settings.cpus)
     except WorkloadError as error:
         _say(str(error))
         return error.exit_code
@@ -46,6 +47,16 @@ def main(environment: Mapping[str, str] = os.environ) -> ExitCode:
     except BaseException as error:  # noqa: BLE001
         return _report_failure(error, status)
     return ExitCode.STOPPED
+
+
+def _pin(cpus: Iterable[int] | None) -> None:
+    """Run on these CPUs alone, with every thread and process that comes. Raises CannotBeMetError."""
+    if cpus is None:
+        return
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        raise CannotBeMetError(f"REPLICA_CPUS: cannot run on the CPUs {cpus}: {error.strerror}.") from error
 
 
 class Replica:

@@ -44,6 +44,7 @@ class Settings:
         host: address that ``/metrics`` listens on.
         port: its port; 0: any free one.
         replica: index; it varies the synthetic inputs, never the weights. Unset, a number made of ``REPLICA_NAME``.
+        cpus: that it pins itself to, of the machine's numbers (``REPLICA_CPUS``); None: any.
         replica_dir: folder of ``replica.json`` and ``latencies.bin``; None: neither is written.
         run_s: seconds to serve before it ends by itself (``RUN_SECONDS``); None: until a signal.
         linger_s: seconds it then stays to be asked for what it wrote, serving nothing (``LINGER_SECONDS``).
@@ -65,6 +66,7 @@ class Settings:
     host: str = "0.0.0.0"  # noqa: S104 - a pod is scraped from outside; the local backend passes 127.0.0.1
     port: int = 8000
     replica: int = 0
+    cpus: tuple[int, ...] | None = None
     replica_dir: Path | None = None
     run_s: float | None = None
     linger_s: float = 0.0
@@ -199,6 +201,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         host=given.get("HOST", default.host),
         port=_integer(given, "PORT", default.port, maximum=65_535),
         replica=_integer(given, "REPLICA", _number_of(given.get("REPLICA_NAME", ""))),
+        cpus=_numbers(given, "REPLICA_CPUS") if "REPLICA_CPUS" in given else None,
         replica_dir=_path(given, "REPLICA_DIR"),
         run_s=_seconds(given, "RUN_SECONDS", 0.0) if "RUN_SECONDS" in given else None,
         linger_s=_seconds(given, "LINGER_SECONDS", default.linger_s),
@@ -232,6 +235,13 @@ def _integer(given: Mapping[str, str], name: str, default: int, *, minimum: int 
     if name in given and not minimum <= value <= maximum:
         raise SettingError(f"{name}: {value} is not between {minimum} and {maximum}.")
     return value
+
+
+def _numbers(given: Mapping[str, str], name: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({int(text) for text in given[name].split(",")}))
+    except ValueError:
+        raise SettingError(f"{name}: {given[name]!r} is not a list of numbers, e.g. 0,1,8.") from None
 
 
 def _seconds(given: Mapping[str, str], name: str, default: float) -> float:

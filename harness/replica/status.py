@@ -48,6 +48,7 @@ class ReplicaStatus:
             "workload": settings.workload,
             "device": "",
             "device_name": "",
+            **({"cpus": sorted(os.sched_getaffinity(0))} if settings.cpus else {}),
             "mps_pipe_directory": os.environ.get("CUDA_MPS_PIPE_DIRECTORY", ""),
             "mps_limits": mps_limits(os.environ),
             **_preloaded(),

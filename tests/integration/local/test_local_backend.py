@@ -62,6 +62,16 @@ def test_every_replica_has_served_when_deploy_returns(deploy):
     assert len({target.metrics_url for target in deployment.targets}) == 3
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU cannot be dealt out to two")
+def test_each_replica_runs_on_cpus_of_its_own_and_says_which(deploy):
+    deployment = deploy(replicas=2, workload={"cpus_per_replica": 1})
+
+    pinned = [psutil.Process(target.pid).cpu_affinity() for target in deployment.targets]
+    assert [len(cpus) for cpus in pinned] == [1, 1]
+    assert pinned[0] != pinned[1]
+    assert [status["cpus"] for status in deployment.statuses()] == pinned
+
+
 def test_stop_drains_and_says_nothing_when_all_ends_well(deploy, tmp_path):
     deployment = deploy(replicas=2)
 

@@ -119,7 +119,7 @@ def test_matrices_in_fp8_give_about_the_logits_of_the_others(execution, precisio
     with torch.inference_mode():
         expected, found = (one._forward(plain.pool[0]).float().clone() for one in (plain, fp8))
     assert fp8.describe()["fp8_matrices"] == 37
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.2 * float(expected.abs().max()))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.3 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])

@@ -40,6 +40,7 @@ EXAMPLES = {
     "`conditions` of": {"more": "conditions: [{name: b}]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
     "neighbours": {"more": "conditions: [{name: b, neighbours: [{workload: {name: whisper}}]}]"},
+    "CPUs of each replica's own": {"workload": ", cpus_per_replica: 1"},
     "layers": {"more": "conditions: [{name: b, layer: {prefix: [env]}}]"},
     "a layer's library out of": {
         "more": "conditions: [{name: b, layer: {preload: /a.so, preload_image: 'x/y:1'}}]",

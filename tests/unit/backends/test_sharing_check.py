@@ -215,6 +215,9 @@ class _Nvml:
     def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
         return [self._Process]
 
+    def nvmlDeviceGetCpuAffinity(self, _handle, words):  # noqa: N802
+        return [0b1010, *[0] * (words - 1)]
+
     def nvmlDeviceGetMaxMigDeviceCount(self, _handle):  # noqa: N802
         return 2
 
@@ -231,7 +234,15 @@ def test_what_nvml_says_of_a_divided_gpu():
     assert gpu_facts(_Nvml()) == (
         [
             GpuFacts(
-                "A100", 80, 70, uuid="MIG-0", compute_mode="", mig=True, mig_uuids=("MIG-instance",), processes=(12,)
+                "A100",
+                80,
+                70,
+                uuid="MIG-0",
+                compute_mode="",
+                mig=True,
+                mig_uuids=("MIG-instance",),
+                processes=(12,),
+                near_cpus=(1, 3),
             )
         ],
         "",

@@ -51,6 +51,7 @@ def test_what_two_processes_exchange_is_no_cuda_graph():
         ("resnet50", "stream_priority: middle", "Input should be 'high' or 'low'"),
         ("data-parallel-training", "stream_priority: low", "its collectives have streams of their own"),
         ("dram-hog", "precision: fp16", "`precision` has no effect on dram-hog"),
+        ("resnet50", "cpus_per_replica: 0", "greater than or equal to 1"),
         ("crash", "scenario: {kind: offline}", "`scenario` has no effect on crash"),
         ("dram-hok", "seed: 1", "did you mean dram-hog"),
     ],
