@@ -25,11 +25,13 @@ from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experim
 from harness.analysis.comparison_input import gathered
 from harness.analysis.measures import ALL
 from harness.errors import ResultsPathError
+from harness.metrics.catalogue import CATALOGUE
 from harness.results import latencies
 from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, SAMPLES, experiment_folders
 from harness.results.manifest import Manifest, read_manifest
 from harness.results.published import is_archive, unpack
+from harness.results.tables import write_samples
 
 if TYPE_CHECKING:
     from harness.campaign.events import Event
@@ -86,7 +88,10 @@ class Experiment:
         Raises StorageError.
         """
         path = self._folder / SAMPLES
-        with storage_errors(path, "read"):
+        with storage_errors(path, "read"), tempfile.TemporaryDirectory(prefix="harness-") as temporary:
+            if SAMPLES not in self.manifest.files:  # left out of a published set, as it is made of the CSVs
+                path = Path(temporary) / SAMPLES
+                write_samples(self._folder, path, {name: metric.unit for name, metric in CATALOGUE.items()})
             return self._tidy(pd.read_parquet(path), _SAMPLES)
 
     def latencies(self) -> pd.DataFrame:

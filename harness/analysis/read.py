@@ -18,7 +18,7 @@ from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import read_columns
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
-from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
+from harness.results.layout import CAMPAIGN_JSON, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class ExperimentData:
         By their end, as the recorder counts them: where requests queue, many begin long before they are answered.
         Raises NotMeasuredError when no latency log was kept.
         """
-        found_logs = (self.folder / LATENCIES).glob("replica-*.parquet")
-        paths = sorted((path for path in found_logs if path.is_file()), key=_replica_of)
+        paths = latencies.kept(self.folder)
         if not paths:
             raise NotMeasuredError("the replicas wrote no latency log")
         begin_ns = round(self.manifest.start_s * _NS)
@@ -188,10 +187,6 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(event, dict):
             yield event
-
-
-def _replica_of(path: Path) -> int:
-    return int(path.stem.rpartition("-")[2])
 
 
 def _commonest(reasons: list[str]) -> str:

@@ -26,7 +26,6 @@ from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.errors import ReasonCode
 from harness.results import latencies
 from harness.results.files import read_object
-from harness.results.layout import LATENCIES
 from harness.results.manifest import Status
 from harness.traffic import server_result
 from harness.traffic.slo import Outcome, unmet
@@ -404,7 +403,7 @@ def _each(runs: Sequence[Run], name: str) -> list[float]:
 
 def _figures(data: ExperimentData) -> dict[str, Estimate]:
     """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
-    paths = sorted((data.folder / LATENCIES).glob("replica-*.parquet"))
+    paths = latencies.kept(data.folder)
     if not paths or data.duration_s <= 0:
         raise NotMeasuredError("the replicas wrote no latency log")
     records = np.concatenate([latencies.read(path) for path in paths])

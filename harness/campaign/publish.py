@@ -9,16 +9,24 @@ from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, StorageError, UsageError
 from harness.results import layout
 from harness.results.citation import Citation
+from harness.results.condensed import condense
 from harness.results.crate import CROISSANT, RO_CRATE, About, croissant, ro_crate
 from harness.results.files import sha256_of, storage_errors
 from harness.results.manifest import FileEntry, read_manifest
-from harness.results.published import SUFFIX, Bounds, pack
+from harness.results.published import SUFFIX, Bounds, opened, pack
 
 _OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
 
+_ROUNDED = "Instants are rounded to {} ns."
+
 
 def publish(
-    campaign: Path, out: Path | None = None, *, citation: Citation | None = None, bounds: Bounds | None = None
+    path: Path,
+    out: Path | None = None,
+    *,
+    citation: Citation | None = None,
+    resolution_ns: int | None = None,
+    bounds: Bounds | None = None,
 ) -> Path:
     """Verify a campaign and make the archive of it; returns its path.
 
@@ -26,46 +34,54 @@ def publish(
     all (RO-Crate, Croissant); the report and its plots follow from those.
 
     Args:
-        campaign: its folder.
-        out: the archive, a new file ending in ``.tar.xz``; None: beside the folder, named like it.
+        path: the campaign's folder, or an archive of it.
+        out: the archive, a new file ending in ``.tar.xz``; None: beside ``path``, named like the campaign.
         citation: who made it and on what terms; None: nobody says.
+        resolution_ns: condense it: instants are rounded to this, in a form that packs well; None: every file as it is.
         bounds: of what it may hold.
 
     Raises:
         ResultsPathError: the folder is no campaign, or holds more than an archive may.
-        UsageError: ``out`` has another ending.
+        UsageError: ``out`` has another ending, or an archive was condensed to another resolution.
         VerificationError: a file is not what its manifest says, or nothing is finished.
         ConflictError: ``out`` exists.
         StorageError: a file cannot be read or written.
     """
-    campaign = campaign.resolve()
-    out = out or campaign.with_name(campaign.name + SUFFIX)
-    if not out.name.endswith(SUFFIX):
-        raise UsageError(f"{out} does not end in {SUFFIX}.", advice=f"E.g. --out {campaign.name}{SUFFIX}")
-    if not (campaign / layout.CAMPAIGN_JSON).is_file():
-        raise ResultsPathError(
-            f"{campaign} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
-            advice="Give the folder of a campaign below results/.",
-        )
-    verify_campaign(campaign).refuse()
-    with tempfile.TemporaryDirectory(prefix="harness-") as temporary:
-        files = _files(campaign) | _described(campaign, Path(temporary), citation or Citation())
-        try:
-            pack({f"{campaign.name}/{name}": path for name, path in files.items()}, out, bounds=bounds)
-        except StorageError as error:
-            raise StorageError(error.message, advice="Give another place with --out, or free some space.") from error
+    with opened(path) as folder:
+        campaign = folder.resolve()
+        out = out or path.resolve().with_name(campaign.name + SUFFIX)
+        if not out.name.endswith(SUFFIX):
+            raise UsageError(f"{out} does not end in {SUFFIX}.", advice=f"E.g. --out {campaign.name}{SUFFIX}")
+        if not (campaign / layout.CAMPAIGN_JSON).is_file():
+            raise ResultsPathError(
+                f"{campaign} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
+                advice="Give the folder of a campaign below results/, or a published set.",
+            )
+        verify_campaign(campaign).refuse()
+        with tempfile.TemporaryDirectory(prefix="harness-") as temporary:
+            files = _files(campaign, Path(temporary), resolution_ns)
+            files |= _described(campaign, files, Path(temporary), citation or Citation())
+            try:
+                pack({f"{campaign.name}/{name}": content for name, content in files.items()}, out, bounds=bounds)
+            except StorageError as error:
+                advice = "Give another place with --out, or free some space."
+                raise StorageError(error.message, advice=advice) from error
     return out
 
 
-def _files(campaign: Path) -> dict[str, Path]:
-    """What is there already, by its name below the campaign's folder."""
-    found = [campaign / name for name in _OF_THE_CAMPAIGN if (campaign / name).is_file()]
+def _files(campaign: Path, into: Path, resolution_ns: int | None) -> dict[str, Path]:
+    """What is published but for what describes it, by its name below the campaign's folder."""
+    files = {name: campaign / name for name in _OF_THE_CAMPAIGN if (campaign / name).is_file()}
     for folder in layout.experiment_folders(campaign):
-        found += [folder / name for name in (layout.MANIFEST, *read_manifest(folder).files)]
-    return {path.relative_to(campaign).as_posix(): path for path in found}
+        if resolution_ns is None:
+            found = {name: folder / name for name in (layout.MANIFEST, *read_manifest(folder).files)}
+        else:
+            found = condense(folder, into / folder.name, resolution_ns)
+        files |= {f"{folder.name}/{name}": path for name, path in found.items()}
+    return files
 
 
-def _described(campaign: Path, into: Path, citation: Citation) -> dict[str, Path]:
+def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Citation) -> dict[str, Path]:
     """Write the table of experiments and what describes the files; returns their paths by name.
 
     Of one campaign and citation always the same bytes: nothing here says when it was published.
@@ -76,10 +92,17 @@ def _described(campaign: Path, into: Path, citation: Citation) -> dict[str, Path
 
     analysis = analyse(campaign)
     manifests = [experiment.data.manifest for experiment in analysis.experiments]
+    description = analysis.spec.description if analysis.spec else ""
+    rounded_ns = {
+        made.resolution_ns
+        for name, path in files.items()
+        if name.endswith(layout.MANIFEST) and (made := read_manifest(path.parent).condensed)
+    }
     about = About(
         name=campaign.name,
-        description=(analysis.spec.description if analysis.spec else "")
-        or f"Measurements of the campaign {campaign.name}.",
+        description=" ".join(
+            [description or f"Measurements of the campaign {campaign.name}.", *map(_ROUNDED.format, rounded_ns)]
+        ),
         begun=layout.iso(min(manifest.start_s for manifest in manifests)),
         ended=layout.iso(
             max(each.data.manifest.start_s + max(0, each.data.duration_s) for each in analysis.experiments)
@@ -89,7 +112,7 @@ def _described(campaign: Path, into: Path, citation: Citation) -> dict[str, Path
         columns=campaign_table.dictionary(),
         citation=citation,
     )
-    entries = {name: _entry(path) for name, path in _files(campaign).items()}
+    entries = {name: _entry(path) for name, path in files.items()}
     written: dict[str, Path] = {}
 
     def write(name: str, content: bytes) -> None:

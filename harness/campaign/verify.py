@@ -46,6 +46,7 @@ def verify_campaign(path: Path) -> Verification:
     if outcome.ok:
         _check_twins(present, outcome)
         _check_described(path, present, outcome)
+    _note_condensed(path, present, outcome)
     _check_records(path, {experiment.name for experiment in present}, outcome)
     _check_report(path, outcome)
     return outcome
@@ -72,10 +73,24 @@ def _check_twins(present: list[Path], outcome: Verification) -> None:
     first: dict[str, Path] = {}
     for folder in present:
         manifest = read_manifest(folder)
-        rows = manifest.files[layout.SAMPLES].sha256
+        rows = manifest.files[layout.WIDE].sha256
         if manifest.recording and first.setdefault(rows, folder) != folder:
             message = f"the experiment holds the recording of {first[rows].name}."
             outcome.problems.append(Problem(folder, message, "a recording of its own", "a copy"))
+
+
+def _note_condensed(path: Path, present: list[Path], outcome: Verification) -> None:
+    """Say what was checked where a set was condensed: not the files that were recorded."""
+    if not outcome.ok:
+        return
+    condensed = [made for folder in present if (made := read_manifest(folder).condensed)]
+    for resolution_ns in sorted({made.resolution_ns for made in condensed}):
+        files = sum(len(made.recorded) for made in condensed if made.resolution_ns == resolution_ns)
+        outcome.notes.append(
+            f"{path}: {files} files are not as they were recorded: instants were rounded to {resolution_ns} ns for "
+            "publication, and samples.parquet left out. The hashes checked are those of what is there; the manifests keep "
+            "those of the recorded files."
+        )
 
 
 def _check_described(path: Path, present: list[Path], outcome: Verification) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
 
+_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -26,11 +28,30 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel="Results")(command)
 
 
+def _nanoseconds(resolution: str) -> int:
+    found = re.fullmatch(r"(\d+)(ns|us|ms)", resolution)
+    size_ns = int(found[1]) * _UNITS_NS[found[2]] if found else 0
+    if not 0 < size_ns <= _UNITS_NS["ms"]:
+        raise typer.BadParameter("a time from 1ns, which rounds nothing, to 1ms is expected, e.g. 1us")
+    return size_ns
+
+
 def publish(
-    path: Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign.")],
+    path: Annotated[
+        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign, or a published set to make anew.")
+    ],
     *,
     out: Annotated[
         Path | None, typer.Option("--out", help="The archive, NAME.tar.xz; default: beside the folder, named like it.")
+    ] = None,
+    resolution: Annotated[
+        int | None,
+        typer.Option(
+            "--resolution",
+            metavar="TIME",
+            parser=_nanoseconds,
+            help="Round instants to this, e.g. 1us, which its manifests say: an archive of half the size or less.",
+        ),
     ] = None,
     author: Annotated[
         list[str] | None, typer.Option("--author", help='Who made it: "NAME" or "NAME <ORCID>"; may be repeated.')
@@ -58,7 +79,7 @@ def publish(
     if json:
         output.use_json()
     said = cited(citation, author or (), licence)
-    made = make_archive(path, out, citation=said)
+    made = make_archive(path, out, citation=said, resolution_ns=resolution)
     signature = sign(made, sign_with) if sign_with else None
     missing = [name for name, value in (("author", said.authors), ("license", said.licence)) if not value]
     if missing:

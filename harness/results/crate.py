@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 from harness.errors import ResultsPathError
 from harness.results.citation import Citation
 from harness.results.files import read_object
-from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, SAMPLES
+from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, SAMPLES, WIDE
 from harness.results.manifest import FileEntry
 
 RO_CRATE = "ro-crate-metadata.json"
@@ -169,7 +169,7 @@ def croissant(about: About, files: Mapping[str, FileEntry]) -> str:
     tables = {
         name: entry
         for name, entry in files.items()
-        if name in {CAMPAIGN_PARQUET, CAMPAIGN_YAML} or name.endswith(f"/{SAMPLES}")
+        if name in {CAMPAIGN_PARQUET, CAMPAIGN_YAML} or name.endswith((f"/{SAMPLES}", f"/{WIDE}"))
     }
     licence = about.citation.licence
     people = [{"@type": "sc:Person", "name": author.name} for author in about.citation.authors]

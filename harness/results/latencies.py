@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from harness.errors import ResultsPathError
 from harness.metrics.rows import series_name
+from harness.results import times
 from harness.results.files import storage_errors
 from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, workload_folders
 
@@ -24,7 +25,7 @@ Records = npt.NDArray[np.void]
 
 
 def read(path: Path) -> Records:
-    """All requests of one replica, from its log (``.bin``) or from the Parquet file made of it.
+    """All requests of one replica, from its log (``.bin``), or from what was made of it: Parquet, or published ``.times``.
 
     Returns:
         Structured array with the fields ``start_ns`` and ``latency_ns``, in the order served.
@@ -34,6 +35,8 @@ def read(path: Path) -> Records:
         StorageError: the file cannot be read.
     """
     with storage_errors(path, "read"):
+        if path.suffix == times.SUFFIX:
+            return _read_times(path)
         if path.suffix == ".bin":
             whole = path.stat().st_size // RECORD.itemsize
             return np.fromfile(path, dtype=RECORD, count=whole)
@@ -111,8 +114,15 @@ def logs(folder: Path) -> Iterator[tuple[str, Iterator[Records]]]:
     for workload, place in workload_folders(folder).items():
         for path in sorted((place / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")):
             yield series_name(path.parent.name, workload), chunks(path)
-        for path in sorted(path for path in (place / LATENCIES).glob("replica-*.parquet") if path.is_file()):
+        for path in kept(place):
             yield series_name(path.stem, workload), iter([read(path)])
+
+
+def kept(folder: Path) -> list[Path]:
+    """The replicas' latencies in a finished experiment, or of one of its neighbours, in the order of the replicas' numbers."""
+    found = (folder / LATENCIES).glob("replica-*")
+    ours = (path for path in found if path.suffix in {".parquet", times.SUFFIX} and path.is_file())
+    return sorted(ours, key=lambda path: int(path.stem.rpartition("-")[2]))
 
 
 def to_parquet(source: Path, target: Path) -> int:
@@ -139,6 +149,13 @@ def to_parquet(source: Path, target: Path) -> int:
             writer.write_table(pa.table(columns, schema=schema))
             requests += len(chunk)
     return requests
+
+
+def _read_times(path: Path) -> Records:
+    names, table = times.read(path)
+    if tuple(names) != RECORD.names:
+        raise ResultsPathError(f"{path} holds no latencies, but {', '.join(names)}.")
+    return np.ascontiguousarray(table).view(RECORD)[:, 0]
 
 
 def _read_parquet(path: Path) -> Records:

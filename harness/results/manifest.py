@@ -116,6 +116,16 @@ class Provenance(StrictModel):
         return [gpu for gpu in self.gpus if gpu.uuid in said] or self.gpus
 
 
+class Condensed(StrictModel):
+    """What a published set has in place of files that were recorded."""
+
+    resolution_ns: int = Field(
+        gt=0, description="Instants are rounded to its multiples; durations and their percentiles are off by less."
+    )
+    recorded: dict[str, FileEntry] = Field(description="The files that were recorded and are replaced or left out.")
+    recorded_digest: str = Field(description="`digest` of the manifest that lists them.")
+
+
 class Manifest(StrictModel):
     """``manifest.json``: written last, so that a folder without one is no experiment."""
 
@@ -145,6 +155,9 @@ class Manifest(StrictModel):
     findings: list[dict[str, Any]] = Field(default_factory=list, description="What the quality check found.")
     verdict: Verdict
     files: dict[str, FileEntry] = Field(default_factory=dict, description="Every other file of the folder.")
+    condensed: Condensed | None = Field(
+        default=None, description="What was done to the files when they were published; None: they are as recorded."
+    )
     digest: str = Field(default="", description="sha256 of this manifest's content without this field.")
 
     @property

@@ -1,6 +1,6 @@
 """A published set: one campaign as one archive (``.tar.xz``), read wherever the campaign's folder is.
 
-Regular files alone, in the order of their names, without owner or time: the same campaign gives the same bytes. An
+Regular files alone, in an order that follows from their names, without owner or time: the same campaign gives the same bytes. An
 archive comes from somebody else, so that everything that is not like this is refused.
 """
 
@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import lzma
+import re
 import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self
 
 from harness.errors import HarnessError, ResultsPathError
@@ -24,6 +25,7 @@ SUFFIX = ".tar.xz"
 _PRESET = 6
 _MEMORY_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 18
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ def pack(files: dict[str, Path], out: Path, *, bounds: Bounds | None = None) -> 
             lzma.open(partial, "wb", preset=_PRESET) as packed,
             tarfile.open(fileobj=packed, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
         ):
-            for name, path in sorted(files.items()):
+            for name, path in sorted(files.items(), key=_beside_its_like):
                 member = tarfile.TarInfo(name)
                 with path.open("rb") as content:
                     member.size = path.stat().st_size
@@ -59,6 +61,12 @@ def pack(files: dict[str, Path], out: Path, *, bounds: Bounds | None = None) -> 
                             f"{path} cannot be archived: {error}.", advice="Pass the folder on as it is."
                         ) from error
         sync_file(partial)
+
+
+def _beside_its_like(file: tuple[str, Path]) -> tuple[str, str, str]:
+    """Order of the members: by ending, then by name without numbers, as files of one kind repeat each other."""
+    name = PurePosixPath(file[0])
+    return name.suffix, _NUMBER.sub("", name.name), file[0]
 
 
 @contextmanager

@@ -209,8 +209,9 @@ def _check_metric(folder: Path, metric: str, manifest: Manifest, damaged: set[st
 
 
 def _check_listed(manifest: Manifest, folder: Path, outcome: Verification) -> None:
+    left_out = manifest.condensed.recorded if manifest.condensed else ()
     for name in (WIDE, SAMPLES):
-        if name not in manifest.files:
+        if name not in manifest.files and name not in left_out:
             message = f"the manifest lists no {name}."
             outcome.problems.append(Problem(folder / MANIFEST, message, name, "none"))
 
@@ -227,7 +228,7 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
                 message = f"line {number} is not what the metric CSVs say."
                 outcome.problems.append(Problem(wide, message, line or "no line", (found or "no line").strip()[:200]))
                 break
-    if metric := differing_samples(folder, folder / SAMPLES):
+    if SAMPLES in manifest.files and (metric := differing_samples(folder, folder / SAMPLES)):
         message = f"the values of {metric} are not those of its CSV."
         outcome.problems.append(Problem(folder / SAMPLES, message))
 

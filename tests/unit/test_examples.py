@@ -49,10 +49,8 @@ def test_the_examples_stay_few_and_small():
     ).stdout
     sizes = [(ROOT / name).stat().st_size for name in listed.splitlines()]
 
-    assert len(sizes) <= 40
-    assert sum(sizes) <= 25.9e6, (
-        "most are the times of 2.9 million requests and 560,000 tokens, which nothing makes smaller"
-    )
+    assert len(sizes) <= 100
+    assert sum(sizes) <= 12e6, "publish a set with --resolution 1us"
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: path.name)
@@ -64,11 +62,13 @@ def test_every_shipped_result_set_verifies(archive, published):
     assert archive.name == f"{campaign.name}.tar.xz"
     planned = len(expand(open_folder(campaign).spec))
     finished = f"{outcome.experiments} of {planned} experiments are finished"
+    notes = [note for note in outcome.notes if "instants were rounded to 1000 ns" not in note]
+    assert len(notes) < len(outcome.notes), "it is condensed"
     if open_folder(campaign).spec.stress is not None:
-        assert not outcome.notes
+        assert not notes
         assert 0 < outcome.experiments <= planned, "a stress campaign ends where something breaks"
-    elif outcome.notes:
-        assert outcome.notes == [f"{campaign}: {finished}."]
+    elif notes:
+        assert notes == [f"{campaign}: {finished}."]
         assert finished in PAGE, "the page says which set is not whole"
     else:
         assert outcome.experiments == planned

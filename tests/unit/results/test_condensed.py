@@ -1,0 +1,216 @@
+"""A condensed set: times rounded to what its manifests say, nothing else changed, and damage is seen as anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import harness
+from harness.analysis.campaign import analyse
+from harness.campaign.publish import publish
+from harness.campaign.verify import verify_campaign
+from harness.cli.app import app
+from harness.errors import ResultsPathError, UsageError
+from harness.results import latencies, times
+from harness.results.condensed import condense
+from harness.results.experiment import finalise
+from harness.results.files import sha256_of
+from harness.results.layout import attempt_folder, neighbour_folder, replica_folder
+from harness.results.manifest import read_manifest
+from harness.results.published import unpack
+from tests.unit.results.synthetic import START_S, Shape, experiment_spec, write_attempt, write_campaign
+
+NAME = "condensed-20260131T000000Z"
+US = 1_000
+REQUESTS = (
+    "intended_ns",
+    "send_error_ns",
+    "latency_ns",
+    "ttft_ns",
+    "itl_p99_ns",
+    "input_tokens",
+    "output_tokens",
+    "status",
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results") / NAME
+    return write_campaign(folder, replicas=[1, 3], repeats=2, shape=Shape(record_s=20))
+
+
+@pytest.fixture(scope="module")
+def condensed(recorded: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unpacked; the archive lies beside its folder."""
+    folder = tmp_path_factory.mktemp("published")
+    return unpack(publish(recorded, folder / f"{NAME}.tar.xz", resolution_ns=US), folder)
+
+
+def rounded(at_ns: np.ndarray) -> np.ndarray:
+    return (at_ns + US // 2) // US * US
+
+
+def test_every_instant_is_the_nearest_and_every_duration_that_between_two(recorded: Path, condensed: Path) -> None:
+    compared = 0
+    for folder in condensed.glob("*_rep*"):
+        original = dict(latencies.logs(recorded / folder.name))
+        for name, parts in latencies.logs(folder):
+            (before,), (after,) = original[name], parts
+            ends_ns = before["start_ns"] + before["latency_ns"]
+            assert np.array_equal(after["start_ns"], rounded(before["start_ns"]))
+            assert np.array_equal(after["start_ns"] + after["latency_ns"], rounded(ends_ns))
+            assert 0 < np.abs(after["latency_ns"] - before["latency_ns"]).max() < US
+            compared += len(after)
+    assert compared > 1000
+
+
+def test_no_figure_moves_by_more_than_the_resolution(recorded: Path, condensed: Path) -> None:
+    moved = set()
+    for before, after in zip(analyse(recorded).experiments, analyse(condensed).experiments, strict=True):
+        assert not after.damage
+        assert after.measured.figures.keys() == before.measured.figures.keys()
+        for name, value in before.measured.figures.items():
+            if after.measured.figures[name] != value:
+                moved.add(name)
+                assert abs(after.measured.figures[name] - value) < US / 1e9
+    assert {"latency_p50_exact", "latency_p99_exact"} <= moved
+    assert all(name.startswith("latency_") for name in moved)
+
+
+def test_the_manifests_keep_what_was_recorded_and_all_else_is_as_it_was(recorded: Path, condensed: Path) -> None:
+    for folder in condensed.glob("*_rep*"):
+        manifest, before = read_manifest(folder), read_manifest(recorded / folder.name)
+        assert manifest.condensed is not None
+        assert manifest.condensed.resolution_ns == US
+        assert manifest.condensed.recorded_digest == before.digest
+        taken = {name for name in before.files if name.startswith("latencies/") or name == "samples.parquet"}
+        assert manifest.condensed.recorded == {name: before.files[name] for name in taken}
+        kept = before.files.keys() - taken
+        assert {name: manifest.files[name] for name in kept} == {name: before.files[name] for name in kept}
+        assert manifest.files.keys() - kept == {
+            name.replace(".parquet", ".times") for name in taken if name != "samples.parquet"
+        }
+        same = {"files", "digest", "condensed"}
+        assert manifest.model_dump(exclude=same) == before.model_dump(exclude=same)
+
+
+def test_verify_says_that_it_checked_what_is_there(condensed: Path) -> None:
+    outcome = verify_campaign(condensed)
+    assert outcome.ok
+    (note,) = (note for note in outcome.notes if "recorded" in note)
+    assert "12 files are not as they were recorded: instants were rounded to 1000 ns" in note
+    said = CliRunner().invoke(app, ["verify", str(condensed.parent.parent / f"{NAME}.tar.xz")])
+    assert "rounded to 1000 ns" in said.output
+    assert "rounded to 1000 ns" in json.loads((condensed / "croissant.json").read_text())["description"]
+
+
+def test_a_damaged_log_is_a_problem(condensed: Path) -> None:
+    path = next(condensed.glob("*/latencies/replica-0.times"))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    try:
+        (problem,) = verify_campaign(condensed).problems
+        assert problem.path == path
+        assert "the file was changed" in problem.message
+    finally:
+        path.write_bytes(content)
+
+
+def test_the_api_gives_the_same_rows_of_every_metric(recorded: Path, condensed: Path) -> None:
+    before, after = harness.load(recorded), harness.load(condensed)
+    pd.testing.assert_frame_equal(after.samples(), before.samples())
+    assert len(after.experiments[-1].latencies()) == len(before.experiments[-1].latencies())
+
+
+def test_a_set_is_condensed_from_an_archive_as_from_its_folder_and_only_once(
+    recorded: Path, condensed: Path, tmp_path: Path
+) -> None:
+    archive = condensed.parent.parent / f"{NAME}.tar.xz"
+    exact = publish(recorded, tmp_path / f"{NAME}.tar.xz")
+    again = tmp_path / "again.tar.xz"
+    done = CliRunner().invoke(app, ["publish", str(exact), "--resolution", "1us", "--out", str(again)])
+    assert done.exit_code == 0
+    assert again.read_bytes() == archive.read_bytes()
+    twice = unpack(publish(again, tmp_path / "twice.tar.xz", resolution_ns=US), tmp_path)
+    for path in condensed.glob("*_rep*/**/*"):
+        assert not path.is_file() or (twice / path.relative_to(condensed)).read_bytes() == path.read_bytes()
+    with pytest.raises(UsageError, match="with a resolution of 1000 ns already"):
+        publish(again, tmp_path / "coarser.tar.xz", resolution_ns=10 * US)
+
+
+@pytest.mark.parametrize("said", ["0us", "2ms", "1", "-1us", "1.5us", "1s"])
+def test_what_is_no_resolution_is_refused(said: str, recorded: Path) -> None:
+    assert CliRunner().invoke(app, ["publish", str(recorded), "--resolution", said]).exit_code == 2
+
+
+def test_the_logs_of_servers_and_neighbours_are_condensed_and_what_is_not_there_stays(tmp_path: Path) -> None:
+    spec, shape = experiment_spec("resnet50", 1, 1, Shape(record_s=20)), Shape(record_s=20)
+    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+    manifest = write_attempt(attempt, spec, shape, START_S)
+    begin = int(START_S * 1e9) + 777
+    requests = [[begin, 1_499, 5_000_501, -1, -1, 7, 0, -1], [begin + 9, 0, 1_000_000, 600_123, 2_000, 7, 32, 200]]
+    gaps = [[begin + 600_132, 400_000], [begin + 1_000_132, 0]]
+    beside = neighbour_folder(attempt, "whisper") / "replicas" / "replica-0"
+    beside.mkdir(parents=True)
+    of_server = replica_folder(attempt, 0)
+    for path, rows in (
+        (of_server / "requests.bin", requests),
+        (of_server / "gaps.bin", gaps),
+        (beside / "latencies.bin", gaps),
+    ):
+        np.array(rows, "<i8").tofile(path)
+    final = tmp_path / spec.experiment_id
+    finalise(attempt, final, manifest)
+    hashes = {name: sha256_of(path) for name, path in condense(final, tmp_path / "1us", US).items()}
+    names, found = times.read(tmp_path / "1us/replicas/replica-0/requests.times")
+
+    assert tuple(names) == REQUESTS
+    at = rounded(np.array([begin, begin + 9]))
+    ends = rounded(np.array([[begin + 1_499, begin + 5_000_501], [begin + 9, begin + 1_000_009]]))
+    assert found[:, :3].tolist() == [[at[row], *(ends[row] - at[row])] for row in (0, 1)]
+    assert found[0, 3:].tolist() == requests[0][3:]
+    assert found[1, 3:].tolist() == [rounded(begin + 9 + 600_123) - at[1], 2_000, 7, 32, 200]
+    assert times.read(tmp_path / "1us/replicas/replica-0/gaps.times")[0] == ["start_ns", "gap_ns"]
+    assert len(latencies.read(tmp_path / "1us/neighbours/whisper/latencies/replica-0.times")) == 2
+    assert hashes["replicas/replica-0/requests.times"] != sha256_of(final / "replicas/replica-0/requests.bin")
+    exact = condense(final, tmp_path / "1ns", 1)
+    assert times.read(exact["replicas/replica-0/requests.times"])[1].tolist() == requests
+    assert times.read(exact["replicas/replica-0/gaps.times"])[1].tolist() == gaps
+
+
+def in_one(table: np.ndarray) -> Iterator[np.ndarray]:
+    yield table
+
+
+def test_any_integers_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(times, "BLOCK_ROWS", 100)
+    random = np.random.default_rng(5)
+    table = random.integers(-(2**62), 2**62, (250, 4))
+    for number, rows in enumerate((0, 1, 2, 100, 250)):
+        path = tmp_path / f"{number}.times"
+        times.write(path, ("at", "b_ns", "c", "d"), in_one(table[:rows] // 4), 1)
+        assert np.array_equal(times.read(path)[1], table[:rows] // 4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"PAR1",
+        b"[]\n",
+        b'{"rows": -1, "columns": []}\n',
+        b'{"rows": 9, "columns": [["a_ns", 9]], "after": []}\n',
+        b"{}\n",
+    ],
+)
+def test_what_is_no_log_of_times_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "replica-0.times"
+    path.write_bytes(content)
+    with pytest.raises(ResultsPathError, match="is no log of times"):
+        times.read(path)
