@@ -25,7 +25,7 @@ from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.config.condition import crashing
+from harness.config.condition import crashing, waiting
 from harness.errors import (
     BackendError,
     CampaignInterruptedError,
@@ -139,15 +139,15 @@ class Attempt:
         """How far what was measured can be trusted."""
         said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
-        open_loop, ending = self.experiment.workload.open_loop, crashing(self.experiment.condition)
-        data = judge_data(self.folder, self.summary, open_loop=open_loop, ending=ending)
+        open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
+        data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
         clients = [*self._judge_scenario(), *self._judge_server()]
         hostile = self._judge_hostile()
         self.findings = [*hostile, *remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
             self.findings,
             failures=self.failures,
-            deaths=[death for death in self.deaths if death.neighbour not in ending],
+            deaths=[death for death in self.deaths if death.neighbour not in crashing(beside)],
             unclean_ends=self.unclean_ends,
             replicas=self.experiment.replicas,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,14 @@ def crashes(
         yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
         return
     first = min(crashed, key=lambda death: death.noticed_at_s)
+    how = str(replace(first, last_lines=first.last_lines[-1:])).rstrip(".")
     offset_s = first.noticed_at_s - window.begin_s
     when = f"{abs(offset_s):.1f} s {'into' if offset_s >= 0 else 'before'} the recording"
     dead = [death for death in deaths if not death.neighbour and death.noticed_at_s > first.noticed_at_s - AT_ONCE_S]
     if dead:
         of = f"{len(dead)} of {experiment.replicas} measured replicas died with it"
         yield Finding(
-            Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {first}."
+            Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}."
         )
         return
     served = {
@@ -56,10 +58,10 @@ def crashes(
     }
     left_s = window.end_s - first.noticed_at_s
     if silent := [name for name, requests in served.items() if not requests]:
-        message = f"The victim did not survive: {', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it, {when}. {first}."
+        message = f"The victim did not survive: {', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it, {when}. {how}."
         yield Finding(Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", message)
         return
-    message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it, {when}. {first}."
+    message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it, {when}. {how}."
     yield Finding(Severity.INFO, ReasonCode.VICTIM_SURVIVED, "", message)
 
 

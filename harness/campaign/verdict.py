@@ -22,13 +22,13 @@ _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, 
 
 
 def judge_data(
-    folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False, ending: Collection[str] = ()
+    folder: Path, summary: RecordingSummary | None, *, open_loop: bool = False, waiting: Collection[str] = ()
 ) -> list[Finding]:
-    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``ending``: as of ``judge``."""
+    """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``waiting``: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
     requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
-    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop, ending=ending)
+    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop, waiting=waiting)
     return [*found, *held_back(folder / TELEMETRY)]
 
 

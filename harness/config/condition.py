@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.workload import CRASH, WorkloadSpec
+from harness.config.workload import CRASH, MEMORY_HOG, WorkloadSpec
 
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"
@@ -119,5 +119,14 @@ class ConditionSpec(StrictModel):
 
 def crashing(condition: ConditionSpec | None) -> frozenset[str]:
     """Neighbours, by name, whose death is wanted."""
+    return _that_run(condition, {CRASH})
+
+
+def waiting(condition: ConditionSpec | None) -> frozenset[str]:
+    """Neighbours, by name, that do nothing until their time, and then something else than before."""
+    return _that_run(condition, {CRASH, MEMORY_HOG})
+
+
+def _that_run(condition: ConditionSpec | None, targets: set[str]) -> frozenset[str]:
     beside = condition.neighbours if condition else []
-    return frozenset(each.workload.name for each in beside if each.workload.target == CRASH)
+    return frozenset(each.workload.name for each in beside if each.workload.target in targets)

@@ -74,7 +74,7 @@ def judge(
     rows: int | None = None,
     requests: Mapping[str, int] | None = None,
     open_loop: bool = False,
-    ending: Collection[str] = (),
+    waiting: Collection[str] = (),
 ) -> list[Finding]:
     """Judge the metric CSVs of one experiment.
 
@@ -84,7 +84,7 @@ def judge(
         requests: requests in each replica's own log between the first and the last row, by series
             name (``replica-0``); None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
-        ending: neighbours that are to end while recording: what they lack is no flaw, and the others have two states.
+        waiting: neighbours that do nothing until their time: what they lack is no flaw, and the others have two states.
     """
     try:
         experiment = read_experiment(folder)
@@ -95,7 +95,7 @@ def judge(
         (CATALOGUE[name], neighbour, series)
         for name, named in experiment.metrics.items()
         for neighbour, series in _by_workload(named).items()
-        if neighbour not in ending
+        if neighbour not in waiting
     ]
     # Whether a request ends in a row is up to those who ask, where they come at times of their own.
     resting = bursty | {""} if open_loop else bursty
@@ -107,10 +107,10 @@ def judge(
             for metric, neighbour, series in groups
             for finding in _metric(metric, series, neighbour, bursty=neighbour in bursty, open_loop=open_loop)
         ),
-        *_replicas(experiment, bursty, ending, open_loop=open_loop),
+        *_replicas(experiment, bursty, waiting, open_loop=open_loop),
         *_saturation(experiment),
-        *_counts(experiment, {name: n for name, n in (requests or {}).items() if neighbour_of(name) not in ending}),
-        *_steadiness(experiment, uneven=open_loop or "" in bursty or bool(ending)),
+        *_counts(experiment, {name: n for name, n in (requests or {}).items() if neighbour_of(name) not in waiting}),
+        *_steadiness(experiment, uneven=open_loop or "" in bursty or bool(waiting)),
     ]
 
 
@@ -262,7 +262,7 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
 
 
 def _replicas(
-    experiment: ExperimentColumns, bursty: frozenset[str], ending: Collection[str], *, open_loop: bool
+    experiment: ExperimentColumns, bursty: frozenset[str], waiting: Collection[str], *, open_loop: bool
 ) -> Iterator[Finding]:
     """Replicas that served nothing, or stopped before the end (where resting is not part of the workload).
 
@@ -275,7 +275,7 @@ def _replicas(
     beside = [
         name
         for name in totals
-        if neighbour_of(name) not in {"", *ending} and series_name(POOLED, neighbour_of(name)) != name
+        if neighbour_of(name) not in {"", *waiting} and series_name(POOLED, neighbour_of(name)) != name
     ]
     idle, stopped = [], []
     for name in [*measured, *beside]:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.config.condition import crashing
+from harness.config.condition import waiting
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
@@ -245,7 +245,7 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
         rows=manifest.rows,
         requests=logged,
         open_loop=experiment.workload.open_loop,
-        ending=crashing(experiment.condition),
+        waiting=waiting(experiment.condition),
     ):
         if finding.severity is Severity.INVALID and manifest.verdict.status is not Status.INVALID:
             advice = finding.advice or "Do not use this experiment."

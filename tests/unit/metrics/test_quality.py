@@ -333,6 +333,15 @@ def test_a_neighbour_that_stops_is_named(judged):
     assert "whisper/replica-0 served nothing in the last 10% of the recording." in [f.message for f in found]
 
 
+def test_what_a_neighbour_lacks_that_is_to_wait_and_to_die_is_no_flaw(judged):
+    dead = [(None, "no replica could be read")] * (ROWS // 2)
+    values = {name: [GOOD[name]] * (ROWS - len(dead)) + dead for name in ("throughput", "latency_p50")}
+    change = neighbour(values | {"total_count": [5.0] * ROWS, "cpu_usage": [0.0] * ROWS})
+
+    assert {finding.severity for finding in judged(change, waiting={"whisper"})} == {Severity.INFO}
+    assert {finding.severity for finding in judged(change)} > {Severity.INFO}
+
+
 def resting(columns, active=True):
     """A session that works for ten rows and thinks for twenty: nothing served, nothing computed, uneven throughput."""
     for replica in ("replica-0", "replica-1", "all"):
