@@ -58,8 +58,9 @@ def crashes(
     }
     left_s = window.end_s - first.noticed_at_s
     if silent := [name for name, requests in served.items() if not requests]:
-        message = f"The victim did not survive: {', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it, {when}. {how}."
-        yield Finding(Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", message)
+        of = f"{', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it"
+        severity = Severity.INVALID if len(silent) == experiment.replicas else Severity.DEGRADED
+        yield Finding(severity, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}.")
         return
     message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it, {when}. {how}."
     yield Finding(Severity.INFO, ReasonCode.VICTIM_SURVIVED, "", message)

@@ -1,0 +1,86 @@
+"""What is said of victims who live and serve no more, and of who ran out of memory."""
+
+import time
+
+import pytest
+
+from harness.backends.base import ReplicaDeath
+from harness.campaign.hostility import crashes, lack_of_memory
+from harness.config import ConditionSpec, NeighbourSpec, WorkloadSpec
+from harness.errors import ReasonCode
+from harness.metrics.quality import Severity
+from harness.replica.latency_log import LatencyLog
+from harness.results import layout
+from harness.traffic.figures import Window
+from tests.support.experiments import experiment
+
+BEGIN_S = time.time()
+WINDOW = Window(BEGIN_S, BEGIN_S + 20)
+CRASH = ReplicaDeath(0, BEGIN_S + 10, 1, ("replica: serving crash", "replica: crashed as asked."), neighbour="crash")
+
+
+def beside(name, replicas=2):
+    condition = ConditionSpec(name="beside", neighbours=[NeighbourSpec(workload=WorkloadSpec(name=name))])
+    return experiment(replicas=replicas, condition=condition)
+
+
+def served(folder, replica, *at_s):
+    place = layout.replica_folder(folder, replica)
+    place.mkdir(parents=True)
+    log = LatencyLog(place / "latencies.bin")
+    for second in at_s:
+        log.append(round((BEGIN_S + second) * 1e9), 1_000_000)
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("second", "code", "severity", "says"),
+    [
+        (
+            [5, 15],
+            ReasonCode.VICTIM_SURVIVED,
+            Severity.INFO,
+            "and served 3 requests in the 10.0 s after it, 10.0 s into",
+        ),
+        ([5], ReasonCode.VICTIM_DIED, Severity.DEGRADED, "did not survive: replica-1 lives and served nothing"),
+    ],
+)
+def test_who_lives_and_serves_no_more_has_not_survived(tmp_path, second, code, severity, says):
+    served(tmp_path, 0, 1, 11, 12)
+    served(tmp_path, 1, *second)
+
+    [found] = crashes(beside("crash"), tmp_path, WINDOW, [CRASH])
+
+    assert (found.code, found.severity) == (code, severity)
+    assert says in found.message
+    assert found.message.endswith("exited with 1; last lines: replica: crashed as asked.")
+
+
+def test_where_nobody_serves_any_more_the_figures_are_none(tmp_path):
+    served(tmp_path, 0, 1)
+
+    [found] = crashes(beside("crash", replicas=1), tmp_path, WINDOW, [CRASH])
+
+    assert (found.code, found.severity) == (ReasonCode.VICTIM_DIED, Severity.INVALID)
+
+
+@pytest.mark.parametrize(
+    ("said", "deaths", "severity", "says"),
+    [
+        ([{"memory_refusals": 7, "held_bytes_most": 5_000_000_000}], [], Severity.INFO, "7 times with 5.0 GB held at most; of the measured replicas none"),
+        ([{"memory_refusals": 7}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "of the measured replicas replica 1."),
+        ([{}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "0 times with 0.0 GB held at most; of the measured replicas replica 1"),
+        ([{"held_bytes_most": 10**9}], [ReplicaDeath(1, 0.0, 1)], Severity.DEGRADED, "is not known: it held 1.0 GB at most"),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_who_ran_out_of_memory(said, deaths, severity, says):
+    [found] = lack_of_memory(beside("memory-hog"), deaths, {"memory-hog": said})
+
+    assert found.severity is severity
+    assert says in found.message
+
+
+def test_without_such_a_neighbour_there_is_nothing_to_say(tmp_path):
+    other = beside("dram-hog")
+
+    assert [*crashes(other, tmp_path, WINDOW, []), *lack_of_memory(other, [], {"dram-hog": [{}]})] == []
