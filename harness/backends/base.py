@@ -151,6 +151,14 @@ class Deployment(Protocol):
         ...
 
 
+class LoadPods(Protocol):
+    """Pods that send requests."""
+
+    def stop(self) -> tuple[list[Path], Sequence[str]]:
+        """End the load: the logs of its shards, and a sentence for whatever did not end well."""
+        ...
+
+
 class Backend(Protocol):
     """Starts deployments."""
 
@@ -178,6 +186,22 @@ class Backend(Protocol):
 
         Raises:
             BackendError: the one replica could not be started; nothing is left running.
+        """
+        ...
+
+    def load_pods(
+        self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event
+    ) -> LoadPods | None:
+        """Pods that send requests by this plan; None: this machine reaches the replicas, and can send itself.
+
+        Args:
+            experiment: whose replicas serve.
+            folder: the attempt's.
+            plan: for all pods together.
+            abort: when it is set, starting stops.
+
+        Raises:
+            BackendError: they do not start; nothing of them is left.
         """
         ...
 

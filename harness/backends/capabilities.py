@@ -164,14 +164,8 @@ FEATURES = [
     ),
     Feature("scenarios of LoadGen", lambda spec: _scenarios(spec, http=False)),
     Feature(
-        "scenario `http`",
+        "scenario `http` (on a cluster from pods of it, `kubernetes.load_generators`)",
         lambda spec: _scenarios(spec, http=True),
-        {
-            KUBERNETES: (
-                "the load generator runs beside the harness, and nobody outside the cluster reaches a pod",
-                "Use scenario server.",
-            )
-        },
     ),
     Feature(
         "a server of your own as a command (`server.command`)",

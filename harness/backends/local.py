@@ -71,6 +71,16 @@ class LocalBackend:
         """Nothing: what a replica of this machine shows is seen when it is deployed."""
         return ()
 
+    def load_pods(
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        plan: str,
+        *,
+        abort: threading.Event,
+    ) -> None:
+        """None: replicas are on this machine."""
+
     def deploy(
         self,
         experiment: ExperimentSpec,

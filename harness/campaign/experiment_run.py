@@ -19,7 +19,7 @@ from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, 
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.live import Now, WatchedWriter
-from harness.campaign.load_process import LoadProcess, needs_load
+from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
 from harness.campaign.plan import estimate
 from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
@@ -109,7 +109,7 @@ class Attempt:
     scenario: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
     _deployment: Deployment | None = None
-    _load: LoadProcess | None = None
+    _load: LoadProcess | LoadShards | None = None
 
     @property
     def folder(self) -> Path:
@@ -296,8 +296,14 @@ class Attempt:
             self.experiment, self.folder, abort=self.abort, on_death=self._on_death
         )
         if needs_load(self.experiment):
-            statuses, campaign_id = self._deployment.statuses(), self.shared.folder.path.name
-            self._load = LoadProcess(self.experiment, self.folder, statuses, campaign_id=campaign_id)
+            self._load = begin_load(
+                self.shared.backend,
+                self.experiment,
+                self.folder,
+                self._deployment.statuses(),
+                campaign_id=self.shared.folder.path.name,
+                abort=self.abort,
+            )
 
     def _on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""

@@ -1,13 +1,17 @@
-"""The load generator beside an experiment whose replicas are HTTP servers."""
+"""The load of an experiment whose replicas are HTTP servers: a process beside the harness, or pods of the cluster."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from harness.backends.base import Backend, LoadPods
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
 from harness.config import Arrivals, ExperimentSpec, ScenarioKind
@@ -15,6 +19,7 @@ from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.traffic.generator import LoadPlan
+from harness.traffic.requests_log import FIELDS, RECORD_BYTES
 from harness.traffic.scenario_result import LOAD_LOG
 
 STOP_S = 5.0
@@ -23,39 +28,88 @@ MAX_CLIENTS = 512
 _ROOT = Path(__file__).resolve().parents[2]
 
 
-class LoadProcess:
-    """One generator, from the first request until it is stopped; it does not outlive the harness.
+def begin_load(
+    backend: Backend,
+    experiment: ExperimentSpec,
+    folder: Path,
+    statuses: Sequence[Mapping[str, Any]],
+    *,
+    campaign_id: str,
+    abort: threading.Event,
+) -> LoadProcess | LoadShards:
+    """Have requests sent until ``stop`` of what is returned.
 
     Args:
+        backend: whether this machine reaches the replicas is its to say.
         experiment: its scenario is http.
         folder: the attempt's.
         statuses: what each replica says of itself: it has the port of its server.
         campaign_id: marks the process, so that a later harness can find it.
+        abort: when it is set, starting stops.
 
     Raises:
-        BackendError: a replica does not say where it serves, or the process cannot be started.
+        BackendError: a replica does not say where it serves, or what sends cannot be started.
         StorageError: the plan cannot be written.
     """
+    scenario = experiment.workload.scenario
+    assert scenario is not None  # noqa: S101 - needs_load
+    assert scenario.rate is not None  # noqa: S101 - the campaign file's own check
+    there = any(status.get("pod_ip") for status in statuses)
+    plan = LoadPlan(
+        targets=[(str(status.get("pod_ip") or HOST), _port(status)) for status in statuses],
+        rate=scenario.rate,
+        log=str(folder / LOAD_LOG),
+        arrivals=(scenario.arrivals or Arrivals.POISSON).value,
+        seed=experiment.workload.seed * 1_000_003 + experiment.repeat,
+        max_clients=scenario.max_clients or MAX_CLIENTS,
+        one_clock=not there,
+    )
+    with storage_errors(folder / LOAD_LOG):
+        (folder / LOAD_LOG).parent.mkdir(exist_ok=True)
+        path = (folder / LOAD_LOG).with_name("plan.json")
+        path.write_text(plan.to_json(), encoding="utf-8")
+    pods = backend.load_pods(experiment, folder, plan.to_json(), abort=abort)
+    return LoadProcess(path, folder, campaign_id=campaign_id) if pods is None else LoadShards(pods, folder)
 
-    def __init__(
-        self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]], *, campaign_id: str
-    ) -> None:
-        scenario = experiment.workload.scenario
-        assert scenario is not None  # noqa: S101 - needs_load
-        assert scenario.rate is not None  # noqa: S101 - the campaign file's own check
-        log = folder / LOAD_LOG
-        plan = LoadPlan(
-            targets=[(HOST, _port(status)) for status in statuses],
-            rate=scenario.rate,
-            log=str(log),
-            arrivals=(scenario.arrivals or Arrivals.POISSON).value,
-            seed=experiment.workload.seed * 1_000_003 + experiment.repeat,
-            max_clients=scenario.max_clients or MAX_CLIENTS,
-        )
-        with storage_errors(log):
-            log.parent.mkdir(exist_ok=True)
-            path = log.with_name("plan.json")
-            path.write_text(plan.to_json(), encoding="utf-8")
+
+class LoadShards:
+    """Generators in pods, whose logs become one."""
+
+    def __init__(self, pods: LoadPods, folder: Path) -> None:
+        self._pods, self._log = pods, folder / LOAD_LOG
+
+    def stop(self) -> list[str]:
+        """End them and merge what they sent; a sentence for each that did not end well. Raises StorageError."""
+        logs, sentences = self._pods.stop()
+        with storage_errors(self._log):
+            merged = merge(logs)
+            merged.tofile(self._log)
+            for log in logs:
+                log.unlink()
+        return list(sentences)
+
+
+def merge(logs: Sequence[Path]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """Every whole record of some logs, by intended time: (records, fields). Raises OSError."""
+    whole = (log.stat().st_size // RECORD_BYTES for log in logs)
+    parts = [np.fromfile(log, "<i8", count * len(FIELDS)) for log, count in zip(logs, whole, strict=True)]
+    records = np.concatenate([np.empty(0, "<i8"), *parts]).reshape(-1, len(FIELDS))
+    return records[np.argsort(records[:, 0], kind="stable")]
+
+
+class LoadProcess:
+    """One generator, from the first request until it is stopped; it does not outlive the harness.
+
+    Args:
+        path: of its plan.
+        folder: the attempt's.
+        campaign_id: marks the process, so that a later harness can find it.
+
+    Raises:
+        BackendError: the process cannot be started.
+    """
+
+    def __init__(self, path: Path, folder: Path, *, campaign_id: str) -> None:
         self._lifeline = Lifeline()
         self._said = folder / layout.LOGS / "load-generator.log"
         try:
@@ -104,6 +158,6 @@ def _port(status: Mapping[str, Any]) -> int:
     if not isinstance(port, int):
         raise BackendError(
             f"replica {status.get('replica')} does not say on which port it serves.",
-            advice="Run scenario http with backend local.",
+            advice="Its log tells more; a workload of your own has to leave the scenario to the replica.",
         )
     return port

@@ -65,6 +65,12 @@ class KubernetesSpec(PodSettings):
         ge=1,
         description="GPUs that the replicas' nodes must have between them; null means any number.",
     )
+    load_generators: int = Field(
+        default=1,
+        ge=1,
+        le=256,
+        description="Pods that send the requests of scenario http, each to replicas of its own; without a GPU, away from the replicas if there is room.",
+    )
     device_plugin_configs: str | None = Field(
         default=None,
         pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$",

@@ -63,6 +63,7 @@ class Clients:
         most: connections in all; a request beyond them waits for one to be free.
         now_ns: nanoseconds since the epoch.
         answered: called for each request that ended, with its HTTP status or FAILED.
+        one_clock: servers are told the intended time, which another machine's clock would make nothing of.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Clients:
         most: int,
         now_ns: Callable[[], int],
         answered: Callable[[Sent, int], None],
+        one_clock: bool = True,
     ) -> None:
         self._targets = targets
         self._most = most
         self._now_ns = now_ns
         self._answered = answered
+        self._one_clock = one_clock
         self._heads = [_head(host, port) for host, port in targets]
         self._idle: list[list[Client]] = [[] for _ in targets]
         self._by_fd: dict[int, Client] = {}
@@ -167,7 +170,9 @@ class Clients:
         assert request is not None  # noqa: S101 - the callers' promise
         try:
             # So short that a socket with nothing in flight takes it whole.
-            client.socket.send(b"%s%d\r\n\r\n" % (self._heads[client.target], request.intended_ns))
+            client.socket.send(
+                b"%s%d\r\n\r\n" % (self._heads[client.target], request.intended_ns if self._one_clock else 0)
+            )
             request.sent_ns = self._now_ns()
         except OSError:
             self._fail(client)

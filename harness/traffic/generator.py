@@ -15,7 +15,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +23,7 @@ from harness.traffic.arrivals import ARRIVALS, NS_PER_S
 from harness.traffic.clients import Clients, Sent
 from harness.traffic.requests_log import UNANSWERED, RequestsLog
 
-PR_SET_TIMERSLACK = 29
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 OPEN_AT_ONCE = 32
 START_AFTER_NS = 100_000_000
 LAST_ANSWERS_S = 1.0
@@ -45,6 +45,7 @@ class LoadPlan:
         arrivals: poisson or constant.
         seed: of the arrivals.
         max_clients: connections in all.
+        one_clock: the servers are on this machine, so that the intended time means something to them.
         timeout_s: after which an answer is no longer waited for.
         duration_s: seconds to send; None: until SIGTERM.
     """
@@ -55,6 +56,7 @@ class LoadPlan:
     arrivals: str = "poisson"
     seed: int = 0
     max_clients: int = 512
+    one_clock: bool = True
     timeout_s: float = 60.0
     duration_s: float | None = None
 
@@ -65,8 +67,18 @@ class LoadPlan:
     @staticmethod
     def read(path: Path) -> LoadPlan:
         """Read what ``to_json`` wrote. Raises OSError, ValueError, TypeError."""
-        values = json.loads(path.read_text(encoding="utf-8"))
+        return LoadPlan.parse(path.read_text(encoding="utf-8"))
+
+    @staticmethod
+    def parse(text: str) -> LoadPlan:
+        """The same from its text. Raises ValueError, TypeError."""
+        values = json.loads(text)
         return LoadPlan(**values | {"targets": [(host, int(port)) for host, port in values["targets"]]})
+
+    def shard(self, index: int, of: int, *, log: str) -> LoadPlan:
+        """The part of one of several generators: each sends to servers of its own, at the same rate to each."""
+        clients = max(1, self.max_clients // of)
+        return replace(self, targets=self.targets[index::of], seed=self.seed + index, max_clients=clients, log=log)
 
 
 @dataclass(slots=True)
@@ -95,7 +107,13 @@ class Generator:
                 request.intended_ns, request.sent_ns - request.intended_ns, now_ns() - request.intended_ns, status
             )
 
-        clients = Clients(self.plan.targets, most=self.plan.max_clients, now_ns=now_ns, answered=answered)
+        clients = Clients(
+            self.plan.targets,
+            most=self.plan.max_clients,
+            now_ns=now_ns,
+            answered=answered,
+            one_clock=self.plan.one_clock,
+        )
         try:
             clients.open(OPEN_AT_ONCE)
             self._send_all(clients, log, now_ns)
@@ -173,7 +191,9 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     # The kernel may otherwise end every wait 50 microseconds late.
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # nobody would end it any more
     gc.disable()  # nothing here makes cycles, and a collection would be a late request
     try:
         generator.run()

@@ -183,7 +183,8 @@ def _rate_findings(experiment: ExperimentSpec, served: Served, results: Mapping[
     scenario = experiment.workload.scenario
     assert scenario is not None  # noqa: S101 - the caller's promise
     findings = []
-    wanted = results.get("intended_per_s", 0.0) * results["duration_s"] if served.offered is None else served.offered
+    # A generator that was lost sends nothing, and its requests are wanted all the same.
+    wanted = max(results.get("intended_per_s", 0.0) * results["duration_s"], served.offered or 0.0)
     missing = wanted - served.completed
     refused = sum(count for status, count in served.statuses.items() if status == "429")
     if (

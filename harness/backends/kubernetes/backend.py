@@ -12,6 +12,7 @@ from harness.backends.base import Finding, ReplicaDeath, Severity
 from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
+from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.clock import Clock, SystemClock
 from harness.config import ExperimentSpec, KubernetesSpec
@@ -140,6 +141,12 @@ class KubernetesBackend:
         deployment = self._with_neighbours(measured, experiment, folder) if experiment.neighbours else measured
         self._start(deployment, experiment, abort=abort, on_death=on_death)
         return deployment
+
+    def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadPods:
+        """Start the pods that send. See Backend.load_pods."""
+        load = LoadPods(self.api, self._spec, experiment, folder, self._campaign_id, self._clock, plan)
+        load.start(abort)
+        return load
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
         if self._spec.device_plugin_configs is None:

@@ -28,6 +28,9 @@ COMMAND = ("python", "-m", "harness.replica")
 PROFILE_COMMAND = ("python", "-m", "harness.campaign.profile_pod")
 PROFILE_GIVEN = "PROFILE_GIVEN"
 """The variable that tells it what to measure."""
+LOAD_COMMAND = ("python", "-m", "harness.traffic.load_pod")
+LOAD_LABEL = "gpu-sharing-harness/load"
+"""On the pods that send requests alone; the namespace's NetworkPolicies know it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
@@ -129,16 +132,46 @@ def profile_job(
         deadline_s: seconds after which it is ended, whoever still wants something of it.
     """
     job = spec.model_copy(update={"kind": WorkloadKind.JOB})
-    made = replace(workload(experiment, folder, job, campaign_id), routes=())
+    made = workload(experiment, folder, job, campaign_id)
+    made.body["spec"]["activeDeadlineSeconds"] = math.ceil(deadline_s)
+    return _of_other_program(made, PROFILE_COMMAND, {PROFILE_GIVEN: given})
+
+
+def load_job(
+    experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
+) -> Workload:
+    """A Job with one pod for each shard of the load, away from the replicas where there is room.
+
+    Args:
+        experiment: of as many replicas as there are shards.
+        folder: the attempt's whose replicas are asked.
+        spec: of a Job without GPUs; its image holds the whole harness.
+        campaign_id: whose it is.
+        plan: of all shards.
+    """
+    made = workload(experiment, folder.with_name(f"{folder.name}-load"), spec, campaign_id)
+    del made.body["spec"]["backoffLimit"]
+    made.body["spec"]["backoffLimitPerIndex"] = 0  # one that fails takes no other along
+    template = made.body["spec"]["template"]
+    template["metadata"]["labels"][LOAD_LABEL] = "true"
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {CAMPAIGN_LABEL: campaign_id}}}
+    away = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    affinity = template["spec"].get("affinity") or {}
+    affinity.pop("podAffinity", None)
+    template["spec"]["affinity"] = {**affinity, "podAntiAffinity": away}
+    return _of_other_program(made, LOAD_COMMAND, {"LOAD_PLAN": plan, "LOAD_SHARDS": str(experiment.replicas)})
+
+
+def _of_other_program(made: Workload, command: tuple[str, ...], told: dict[str, str]) -> Workload:
+    """The same with another program of the image, which Prometheus does not read."""
     template = made.body["spec"]["template"]
     template["metadata"]["annotations"]["prometheus.io/scrape"] = "false"
     [container] = template["spec"]["containers"]
-    container["command"] = list(PROFILE_COMMAND)
-    own = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS"}
+    container["command"] = list(command)
+    own = {"PORT", "REPLICA_DIR", "HOME", "USER", "LINGER_SECONDS", "REPLICA"}
     kept = [one for one in container["env"] if one["name"] in own]
-    container["env"] = [*kept, {"name": PROFILE_GIVEN, "value": given}]
-    made.body["spec"]["activeDeadlineSeconds"] = math.ceil(deadline_s)
-    return made
+    container["env"] = [*kept, *({"name": name, "value": value} for name, value in told.items())]
+    return replace(made, routes=())
 
 
 def _routes(asked: WorkloadSpec) -> tuple[str, ...]:

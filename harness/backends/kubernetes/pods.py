@@ -52,6 +52,7 @@ class PodReplica:
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
+        ip: of the pod.
         gpu_slices: that each GPU of its node is lent as; None: the node does not show it.
         asks_a_server: the user's own, in a container of its pod.
         server_image_id: what ran in that.
@@ -72,6 +73,7 @@ class PodReplica:
     restarts: int = 0
     sharing: str = ""
     gpu_slices: int | None = None
+    ip: str = ""
     asks_a_server: bool = False
     server_image_id: str = ""
     layer_image_id: str = ""
@@ -93,6 +95,7 @@ class PodReplica:
             "pod": self.pod,
             "namespace": self.namespace,
             "node": self.node,
+            "pod_ip": self.ip,
             "image": self.image,
             "image_id": self.image_id,
             "gpu_uuid": self.gpu_uuid,
@@ -187,6 +190,7 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
         experiment=str(metadata["labels"][EXPERIMENT_LABEL]),
         image=str(pod["spec"]["containers"][0]["image"]),
         image_id=str(status.get("imageID") or ""),
+        ip=str((pod.get("status") or {}).get("podIP") or ""),
         restarts=restarts(pod),
         asks_a_server=any(one["name"] == SERVER for one in pod["spec"]["containers"]),
         server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),

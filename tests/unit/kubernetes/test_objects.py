@@ -9,7 +9,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from harness.backends.kubernetes.objects import workload
+from harness.backends.kubernetes.objects import load_job, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
@@ -255,6 +255,25 @@ def test_keys_are_named_and_never_held():
     assert [entry for entry in server["env"] if "secretKeyRef" in str(entry)] == [token, key]
     assert {"name": "NOTE", "value": 'a "quoted" & <odd> word'} in server["env"]
     assert {"name": "CACHE", "value": "/tmp/8080"} in server["env"]
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replicas(minor):
+    spec = KubernetesSpec(kind="job", gpus_per_replica=0, **FULL)
+    sending = load_job(experiment(replicas=2), Path("one-1"), spec, "c0ffee", plan='{"a": 1}')
+    template = sending.body["spec"]["template"]
+
+    kubernetes_validate.validate(sending.body, minor, strict=True)
+    assert violations(template["spec"]) == []
+    assert sending.labels["gpu-sharing-harness/experiment"] != made().labels["gpu-sharing-harness/experiment"]
+    assert template["metadata"]["labels"]["gpu-sharing-harness/load"] == "true"
+    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
+    told = {entry["name"]: entry.get("value") for entry in container(sending.body)["env"]}
+    assert (told["LOAD_PLAN"], told["LOAD_SHARDS"]) == ('{"a": 1}', "2")
+    assert {"REPLICA", "PORT", "REPLICA_DIR"} < set(told)
+    assert "WORKLOAD" not in told
+    assert "resources" not in container(sending.body)
+    assert set(template["spec"]["affinity"]) == {"nodeAffinity", "podAntiAffinity"}
 
 
 def test_where_the_cluster_chooses_the_user_none_is_asked_for():

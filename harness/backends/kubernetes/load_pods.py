@@ -1,0 +1,81 @@
+"""The pods that send the requests of scenario http, for nobody outside a cluster reaches a replica in it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness.backends.kubernetes import artifacts, objects
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.deployment import KubernetesDeployment
+from harness.backends.kubernetes.pods import PodReplica
+from harness.clock import Clock
+from harness.config import ExperimentSpec, KubernetesSpec, WorkloadKind
+from harness.errors import ClusterError
+
+PATIENCE_S = 30.0
+
+
+class LoadPods:
+    """A Job with one pod for each shard of the load.
+
+    Args:
+        api: of the cluster.
+        spec: how the replicas stand in it; these ask for no GPU.
+        experiment: what is measured.
+        folder: the attempt's.
+        campaign_id: whose it is.
+        clock: real time.
+        plan: of all shards, as each pod reads it.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        spec: KubernetesSpec,
+        experiment: ExperimentSpec,
+        folder: Path,
+        campaign_id: str,
+        clock: Clock,
+        plan: str,
+    ) -> None:
+        self._api, self._folder = api, folder / "load"
+        shards = min(spec.load_generators, experiment.replicas)
+        own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
+        changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
+        of = experiment.model_copy(update=changes)
+        alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None}
+        there = spec.model_copy(update=alone)
+        made = objects.load_job(of, folder, there, campaign_id, plan=plan)
+        self._pods = KubernetesDeployment(api, there, made, of, self._folder, clock=clock)
+
+    def start(self, abort: threading.Event) -> None:
+        """Return when every pod sends. Raises BackendError."""
+        try:
+            self._pods.start(abort)
+        except BaseException:
+            self._pods.stop(timeout_s=0)
+            raise
+
+    def stop(self) -> tuple[list[Path], Sequence[str]]:
+        """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
+        with ThreadPoolExecutor(artifacts.PARALLEL, thread_name_prefix="load") as pool:
+            found = list(pool.map(self._end, self._pods.replicas))
+        logs = [log for log, _ in found if log is not None]
+        sentences = [sentence for _, sentence in found if sentence]
+        return logs, [*sentences, *self._pods.stop(timeout_s=0)]
+
+    def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
+        """Have one send no more, and fetch its log."""
+        log = self._folder / f"shard-{shard.index}.bin"
+        try:
+            said = self._api.text(artifacts.proxy_path(shard, "finish"), patience_s=PATIENCE_S)
+            self._api.download(artifacts.proxy_path(shard, "requests"), log, patience_s=PATIENCE_S)
+            code = json.loads(said)["exit_code"]
+        except (ClusterError, ValueError, KeyError) as error:
+            return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"
+        how = "did not end in time" if code is None else f"ended with {code}" if code else ""
+        return log, f"the load generator in pod {shard.pod} {how}." if how else ""
