@@ -142,6 +142,10 @@ class Deployment(Protocol):
         """The fast series beside the recording, written to ``path``; None where the machine is not this one."""
         ...
 
+    def hottest_celsius(self) -> float | None:
+        """Temperature of the hottest GPU that the replicas ran on, also once they have ended; None: it is this machine's to read."""
+        ...
+
     def provenance(self) -> Provenance:
         """The machines that the replicas run on, and the software that measures them."""
         ...

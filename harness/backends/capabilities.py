@@ -238,11 +238,7 @@ FEATURES = [
     ),
     Feature("`stress`", _stress),
     Feature("`timing.stop_when_known`", _stop_when_known, {KUBERNETES: (_LATER, "Remove it, or shorten record_s.")}),
-    Feature(
-        "cool-down until the GPUs are cool (`timing.cooldown_gpu_celsius`)",
-        _cool,
-        {KUBERNETES: (_AWAY, "Remove it; `timing.cooldown_s` gives the seconds.")},
-    ),
+    Feature("cool-down until the GPUs are cool (`timing.cooldown_gpu_celsius`; on a cluster by their exporter)", _cool),
     Feature(
         "the fast GPU series `telemetry.csv` (`timing.telemetry_interval_s`)",
         _telemetry,

@@ -197,6 +197,9 @@ class LocalDeployment:
         """UUIDs of the GPUs that replicas and neighbours are on."""
         return in_use(self._experiment, [(_device(one.seat.workload), one.status()) for one in self._replicas])
 
+    def hottest_celsius(self) -> None:
+        """None: the GPUs are this machine's."""
+
     def provenance(self) -> Provenance:
         """This machine."""
         return collect()

@@ -463,9 +463,13 @@ class Attempt:
             clock.wait_until(deadline_s, self.abort)
             return
         with closing(self.shared.gpus()) as gpus:
-            while clock.now_s() < deadline_s and _hottest(gpus) > timing.cooldown_gpu_celsius:
+            while clock.now_s() < deadline_s and self._hottest(gpus) > timing.cooldown_gpu_celsius:
                 if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), self.abort):
                     return
+
+    def _hottest(self, gpus: GpuSource) -> float:
+        there = self._deployment.hottest_celsius() if self._deployment else None
+        return _hottest(gpus) if there is None else there
 
 
 def _hottest(gpus: GpuSource) -> float:

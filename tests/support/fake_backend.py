@@ -39,6 +39,7 @@ class FakeDeployment:
     sources: Callable[[int], Sources] = busy
     stop_problems: Sequence[str] = ()
     stopped: bool = False
+    celsius: Callable[[], float | None] = lambda: None
     _deaths: list[ReplicaDeath] = field(default_factory=list)
 
     @property
@@ -63,6 +64,10 @@ class FakeDeployment:
         return {
             name: [_status(target) for target in self.targets if target.neighbour == name] for name in self.neighbours
         }
+
+    def hottest_celsius(self) -> float | None:
+        """What ``celsius`` says."""
+        return self.celsius()
 
     def recording(self, request: RecordingRequest) -> Recorder:
         """The embedded recorder, on the fake sources."""
@@ -114,6 +119,7 @@ class FakeBackend:
         stop_problems: what ``stop`` of every deployment answers.
         deployments: all that were made, newest last.
         closed: how often a campaign was over.
+        celsius: what every deployment says of its hottest GPU.
     """
 
     name: str = "fake"
@@ -125,6 +131,7 @@ class FakeBackend:
     stop_problems: Sequence[str] = ()
     deployments: list[FakeDeployment] = field(default_factory=list)
     closed: int = 0
+    celsius: Callable[[], float | None] = lambda: None
 
     def check(self, experiments: Sequence[ExperimentSpec]) -> Sequence[Finding]:  # noqa: ARG002 - the protocol's
         """The prepared findings."""
@@ -182,6 +189,8 @@ class FakeBackend:
                 log.parent.mkdir(parents=True, exist_ok=True)
                 log.write_text("a fake replica\n", encoding="utf-8")
         self.deployments.append(
-            FakeDeployment(experiment.replicas, on_death, neighbours, self.sources, self.stop_problems)
+            FakeDeployment(
+                experiment.replicas, on_death, neighbours, self.sources, self.stop_problems, celsius=self.celsius
+            )
         )
         return self.deployments[-1]

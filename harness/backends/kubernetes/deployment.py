@@ -100,6 +100,10 @@ class KubernetesDeployment:
     def telemetry(self, path: Path, *, interval_s: float) -> None:
         """None: the devices are in another machine."""
 
+    def hottest_celsius(self) -> float:
+        """What Prometheus knows of the GPUs that the replicas were on."""
+        return prometheus.hottest_celsius(self._api, self._spec, self.replicas)
+
     def provenance(self) -> Provenance:
         """The nodes of the replicas, and this harness."""
         return nodes.provenance(self._nodes, self._statuses, this_machine().software)

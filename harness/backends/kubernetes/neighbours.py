@@ -53,6 +53,10 @@ class WithNeighbours:
     def telemetry(self, path: Path, *, interval_s: float) -> None:
         """None: the devices are in another machine."""
 
+    def hottest_celsius(self) -> float:
+        """Of the measured replicas' GPUs, which are those of the neighbours."""
+        return self._measured.hottest_celsius()
+
     def provenance(self) -> Provenance:
         """The nodes of the measured replicas, which are those of the neighbours."""
         return self._measured.provenance()

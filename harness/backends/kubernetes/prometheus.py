@@ -101,6 +101,12 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
         return where.with_gpus(quick, [replica.gpu_uuid for replica in replicas])
 
 
+def hottest_celsius(api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> float:
+    """Temperature of the hottest GPU of these replicas, as its exporter says; infinite where nobody tells."""
+    with server(api, spec) as asked:
+        return origin(asked, spec, replicas).hottest_celsius(asked)
+
+
 def recording(
     api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica], folder: Path, request: RecordingRequest
 ) -> Recording:

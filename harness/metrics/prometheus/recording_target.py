@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -68,6 +69,14 @@ class Origin:
             except (NoDataError, PrometheusError) as error:
                 why = error.message
         return dataclasses.replace(self, gpus_why=f"every GPU of the nodes is recorded: {why}") if why else wanted
+
+    def hottest_celsius(self, server: Queryable) -> float:
+        """Temperature of the hottest of the devices now; infinite where nobody tells."""
+        try:
+            found = server.query(render(CATALOGUE["gpu_temperature"], self.dialect(), 1.0).raw).series
+        except (NoDataError, PrometheusError):
+            return math.inf
+        return max(float(one.values[-1]) for one in found)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for a file, without the password of an address."""

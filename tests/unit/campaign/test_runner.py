@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import threading
 from datetime import datetime
 from pathlib import Path
@@ -521,6 +522,18 @@ def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, cels
 
     cool_down = next(e for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down")
     assert cool_down.seconds == pytest.approx(rest_s, abs=1.5)
+
+
+def test_gpus_of_other_machines_end_a_cool_down_by_what_the_backend_knows(stage):
+    on = stage(replicas=[1], timing=TIMING.model_copy(update={"cooldown_gpu_celsius": 50}))
+    there = iter([math.inf, 60.0, 49.0])
+    on.backend.celsius = lambda: next(there)
+
+    on.runner(gpus=lambda: FakeGpus(1)).run()
+
+    cool_down = next(e for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down")
+    assert cool_down.seconds == pytest.approx(2, abs=1.5)
+    assert next(there, None) is None
 
 
 def test_two_harnesses_on_one_campaign(stage):

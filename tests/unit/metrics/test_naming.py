@@ -1,6 +1,7 @@
 """Series over one node and over several: who is called what, and who must not be mixed."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -83,15 +84,15 @@ def test_an_origin_survives_its_file():
 class Knows:
     """A server whose devices have these UUIDs."""
 
-    def __init__(self, *uuids):
-        self.uuids, self.asked = uuids, []
+    def __init__(self, *uuids, values=None):
+        self.uuids, self.asked, self.values = uuids, [], values or [0.0] * len(uuids)
 
     def query(self, promql):
         self.asked.append(promql)
         if not self.uuids:
             raise NoDataError("nothing matches.")
-        points = np.empty(0)
-        return Answer([Series({"UUID": uuid, "gpu": "0"}, points, points) for uuid in self.uuids])
+        known = zip(self.uuids, self.values, strict=True)
+        return Answer([Series({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known])
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,15 @@ def test_only_the_devices_of_the_replicas_are_selected_where_they_and_the_server
     selector = render(CATALOGUE["gpu_power"], origin.dialect(), 20).raw
     assert ('UUID=~"GPU-b"' in selector) == bool(gpus)
     assert all('node=~"n1"' in query for query in [selector, *server.asked])
+
+
+def test_the_hottest_device_is_one_of_the_replicas_and_silence_is_not_cool():
+    origin = Origin("http://x:9090", "inference", ("a-1",), ("n1",), gpus=("GPU-b", "GPU-c"))
+    server = Knows("GPU-b", "GPU-c", values=[41.0, 47.5])
+
+    assert origin.hottest_celsius(server) == 47.5
+    assert server.asked == ['DCGM_FI_DEV_GPU_TEMP{node=~"n1",UUID=~"GPU-b|GPU-c"}']
+    assert origin.hottest_celsius(Knows()) == math.inf
 
 
 def test_processors_and_memory_are_those_of_the_server_without_its_client():
