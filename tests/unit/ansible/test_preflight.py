@@ -1,6 +1,6 @@
 """Bad machines and bad variables, judged by the real role: each ends with its reason and the next step.
 
-The probe is replaced by one that reads the machine from the inventory; everything else is as shipped.
+What the probe answers is read from the inventory; everything else is as shipped.
 """
 
 import json
@@ -12,20 +12,21 @@ import pytest
 import tree
 from tree import ROOT
 
+# The shipped action, whose module answers at once with what the inventory says: no process is started a machine.
 PROBE = """\
-#!/usr/bin/python3
-import json, os, time
-from ansible.module_utils.basic import AnsibleModule
-options = {name: {"type": "raw"} for name in ("machine", "disks", "packages", "urls", "urls_timeout_s")}
-module = AnsibleModule(argument_spec=options, supports_check_mode=True)
-fake = json.loads(os.environ["FAKE"])
-fake["node"].setdefault("time_s", time.time())
-module.exit_json(changed=False, probe=fake["probe"], ansible_facts={"node": fake["node"]})
+import importlib.util, os, time
+spec = importlib.util.spec_from_file_location("shipped_node_probe", os.environ["SHIPPED_PROBE"])
+shipped = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(shipped)
+class ActionModule(shipped.ActionModule):
+    def _execute_module(self, task_vars, **_):
+        fake = self._templar.template(task_vars["fake"])
+        node = {"time_s": time.time(), **fake["node"]}
+        return {"changed": False, "probe": fake["probe"], "ansible_facts": {"node": node}}
 """
 PLAY = """\
 - hosts: all
   gather_facts: false
-  environment: {FAKE: "{{ fake | to_json }}"}
   pre_tasks: [{name: Judge, judge_variables: {}, when: judged}]
   roles: [preflight]
 """
@@ -170,8 +171,8 @@ def host(changes, variables):
 def outcomes(tmp_path_factory):
     """Every case is a host of one run: name -> its failure, or None."""
     folder = tmp_path_factory.mktemp("preflight")
-    (folder / "library").mkdir()
-    (folder / "library/node_probe.py").write_text(PROBE)
+    (folder / "action").mkdir()
+    (folder / "action/node_probe.py").write_text(PROBE)
     (folder / "play.yml").write_text(PLAY)
     (folder / "group_vars").symlink_to(ROOT / "inventory/group_vars")
     hosts = {name: host(changes, variables) for name, (changes, variables, _) in CASES.items()}
@@ -180,7 +181,8 @@ def outcomes(tmp_path_factory):
     settings = {
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(folder / "library"),
+        "ANSIBLE_ACTION_PLUGINS": f"{folder / 'action'}:{tree.ACTIONS}",
+        "SHIPPED_PROBE": str(tree.ACTIONS / "node_probe.py"),
         "ANSIBLE_STDOUT_CALLBACK": "tree_of_results",
         "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
