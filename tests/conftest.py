@@ -10,6 +10,8 @@ from itertools import groupby
 import pytest
 from hypothesis import settings
 
+from tests.support.workers import pytest_addoption, pytest_runtestloop  # noqa: F401 - pytest finds them here
+
 # A shell or CI may say that Python keeps nothing it compiles: then each process of each test compiles it all again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
