@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import base64
 import glob
 import os
 import pwd
+import secrets
 import tempfile
 from collections.abc import Container
 from pathlib import Path
 from typing import Any
+
+KEY_BYTES = 32
 
 
 class Files:
@@ -23,6 +27,10 @@ class Files:
 
     def content(self, one: dict[str, Any]) -> str:
         """The content asked for; a source that a check of a virgin machine does not meet counts as empty."""
+        if one.get("random"):
+            path = Path(one["path"])
+            key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
+            return path.read_text(encoding="utf-8") if path.exists() else str(one["content"]).replace("RANDOM_KEY", key)
         if one["source"] is None:
             return str(one["content"])
         source = Path(one["source"])

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import pwd
 import re
 import shutil
+import socket
 import stat
+import struct
 import time
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
@@ -124,6 +128,24 @@ def secure_boot() -> bool:
     """Whether the firmware lets signed kernel modules only be loaded: four bytes of attributes, then 1."""
     variables = (SYS / "firmware/efi/efivars").glob("SecureBoot-*")
     return any(variable.read_bytes()[4:5] == b"\x01" for variable in variables)
+
+
+# Interfaces that a cluster makes: their addresses are other machines' too.
+CLUSTER_INTERFACES = ("lo", "cali", "vxlan.", "kube-", "cni", "tunl", "flannel", "docker", "nodelocaldns")
+SIOCGIFADDR = 0x8915
+
+
+def addresses() -> list[str]:
+    """The first IPv4 address of every interface of the machine itself."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            if name.startswith(CLUSTER_INTERFACES):
+                continue
+            with suppress(OSError):  # it has none
+                answer = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return sorted(found)
 
 
 def login_user() -> str:
@@ -264,6 +286,7 @@ def machine() -> dict[str, Any]:
         "architecture": platform.machine(),
         "kernel": platform.release(),
         "hostname": platform.node(),
+        "addresses": addresses(),
         "boot_id": (read("/proc/sys/kernel/random/boot_id") or "").strip(),
         "systemd": Path("/run/systemd/system").is_dir(),
         "cpus": os.cpu_count(),

@@ -34,6 +34,8 @@ options:
               default: ""}
       only_mend: {description: Bring it to its content where it is there already; do not make it., type: bool,
                   default: false}
+      random: {description: "Make it once: RANDOM_KEY in its content is a key of 32 random bytes in base64, which no log and no
+                             result has. A file that is there keeps its content.", type: bool, default: false}
   links: {description: Symbolic links as path and target; a real file in the way is an error., type: dict, default: {}}
   absent: {description: Files that must not be there; patterns as a shell would read them. What O(files) and O(links) name stays.,
            type: list, elements: str, default: []}
@@ -85,6 +87,7 @@ def specification() -> dict[str, Any]:
         "mode": {"type": "str", "default": "0644"},
         "owner": {"type": "str", "default": ""},
         "only_mend": {"type": "bool", "default": False},
+        "random": {"type": "bool", "default": False},
     }
     unit = {
         "name": {"type": "str", "required": True},

@@ -34,6 +34,9 @@ SECRET = (
     "*/.kube/harness.conf",
     "/etc/ssh/ssh_host_*",
     "/var/lib/recorded/objects/Secret/*",
+    "/var/lib/recorded/objects/CertificateSigningRequest/*",
+    "/etc/kubernetes/api-server/encryption.yaml",
+    "/var/lib/kubelet/pki/*",
 )
 FOLDERS = [
     "/etc",

@@ -20,7 +20,7 @@ from tests.unit.ansible.tree import TEMPLATES, variables
 Object = dict[str, Any]
 
 CONFIGURATION = {
-    *("kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2"),
+    *("kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2", "kubelet-serving.yaml.j2"),
     *("monitoring/prometheus-config.yml.j2", "monitoring/rules/recording.yml.j2"),
 }
 """Read by programs, not by the API server."""

@@ -19,6 +19,9 @@ _HOME_FIELD = 5
 _DNS_HEADER = 12
 _DAY_S = 86400
 _CERTIFICATE_DAYS = 60
+# A kubelet asks for the next one when at most 30 % and at least 10 % of a year are left.
+_SERVING_DAYS = 30
+_SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
 # Run on the node, by the Python that Ansible needs there: question and answer in hexadecimal; UDP may lose one of three.
 ASK_DNS = (
     "import socket, sys; s = socket.socket(type=socket.SOCK_DGRAM); s.settimeout(5); s.connect((sys.argv[1], int(sys.argv[2]))); "
@@ -33,7 +36,7 @@ def _seconds(text: str) -> int:
     return sum(int(number) * units[unit] for number, unit in re.findall(r"(\d+)\s*([smh]?)", text))
 
 
-def _kubelet_settings(node: Node) -> dict[str, Any]:
+def kubelet_settings(node: Node) -> dict[str, Any]:
     """The kubelet's configuration as it reads it: its file, then its drop-ins where it is told of them."""
     paths = [_CONFIG]
     if _DROP_INS in (node.machine.read(_DEFAULTS) or ""):
@@ -65,7 +68,7 @@ def kubelet_runs(node: Node) -> Observation:
 )
 def kubelet_uses_systemd(node: Node) -> Observation:
     """The kubelet and CRI-O agree who makes cgroups."""
-    driver = str(_kubelet_settings(node).get("cgroupDriver", "absent"))
+    driver = str(kubelet_settings(node).get("cgroupDriver", "absent"))
     return Observation(driver == "systemd", "cgroupDriver systemd", driver)
 
 
@@ -93,7 +96,7 @@ def dns_ask(node: Node, address: str, name: str, port: int = 53) -> tuple[bool, 
 )
 def cluster_dns_answers(node: Node) -> Observation:
     """The DNS server that the kubelet gives to pods knows the API server's name, asked from this node."""
-    settings = _kubelet_settings(node)
+    settings = kubelet_settings(node)
     name = f"kubernetes.default.svc.{settings.get('clusterDomain', 'cluster.local')}"
     answers = [dns_ask(node, str(address), name) for address in settings.get("clusterDNS") or ()]
     found = "; ".join(said for _, said in answers) or "the kubelet gives pods no DNS server (clusterDNS)"
@@ -111,7 +114,7 @@ def crictl_knows_crio(node: Node) -> Observation:
 @check("housekeeping/eviction", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
 def eviction_is_whole(node: Node) -> Observation:
     """All eviction signals are on: a partial list switches every other one off."""
-    settings = _kubelet_settings(node)
+    settings = kubelet_settings(node)
     signals = set(settings.get("evictionHard") or {})
     merged = bool(settings.get("mergeDefaultEvictionSettings")) or not signals
     missing = _EVICTION_SIGNALS - signals
@@ -123,7 +126,7 @@ def eviction_is_whole(node: Node) -> Observation:
 @check("housekeeping/images", advice="Run the housekeeping role again (--tags housekeeping).", unit=_KUBELET)
 def image_collection_comes_before_eviction(node: Node) -> Observation:
     """Unused images are removed before the disk is so full that pods are evicted."""
-    settings = _kubelet_settings(node)
+    settings = kubelet_settings(node)
     high = int(settings.get("imageGCHighThresholdPercent", 85))
     listed_signals = settings.get("evictionHard") or {}
     defaults_count = not listed_signals or settings.get("mergeDefaultEvictionSettings")
@@ -135,7 +138,7 @@ def image_collection_comes_before_eviction(node: Node) -> Observation:
 @check("housekeeping/logs", advice="Run the housekeeping role again (--tags housekeeping).")
 def logs_are_bounded(node: Node) -> Observation:
     """Container logs and systemd's journal have a limit."""
-    settings = _kubelet_settings(node)
+    settings = kubelet_settings(node)
     size, files = settings.get("containerLogMaxSize"), settings.get("containerLogMaxFiles")
     journal = node.output("systemd-analyze", "cat-config", "systemd/journald.conf").splitlines()
     limits = [line.partition("=")[2] for line in journal if line.startswith("SystemMaxUse=")]
@@ -151,7 +154,7 @@ def logs_are_bounded(node: Node) -> Observation:
 )
 def shutdown_is_graceful(node: Node) -> Observation:
     """The kubelet holds a shutdown until pods have ended, and logind lets it for as long as that takes."""
-    period = str(_kubelet_settings(node).get("shutdownGracePeriod", "0s"))
+    period = str(kubelet_settings(node).get("shutdownGracePeriod", "0s"))
     files = node.output("systemd-analyze", "cat-config", "systemd/logind.conf").splitlines()
     delays = [line.partition("=")[2].strip() for line in files if line.startswith("InhibitDelayMaxSec=")]
     delay = delays[-1] if delays and delays[-1] else "5"
@@ -208,6 +211,25 @@ def certificates_are_valid_for_a_while(node: Node) -> Observation:
         else f"{len(days)} certificates, the first ends in {min(days.values(), default=0)} days"
     )
     return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", found)
+
+
+@check(
+    "kubernetes/serving-certificate",
+    advice="Run playbooks/cluster.yml again: it approves what the kubelet has asked for.",
+    unit=_KUBELET,
+)
+def serving_certificate_is_signed(node: Node) -> Observation:
+    """The kubelet serves with a certificate of the cluster's authority that is valid for a month: it asks for another before."""
+    until = ("openssl", "x509", "-noout", "-enddate", "-checkend", str(_SERVING_DAYS * _DAY_S), "-in", _SERVING)
+    said = node.machine.command(*until)
+    trusted = node.machine.command("openssl", "verify", "-CAfile", "/etc/kubernetes/pki/ca.crt", _SERVING)
+    found = (said.stdout or said.stderr).strip().splitlines()[:1] or ["nothing"]
+    signed = "" if trusted.exit_code == 0 else ", not signed by the cluster's authority"
+    return Observation(
+        said.exit_code == 0 and not signed,
+        f"{_SERVING} signed, for {_SERVING_DAYS} days at least",
+        f"{found[0]}{signed}",
+    )
 
 
 @check(

@@ -19,6 +19,7 @@ JOIN = {
     "join_endpoint": "192.0.2.1:6443",
     "join_token": "abcdef.0123456789abcdef",
     "join_ca_hash": "sha256:" + 64 * "0",
+    "api_server_settings": "0",
 }
 FULL = {
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],

@@ -82,6 +82,7 @@ KUBEADM: dict[str, Any] = {
             *("cgroupDriver", "failSwapOn", "serverTLSBootstrap", "evictionHard", "evictionSoft", "clusterDNS"),
             *("imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "imageMinimumGCAge", "imageMaximumGCAge"),
             *("containerLogMaxSize", "containerLogMaxFiles", "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
+            *("podPidsLimit", "seccompDefault", "tlsCipherSuites"),
             *("maxPods", "resolvConf", "clusterDomain", "containerRuntimeEndpoint", "systemReserved", "kubeReserved"),
         )
     ),

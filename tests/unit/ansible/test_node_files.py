@@ -1,5 +1,7 @@
 """Files in one step, with owner and mode; links; absences; and a check that touches nothing."""
 
+import base64
+
 import pytest
 import tree
 from fake_module import Failed, FakeModule
@@ -36,6 +38,18 @@ def test_a_private_file_never_appears_in_a_diff(tmp_path):
     found.file(tmp_path / "d/secret", "token", "0600", "")
     found.file(tmp_path / "d/public", "shown", "0644", "")
     assert [one["after"] for one in found.diff] == ["", "shown"]
+
+
+def test_a_key_is_made_once_and_is_in_no_result(tmp_path):
+    path, one = tmp_path / "d/key", {"only_mend": False, "random": True, "source": None, "mode": "0600", "owner": ""}
+    wanted = {"files": [one | {"path": str(path), "content": "secret: RANDOM_KEY"}], "links": {}, "absent": []}
+    first, again = files(), files()
+    first.apply(wanted)
+    key = path.read_text().removeprefix("secret: ")
+    again.apply(wanted)
+    assert len(base64.b64decode(key, validate=True)) == 32
+    assert (first.written, again.written, path.read_text()) == ([str(path)], [], f"secret: {key}")
+    assert key not in str(first.diff)
 
 
 def test_check_mode_touches_nothing(tmp_path):

@@ -11,9 +11,20 @@ import yaml
 from fields import EVICTION_SIGNALS, unknown
 from tree import ROOT, TEMPLATES, render
 
-CONFIGURATION = {"kubeadm-init.yaml.j2", "kubeadm-join.yaml.j2", "kubelet-housekeeping.yaml.j2"}
+CONFIGURATION = {
+    "kubeadm-init.yaml.j2",
+    "kubeadm-join.yaml.j2",
+    "kubelet-housekeeping.yaml.j2",
+    "kubelet-serving.yaml.j2",
+}
 CUSTOM = {"calico-installation.yaml.j2"}
-JOIN = {"join_endpoint": "192.0.2.1:6443", "join_token": "a.b", "join_ca_hash": "sha256:0", "inventory_hostname": "w"}
+JOIN = {
+    "join_endpoint": "192.0.2.1:6443",
+    "join_token": "a.b",
+    "join_ca_hash": "sha256:0",
+    "inventory_hostname": "w",
+    "api_server_settings": "0",
+}
 OBJECTS = sorted(path.name for path in TEMPLATES.glob("*.j2") if path.name not in CONFIGURATION | CUSTOM)
 MINORS = tree.variables()["versions_by_minor"]
 

@@ -76,9 +76,9 @@ def template(values: Any, given: dict[str, Any]) -> Any:
     from ansible.template import Templar, trust_as_template
 
     def trust(value: Any) -> Any:
-        return (
-            {name: trust(one) for name, one in value.items()} if isinstance(value, dict) else trust_as_template(value)
-        )
+        if isinstance(value, dict):
+            return {name: trust(one) for name, one in value.items()}
+        return trust_as_template(value) if isinstance(value, str) else value
 
     trusted = {name: trust(value) for name, value in values.items()}
     templar = Templar(loader=DataLoader(), variables={**trusted, **given})

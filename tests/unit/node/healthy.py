@@ -9,6 +9,7 @@ from harness.node.checks import Node, kubernetes
 from harness.node.expected import NVIDIA_PACKAGES, Expected
 from harness.node.machine import FileState, PackageState, UnitState
 from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
+from tests.unit.node import hardened
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0
@@ -18,6 +19,9 @@ GRAFANA_HEALTH = f"{PROXY}/grafana:3000/proxy/api/health"
 JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor", "dcgm-exporter")
 DNS_QUESTION = kubernetes.dns_question("kubernetes.default.svc.gpu.local")
 DNS = f"python3 -c {kubernetes.ASK_DNS} 10.96.0.10 53 {DNS_QUESTION}"
+_SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
+SERVING_ENDS = f"openssl x509 -noout -enddate -checkend 2592000 -in {_SERVING}"
+SERVING_SIGNED = f"openssl verify -CAfile /etc/kubernetes/pki/ca.crt {_SERVING}"
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
 VARIABLES: dict[str, Any] = {
@@ -136,6 +140,10 @@ def machine() -> FakeMachine:
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
             "nvidia-smi": "Default\nDefault\n",
+            hardened.PS: hardened.processes(),
+            SERVING_ENDS: "notAfter=Nov 24 10:00:00 2027 GMT\nCertificate will not expire\n",
+            SERVING_SIGNED: "OK\n",
+            hardened.FIND: hardened.files(),
         },
         objects=_objects(),
         journals={"crio.service": ["line one", "no conmon"], "kubelet.service": ["cannot start"]},
@@ -198,6 +206,8 @@ def _files() -> dict[str, str]:
         "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\n",
         "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d\n",
         "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: gpu.local\n",
+        "/etc/kubernetes/kubelet.conf.d/60-kept.conf": hardened.KUBELET,
+        "/etc/kubernetes/api-server/encryption.yaml": hardened.ENCRYPTION,
         "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf": KUBELET_LIMITS,
         "/etc/crictl.yaml": "runtime-endpoint: unix:///var/run/crio/crio.sock\n",
     }
@@ -275,4 +285,5 @@ def _objects() -> dict[str, list[dict[str, Any]]]:
         "nodes.metrics.k8s.io": [named("controlplane", usage={"cpu": "120m", "memory": "1Gi"})],
         "cronjobs": [named("failed-pods", spec={"jobTemplate": {"spec": {"activeDeadlineSeconds": 300}}})],
         "pods": [],
+        "configmaps": [named("kube-proxy", data={"config.conf": "mode: iptables"})],
     }

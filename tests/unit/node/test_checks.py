@@ -18,12 +18,15 @@ from harness.node.verdict import Verdict
 from harness.node.verify import judge
 from tests.node.mirror.recorders import service_dns
 from tests.support.fake_machine import FakeMachine
+from tests.unit.node import hardened
 from tests.unit.node.healthy import (
     BOOT_ID,
     DNS,
     GRAFANA_HEALTH,
     IMAGE,
     KUBELET_LIMITS,
+    SERVING_ENDS,
+    SERVING_SIGNED,
     STARTED_S,
     SYSCTLS,
     TARGETS,
@@ -243,7 +246,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "the kubelet is not told of its drop-ins": (
         remove("/etc/default/kubelet"),
-        {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown"},
+        {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown", "cis/sections"},
     ),
     "the journal has no limit": (
         lambda paper: paper.commands.update({"systemd-analyze cat-config systemd/journald.conf": "#SystemMaxUse=\n"}),
@@ -431,6 +434,18 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "Grafana says something else": (
         lambda paper: paper.commands.update({f"kubectl get {GRAFANA_HEALTH}": "<html>"}),
         {"monitoring/grafana"},
+    ),
+    "the kubelet's certificate ends": (
+        lambda paper: paper.commands.pop(SERVING_ENDS),
+        {"kubernetes/serving-certificate"},
+    ),
+    "the kubelet signed its certificate itself": (
+        lambda paper: paper.commands.pop(SERVING_SIGNED),
+        {"kubernetes/serving-certificate"},
+    ),
+    "the scheduler profiles": (
+        lambda paper: paper.commands.update({hardened.PS: hardened.processes(kube_scheduler="conf=/etc/kubernetes/s")}),
+        {"cis/sections"},
     ),
     "the workload image is another version's": (
         lambda paper: paper.commands.update({"crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:0"]}]})}),

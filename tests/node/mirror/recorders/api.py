@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import cluster
 import control_plane
+import serving
 import yaml
 from recorded import API_PORT
 
@@ -97,6 +98,9 @@ def get(path: str, user: str, _: object) -> None:
     if path.startswith(CONFIG_MAPS):
         allow(bool(user), user, "configmaps")
         answer_with(cluster.read(cluster.kind_of("configmap"), "kube-system", path.removeprefix(CONFIG_MAPS)))
+    if path.startswith(f"{REQUESTS}/"):
+        allow(user.startswith(NODE_USER), user, "certificatesigningrequests")
+        answer_with(cluster.read(serving.kind(), "", path.removeprefix(f"{REQUESTS}/")))
     if path.startswith(f"{NODES}?"):
         name = selected(path)
         allow(user == NODE_USER + name, user, "nodes")
@@ -115,6 +119,9 @@ def selected(path: str) -> str:
 
 def post(path: str, user: str, body: Any) -> None:
     """Creating: a certificate, the node itself."""
+    if path == REQUESTS and body["spec"].get("signerName") == serving.SIGNER:
+        allow(user.startswith(NODE_USER), user, "certificatesigningrequests")
+        raise Answer(201, serving.store(body, user))
     if path == REQUESTS:
         allow(user.startswith("system:bootstrap:"), user, "certificatesigningrequests")
         certificate = sign(base64.b64decode(body["spec"]["request"]))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import static_pods
 import yaml
 from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
 
@@ -122,6 +123,9 @@ def require_api() -> None:
 
 def read(kind: Kind, namespace: str, name: str) -> Object | None:
     """One object with its status, or None."""
+    if kind.name == "Pod":
+        pods = [item for item in _pods() if item["metadata"]["name"] == name]
+        return pods[0] if pods and namespace == "kube-system" else None
     path = _path(kind.name, namespace if kind.namespaced else "", name)
     return with_status(json.loads(path.read_text())) if path.exists() else None
 
@@ -129,7 +133,8 @@ def read(kind: Kind, namespace: str, name: str) -> Object | None:
 def listing(kind: Kind, namespace: str | None) -> list[Object]:
     """All objects of a kind, of one namespace or of all (None), by namespace and name."""
     found = []
-    for item in _node_metrics() if kind.name == "NodeMetrics" else _stored(kind.name):
+    made = {"NodeMetrics": _node_metrics, "Pod": _pods}
+    for item in made.get(kind.name, lambda: _stored(kind.name))():
         place = item["metadata"].get("namespace", "")
         if not kind.namespaced or namespace is None or place == namespace:
             found.append(with_status(item))
@@ -225,6 +230,20 @@ def _node_metrics() -> Iterator[Object]:
             name = {"name": item["metadata"]["name"]}
             usage = {"cpu": "100m", "memory": "500Mi"}
             yield {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "NodeMetrics", "metadata": name, "usage": usage}
+
+
+def control_plane_node() -> str:
+    """The name of the control plane's node; empty where there is none yet."""
+    names = [
+        one["metadata"]["name"] for one in _stored("Node") if CONTROL_PLANE_LABEL in one["metadata"].get("labels", {})
+    ]
+    return str(names[0]) if names else ""
+
+
+def _pods() -> Iterator[Object]:
+    """The static pods of the control plane, once it has a node; nothing here runs any other."""
+    node = control_plane_node()
+    yield from static_pods.pods(node) if node else ()
 
 
 def _node_status(item: Object) -> Object:

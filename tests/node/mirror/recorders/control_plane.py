@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import cluster
+import static_pods
 import yaml
 from recorded import API_PORT, CLUSTER_VERSION, CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option
 
@@ -53,13 +54,40 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
         private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
     start_kubelet(wanted["KubeletConfiguration"])
     wait_for_kubelet(wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", ""))
-    for name in MANIFESTS:
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "kube-system"}}
-        private(ETC / "manifests" / f"{name}.yaml", yaml.safe_dump(pod))
+    require_settings(wanted.get("ClusterConfiguration", {}))
+    static_pods.write(wanted.get("ClusterConfiguration", {}), registration_address(wanted))
+    static_pods.write_etcd(registration_address(wanted))
     wait_for_api()
-    Path("/var/lib/etcd/member").mkdir(parents=True, exist_ok=True)
+    Path("/var/lib/etcd").mkdir(mode=0o700, exist_ok=True)
+    Path("/var/lib/etcd/member").mkdir(mode=0o700, exist_ok=True)
     set_version(version)
     first_objects(registration, wanted)
+
+
+def require_settings(cluster: dict[str, Any]) -> None:
+    """A file that a flag of the API server names has to be there, in a folder that its pod is given."""
+    settings = cluster.get("apiServer") or {}
+    volumes = [volume["mountPath"] for volume in settings.get("extraVolumes", ())]
+    for one in settings.get("extraArgs", ()):
+        path = Path(one["value"])
+        if one["name"].endswith(("-config", "-config-file", "-policy-file")) and not (
+            path.is_file() and str(path.parent) in volumes
+        ):
+            fail(
+                f"error execution phase wait-control-plane: kube-apiserver: --{one['name']}: open {path}: no such file"
+            )
+
+
+def write_control_plane(wanted: dict[str, Any]) -> None:
+    """Write the manifests again, by a configuration."""
+    require_settings(wanted["ClusterConfiguration"])
+    static_pods.write(wanted["ClusterConfiguration"], registration_address(wanted))
+
+
+def keep_configuration(wanted: dict[str, Any]) -> None:
+    """Put the cluster's configuration where the next upgrade finds it."""
+    item = cluster.read(cluster.kind_of("configmap"), "kube-system", "kubeadm-config") or {}
+    cluster.write(item | {"data": {"ClusterConfiguration": yaml.safe_dump(wanted["ClusterConfiguration"])}})
 
 
 def refuse(found: list[str], ignored: set[str]) -> None:
@@ -207,7 +235,17 @@ def kubelet_dns(networking: dict[str, Any]) -> dict[str, Any]:
 def start_kubelet(settings: dict[str, Any], flags: str = "") -> None:
     """Write what the kubelet reads and start it, as kubeadm does."""
     KUBELET.mkdir(parents=True, exist_ok=True)
-    defaults = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
+    defaults = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": {
+            "anonymous": {"enabled": False},
+            "webhook": {"enabled": True},
+            "x509": {"clientCAFile": str(ETC / "pki/ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "rotateCertificates": True,
+    }
     (KUBELET / "config.yaml").write_text(yaml.safe_dump(defaults | settings))
     (KUBELET / "kubeadm-flags.env").write_text(f'KUBELET_KUBEADM_ARGS="{flags}"\n')
     for command in (["daemon-reload"], ["stop", "kubelet"], ["start", "kubelet"]):

@@ -92,6 +92,12 @@ def config(arguments: list[str]) -> None:
 
 def init(arguments: list[str]) -> None:
     wanted = documents(arguments)
+    if arguments[1:4] == ["phase", "control-plane", "all"]:
+        control_plane.write_control_plane(wanted)
+        return
+    if arguments[1:4] == ["phase", "upload-config", "kubeadm"]:
+        control_plane.keep_configuration(wanted)
+        return
     control_plane.create(wanted, asked_version(wanted), arguments)
     print("Your Kubernetes control-plane has initialized successfully!")
 

@@ -10,6 +10,7 @@ import access
 import cluster
 import proxied
 import remote
+import serving
 import yaml
 from cluster import Kind, Object
 from jsonpath import render
@@ -50,6 +51,7 @@ def main() -> None:
         "config": access.config,
         "create": access.create,
         "auth": access.auth,
+        "certificate": lambda words, _: serving.approve(words),
         "logs": lambda *_: None,
     }
     if verb not in verbs:
@@ -137,7 +139,7 @@ def diff(_: list[str], arguments: list[str]) -> None:
 
 def get(words: list[str], arguments: list[str]) -> None:
     if raw := option(arguments, "--raw"):
-        said = proxied.answer(raw)
+        said = proxied.answer(raw) or serving.answer(raw)
         if said is None:
             said = "ok" if raw.startswith(("/readyz", "/livez", "/healthz")) else "{}"
         print(said)

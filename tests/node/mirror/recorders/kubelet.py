@@ -15,8 +15,11 @@ import api
 import service_dns
 import yaml
 from cluster import API_MANIFEST, OBJECTS, running_versions
+from control_plane import registration_address
 from membership import Membership
 from recorded import CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
+from serving import Serving
+from static_pods import Processes
 
 KUBELET_PORT = 10250
 NETWORK_CONFIGURATION = Path("/etc/cni/net.d/10-calico.conflist")
@@ -53,7 +56,9 @@ def main() -> None:
     name = option(arguments, "--hostname-override", default=socket.gethostname())
     credentials, bootstrap = (Path(option(arguments, f"--{kind}")) for kind in ("kubeconfig", "bootstrap-kubeconfig"))
     threading.Thread(target=service_dns.serve, args=[settings], daemon=True).start()
-    serve(Membership.take_up(name, credentials, bootstrap))
+    membership = Membership.take_up(name, credentials, bootstrap)
+    server = membership.server if membership else None
+    serve(membership, Serving(settings, server, name, registration_address({})))
 
 
 def load(arguments: list[str]) -> dict[str, object]:
@@ -73,13 +78,16 @@ def load(arguments: list[str]) -> dict[str, object]:
     return settings
 
 
-def serve(membership: Membership | None) -> None:
+def serve(membership: Membership | None, serving: Serving) -> None:
     """Listen for health questions; once a second follow the manifests, or tell another machine's API server of us."""
     for address in (("127.0.0.1", KUBELET_HEALTH_PORT), ("0.0.0.0", KUBELET_PORT)):
         server = ThreadingHTTPServer(address, Healthy)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     api_server: ThreadingHTTPServer | None = None
+    processes = Processes()
     while True:
+        processes.follow()
+        serving.follow()
         if API_MANIFEST.exists() and api_server is None:
             api_server = api.serve()
             threading.Thread(target=api_server.serve_forever, daemon=True).start()

@@ -20,7 +20,7 @@ class Membership:
 
     def __init__(self, name: str, server: Server) -> None:
         self._name = name
-        self._server = server
+        self.server = server
         self._beat_at_s = 0.0
         self.network = False
 
@@ -43,7 +43,7 @@ class Membership:
         labels = {"kubernetes.io/hostname": self._name, "kubernetes.io/os": "linux"}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._name, "labels": labels}}
         with suppress(OSError, Refused):
-            self._server.ask("/api/v1/nodes", node)
+            self.server.ask("/api/v1/nodes", node)
 
     def beat(self, running: dict[str, str]) -> None:
         """Say that this machine lives and what it runs; learn whether Calico's pod is meant for it."""
@@ -53,8 +53,8 @@ class Membership:
         status = {"status": {"nodeInfo": running}}
         # A node that was deleted stays deleted until its kubelet starts anew.
         with suppress(OSError, Refused):
-            self._server.ask(f"/api/v1/nodes/{self._name}/status", status, method="PUT")
-            pods = self._server.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={self._name}")["items"]
+            self.server.ask(f"/api/v1/nodes/{self._name}/status", status, method="PUT")
+            pods = self.server.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={self._name}")["items"]
             self.network = any(pod["metadata"]["name"] == "calico-node" for pod in pods)
 
 
