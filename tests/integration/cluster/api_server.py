@@ -45,6 +45,8 @@ class Cluster:
     """Where the API server is and how to speak to it as an administrator."""
 
     kubeconfig: Path
+    server: str = ""
+    etcd: str = ""
 
     def kubectl(self, *words: str, check: bool = True, given: str | None = None) -> subprocess.CompletedProcess[str]:
         """Run kubectl; fails the test with its own words unless ``check`` is false."""
@@ -97,16 +99,16 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextlib.contextmanager
-def api_server(folder: Path) -> Iterator[Cluster]:
-    """Run etcd and the API server in a folder until the block ends."""
+def api_server(folder: Path, *flags: str) -> Iterator[Cluster]:
+    """Run etcd and the API server in a folder until the block ends; flags: further ones of the API server."""
     clients, peers = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
     port = free_port()
     etcd = [str(found("etcd")), "--data-dir", str(folder / "etcd"), "--unsafe-no-fsync"]
     etcd += ["--listen-client-urls", clients, "--advertise-client-urls", clients, "--listen-peer-urls", peers]
-    cluster = Cluster(_kubeconfig(folder, port))
+    cluster = Cluster(_kubeconfig(folder, port), f"https://127.0.0.1:{port}", clients)
     with (
         running(etcd, folder / "etcd.log"),
-        running(_server(folder, clients, port), folder / "apiserver.log") as process,
+        running([*_server(folder, clients, port), *flags], folder / "apiserver.log") as process,
     ):
         _wait_until_ready(cluster, process, folder / "apiserver.log")
         yield cluster
