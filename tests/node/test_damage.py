@@ -1,6 +1,7 @@
 """Damage a converged machine in many ways: the judges see each one, and one run mends them all."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,9 @@ DAMAGE = {
     "openssl x509 -x509toreq -in apiserver.crt -signkey apiserver.key -copy_extensions copyall -out /run/ending.csr && "
     "openssl x509 -req -in /run/ending.csr -copy_extensions copyall -CA ca.crt -CAkey ca.key -set_serial 7 -days 20 "
     "-out apiserver.crt",
+    "kubernetes/serving-certificate": "rm /var/lib/kubelet/pki/kubelet-server-current.pem",
+    "cis/sections": "sed -i s/profiling=false/profiling=true/ /etc/kubernetes/manifests/kube-scheduler.yaml",
+    "etcd/snapshot": "rm /var/lib/etcd-snapshots/*.tar",
     "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
     "kubeconfig/users": "chown root: /home/ops/.kube/config",
     "runtime-class/nvidia": f"{KUBECTL} delete runtimeclass nvidia",
@@ -50,6 +54,10 @@ class Damaged:
     verdict: Verdict
     mended: Run
     state: list[str]
+
+
+# A Secret that is lost, and a folder of etcd that is no database.
+LOSS = f"{KUBECTL} delete --namespace monitoring secret grafana-admin && rm -r /var/lib/etcd/member"
 
 
 @pytest.fixture(scope="module")
@@ -83,5 +91,23 @@ def test_one_run_mends_everything(damaged: Damaged, again: Step) -> None:
 
 def test_the_verdict_is_well_again(damaged_playbooks: Playbooks, damaged: Damaged) -> None:
     assert damaged.mended.status == 0, damaged.mended.explain()
+    found = judge.verdict(damaged_playbooks)
+    assert (found.status, set(found.failed)) == (0, set()), found.output
+
+
+def test_the_cluster_comes_back_from_its_snapshot(
+    damaged_playbooks: Playbooks, damaged: Damaged, tmp_path: Path
+) -> None:
+    assert damaged.mended.status == 0, damaged.mended.explain()
+    machine = damaged_playbooks.machine
+    taken = damaged_playbooks.run("playbooks/backup.yml", backup_folder=str(tmp_path))
+    assert taken.status == 0, taken.explain()
+    assert [path.suffix for path in tmp_path.rglob("*") if path.is_file()] == [".tar"]
+    machine.ssh(LOSS)
+    refused = damaged_playbooks.run("playbooks/restore.yml")
+    assert (refused.status != 0, refused.counts["changed"]) == (True, 0)
+    restored = damaged_playbooks.run("playbooks/restore.yml", restore_confirmed=True)
+    assert restored.status == 0, restored.explain()
+    machine.ssh(f"{KUBECTL} get --namespace monitoring secret grafana-admin")
     found = judge.verdict(damaged_playbooks)
     assert (found.status, set(found.failed)) == (0, set()), found.output

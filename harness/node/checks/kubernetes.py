@@ -19,6 +19,9 @@ _HOME_FIELD = 5
 _DNS_HEADER = 12
 _DAY_S = 86400
 _CERTIFICATE_DAYS = 60
+_SNAPSHOTS = "/var/lib/etcd-snapshots"
+# A day, and another in which the machine was off.
+_SNAPSHOT_HOURS = 48
 # A kubelet asks for the next one when at most 30 % and at least 10 % of a year are left.
 _SERVING_DAYS = 30
 _SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
@@ -211,6 +214,24 @@ def certificates_are_valid_for_a_while(node: Node) -> Observation:
         else f"{len(days)} certificates, the first ends in {min(days.values(), default=0)} days"
     )
     return Observation(bool(days) and not ending, f"none that ends within {_CERTIFICATE_DAYS} days", found)
+
+
+@check(
+    "etcd/snapshot",
+    advice="`journalctl --unit node-etcd-snapshot` says why there is none; playbooks/backup.yml takes one now.",
+    unit="node-etcd-snapshot.service",
+    kinds=(CONTROL_PLANE,),
+)
+def snapshots_are_taken(node: Node) -> Observation:
+    """A snapshot of etcd is young, and the next one will be taken."""
+    young = ("find", _SNAPSHOTS, "-name", "*.tar", "-newermt", f"-{_SNAPSHOT_HOURS} hours")
+    names = [path.rpartition("/")[2] for path in node.machine.command(*young).stdout.splitlines()]
+    timer = node.machine.unit("node-etcd-snapshot.timer")
+    running = timer.active == "active" and timer.enabled == "enabled"
+    found = f"{max(names, default='none')}; timer {timer.active}, {timer.enabled or timer.load}"
+    return Observation(
+        bool(names) and running, f"one of the last {_SNAPSHOT_HOURS} hours, timer active and enabled", found
+    )
 
 
 @check(

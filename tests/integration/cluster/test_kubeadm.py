@@ -1,13 +1,18 @@
 """The configurations of kubeadm, as the real kubeadm reads them."""
 
+import os
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
+from harness.node.checks import cis
 from tests.integration.cluster.api_server import found
 from tests.unit.ansible.tree import TEMPLATES, render, variables
+from tests.unit.node import hardened
+from tests.unit.node.healthy import machine, node
 
 KUBEADM = found("kubeadm")
 pytestmark = [
@@ -31,8 +36,9 @@ FULL = {
 IMAGES = ("kube_apiserver", "kube_controller_manager", "kube_scheduler", "kube_proxy", "coredns", "pause", "etcd")
 
 
-def kubeadm(*words):
-    return subprocess.run([str(KUBEADM), *words], capture_output=True, text=True, timeout=60, check=False)
+def kubeadm(*words, **environment):
+    command, given = [str(KUBEADM), *words], os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=given)
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +73,36 @@ def test_a_wrong_field_is_seen(row, tmp_path):
     path = Path(written(tmp_path, "kubeadm-init.yaml.j2", row))
     path.write_text(path.read_text().replace("criSocket:", "crisocket:"))
     assert 'unknown field "nodeRegistration.crisocket"' in kubeadm("config", "validate", "--config", str(path)).stderr
+
+
+@pytest.fixture(scope="module")
+def pods(row, tmp_path_factory):
+    """The manifests that kubeadm makes of our configuration, by name; its own version is not the table's patch."""
+    folder = tmp_path_factory.mktemp("manifests")
+    own = {**row, "kubernetes": kubeadm("version", "-o", "short").stdout.strip().removeprefix("v")}
+    config = written(folder, "kubeadm-init.yaml.j2", own, FULL)
+    place = {"KUBEADM_INIT_DRYRUN_DIR": str(folder)}
+    done = kubeadm("init", "phase", "control-plane", "all", "--dry-run", "--config", config, **place)
+    assert done.returncode == 0, done.stderr
+    found = [yaml.safe_load(path.read_text()) for path in folder.glob("kube-*.yaml")]
+    return {pod["metadata"]["name"]: pod["spec"] for pod in found}
+
+
+def test_kubeadm_gives_the_control_plane_its_settings_and_their_files(pods):
+    (container,), volumes = pods["kube-apiserver"]["containers"], pods["kube-apiserver"]["volumes"]
+    assert {"name": "SETTINGS", "value": JOIN["api_server_settings"]} in container["env"]
+    mounts = {one["mountPath"]: one.get("readOnly", False) for one in container["volumeMounts"]}
+    assert (mounts["/etc/kubernetes/api-server"], mounts["/var/log/kubernetes"]) == (True, False)
+    assert {"/etc/kubernetes/api-server", "/var/log/kubernetes"} <= {one["hostPath"]["path"] for one in volumes}
+    files = [word.partition("=")[2] for word in container["command"] if "/etc/kubernetes/api-server/" in word]
+    assert len(files) == 4
+
+
+def test_the_flags_that_kubeadm_gives_keep_the_benchmark(pods):
+    commands = {name: spec["containers"][0]["command"] for name, spec in pods.items()}
+    flags = {name.replace("-", "_"): " ".join(word[2:] for word in words[1:]) for name, words in commands.items()}
+    paper = machine()
+    paper.commands[hardened.PS] = hardened.processes(**flags)
+    report = cis.judge("n", node(paper))
+    assert report.unexplained == []
+    assert [section.number for section in report.failed] == ["1.1.12"]

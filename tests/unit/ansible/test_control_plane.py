@@ -71,8 +71,8 @@ def renewals(tmp_path_factory):
     folder = tmp_path_factory.mktemp("renewals")
     hosts = {}
     for name, (days, interrupted, _) in RENEWALS.items():
-        own = folder / name
-        own.mkdir()
+        own = folder / name / "etc"  # what is being written lies a folder above
+        own.mkdir(parents=True)
         (own / "expiry").write_text(expiry(days))
         for program in ("kubeadm", "crictl"):
             (own / program).write_text(PROGRAM.format(folder=own))
@@ -103,9 +103,9 @@ def renewals(tmp_path_factory):
 @pytest.mark.parametrize("name", RENEWALS)
 def test_the_running_containers_get_renewed_certificates(renewals, name):
     _, _, calls = RENEWALS[name]
-    said = (renewals / name / "calls").read_text().splitlines()
+    said = (renewals / name / "etc/calls").read_text().splitlines()
     assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
-    assert not (renewals / name / "mark").exists()
+    assert not (renewals / name / "etc/mark").exists()
 
 
 def live(*, mode="iptables", node="controlplane", **changes):
@@ -233,7 +233,7 @@ CHANGER = """\
 echo "$(basename $0) $*" >> {folder}/calls
 case "$*" in
   *"get pod/"*) cat {folder}/pods ;;
-  *"control-plane all"*) cp {folder}/kubeadm.yaml {folder}/written ;;
+  *"control-plane all"*) cp -p {folder}/kubeadm.yaml {folder}/written ;;
 esac
 """
 
@@ -250,8 +250,8 @@ def changes(tmp_path_factory):
     }
     hosts = {}
     for name, cluster in (("taken", TARGET), ("refused", old)):
-        own = folder / name
-        own.mkdir()
+        own = folder / name / "etc"  # what is being written lies a folder above
+        own.mkdir(parents=True)
         (own / "pods").write_text(json.dumps({"items": list(running(cluster))}))
         for program in ("kubeadm", "kubectl"):
             (own / program).write_text(CHANGER.format(folder=own))
@@ -262,7 +262,7 @@ def changes(tmp_path_factory):
     given = {
         "__control_plane_live": {"stdout": json.dumps({"items": [config, *running(old)]})},
         "__control_plane_configuration": CONFIGURATION,
-        "__control_plane_config": "{{ folder }}/kubeadm.yaml",
+        "__control_plane_change": "{{ folder }}/kubeadm.yaml",
         "control_plane_timeout_s": 3,
     }
     settings = {
@@ -282,19 +282,20 @@ def changes(tmp_path_factory):
 
 def test_settings_are_kept_for_upgrades_once_they_run(changes):
     folder, said = changes
-    calls = [line.split(" --")[0] for line in (folder / "taken/calls").read_text().splitlines()]
+    calls = [line.split(" --")[0] for line in (folder / "taken/etc/calls").read_text().splitlines()]
     assert calls[0] == "kubeadm init phase control-plane all", said
     assert [call for call in calls if call.startswith("kubeadm")][-1] == "kubeadm init phase upload-config kubeadm"
-    annotated = [line for line in (folder / "taken/calls").read_text().splitlines() if "annotate secrets" in line]
+    annotated = [line for line in (folder / "taken/etc/calls").read_text().splitlines() if "annotate secrets" in line]
     assert [line.rpartition(" ")[2] for line in annotated] == ["encrypted-at-rest=now", "encrypted-at-rest-"]
-    assert (folder / "taken/kubeadm.yaml").stat().st_mode & 0o777 == 0o600
+    assert (folder / "taken/etc/written").stat().st_mode & 0o777 == 0o600
+    assert not (folder / "taken/etc/kubeadm.yaml").exists()
 
 
 def test_settings_that_are_not_taken_are_put_back(changes):
     folder, said = changes
-    calls = (folder / "refused/calls").read_text()
+    calls = (folder / "refused/etc/calls").read_text()
     assert calls.count("kubeadm init phase control-plane all") == 2
     assert "upload-config" not in calls
-    _, cluster = yaml.safe_load_all((folder / "refused/written").read_text())
+    _, cluster = yaml.safe_load_all((folder / "refused/etc/written").read_text())
     assert cluster["apiServer"] == {"extraArgs": [OWN]}
     assert "has its previous ones again" in said

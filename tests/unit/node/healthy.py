@@ -21,6 +21,7 @@ DNS_QUESTION = kubernetes.dns_question("kubernetes.default.svc.gpu.local")
 DNS = f"python3 -c {kubernetes.ASK_DNS} 10.96.0.10 53 {DNS_QUESTION}"
 _SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
 SERVING_ENDS = f"openssl x509 -noout -enddate -checkend 2592000 -in {_SERVING}"
+SNAPSHOTS = "find /var/lib/etcd-snapshots -name *.tar -newermt -48 hours"
 SERVING_SIGNED = f"openssl verify -CAfile /etc/kubernetes/pki/ca.crt {_SERVING}"
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
@@ -118,6 +119,7 @@ def machine() -> FakeMachine:
             "node-sysctl.service": unit(),
             "crio.service": unit(),
             "kubelet.service": unit(),
+            "node-etcd-snapshot.timer": unit(),
             "nvidia-cdi-refresh.path": unit(),
             "nvidia-cdi-refresh.service": unit("inactive"),
         },
@@ -143,6 +145,7 @@ def machine() -> FakeMachine:
             hardened.PS: hardened.processes(),
             SERVING_ENDS: "notAfter=Nov 24 10:00:00 2027 GMT\nCertificate will not expire\n",
             SERVING_SIGNED: "OK\n",
+            SNAPSHOTS: "/var/lib/etcd-snapshots/20261123T030000Z.tar\n/var/lib/etcd-snapshots/20261124T030000Z.tar\n",
             hardened.FIND: hardened.files(),
         },
         objects=_objects(),

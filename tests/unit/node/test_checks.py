@@ -27,6 +27,7 @@ from tests.unit.node.healthy import (
     KUBELET_LIMITS,
     SERVING_ENDS,
     SERVING_SIGNED,
+    SNAPSHOTS,
     STARTED_S,
     SYSCTLS,
     TARGETS,
@@ -443,6 +444,8 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         lambda paper: paper.commands.pop(SERVING_SIGNED),
         {"kubernetes/serving-certificate"},
     ),
+    "no snapshot is young": (lambda paper: paper.commands.update({SNAPSHOTS: ""}), {"etcd/snapshot"}),
+    "no further snapshot is taken": (units("node-etcd-snapshot.timer", "inactive"), {"etcd/snapshot"}),
     "the scheduler profiles": (
         lambda paper: paper.commands.update({hardened.PS: hardened.processes(kube_scheduler="conf=/etc/kubernetes/s")}),
         {"cis/sections"},

@@ -144,6 +144,10 @@ def make_certificates(address: str) -> None:
         usage = ["-addext", "keyUsage=critical,digitalSignature,keyCertSign,cRLSign", "-days", "3650"]
         files = ["-keyout", str(pki / "ca.key"), "-out", str(pki / "ca.crt")]
         _openssl("req", "-x509", *NEW_KEY, "-subj", "/CN=kubernetes", *usage, *files)
+    (pki / "etcd").mkdir(exist_ok=True)
+    for name in ("ca.crt", "healthcheck-client.crt", "healthcheck-client.key"):
+        if not (pki / "etcd" / name).exists():
+            private(pki / "etcd" / name, "nobody asks for it here\n")
     if not (pki / "apiserver.crt").exists():
         with tempfile.TemporaryDirectory() as scratch:
             request = Path(scratch, "csr")

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import etcd_tools
 import yaml
 from recorded import STATE
 
@@ -115,12 +116,23 @@ class Processes:
                 self._end(name)
             if name not in self._running:
                 command = yaml.load(path.read_text(), yaml.CSafeLoader)["spec"]["containers"][0]["command"]
-                self._running[name] = changed, subprocess.Popen([str(program(name)), *command[1:]])
+                self._running[name] = changed, start(name, command[1:])
 
     def _end(self, name: str) -> None:
         _, process = self._running.pop(name)
         process.kill()
         process.wait()
+
+
+def start(name: str, flags: list[str]) -> "subprocess.Popen[bytes]":
+    """A process of that name; etcd's sees the programs of its image, as a container does, and reads a restored folder."""
+    command = [str(program(name)), *flags]
+    if name == "etcd":
+        etcd_tools.install()
+        etcd_tools.load(Path("/var/lib/etcd"))
+        inside = 'mount --bind "$0" /usr/local/bin && exec "$@"'
+        command = ["unshare", "--mount", "sh", "-c", inside, str(etcd_tools.TOOLS), *command]
+    return subprocess.Popen(command)
 
 
 def program(name: str) -> Path:
