@@ -31,6 +31,7 @@ STRONG_CIPHERS = {
 AUDIT_DAYS, AUDIT_FILES, AUDIT_MEGABYTES = 30, 10, 100
 
 REASONS = {
+    "1.1.9": "Written by the pod network and CRI-O about themselves, without credentials; those are in a file of their own, 600.",
     "1.1.12": "kubeadm runs etcd as root in a static pod; its folder is root's and nobody else may enter it.",
     "1.2.1": "Restricted by --authentication-config to health and to what a joining machine reads; false ends probes and joins.",
     "1.2.3": "Services with external addresses stay allowed: the harness makes none, and its account may make no Service.",

@@ -189,6 +189,8 @@ def delete(kind: Kind, namespace: str, name: str) -> bool:
     path = _path(kind.name, namespace if kind.namespaced else "", name)
     existed = path.exists()
     path.unlink(missing_ok=True)
+    if kind.name == "Node":  # the collector of old requests takes an hour
+        _path("CertificateSigningRequest", "", f"csr-{name}").unlink(missing_ok=True)
     return existed
 
 

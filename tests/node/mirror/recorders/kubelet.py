@@ -10,14 +10,15 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import api
 import service_dns
 import yaml
 from cluster import API_MANIFEST, OBJECTS, running_versions
-from control_plane import registration_address
 from membership import Membership
 from recorded import CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
+from remote import Server
 from serving import Serving
 from static_pods import Processes
 
@@ -58,7 +59,14 @@ def main() -> None:
     threading.Thread(target=service_dns.serve, args=[settings], daemon=True).start()
     membership = Membership.take_up(name, credentials, bootstrap)
     server = membership.server if membership else None
-    serve(membership, Serving(settings, server, name, registration_address({})))
+    serve(membership, Serving(settings, server, name, own_address(server)))
+
+
+def own_address(server: Server | None) -> str:
+    """This machine's address: towards the API server of another, else the one that its default route leaves by."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((urlsplit(server.url).hostname if server else "192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
 
 
 def load(arguments: list[str]) -> dict[str, object]:
