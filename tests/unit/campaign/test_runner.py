@@ -45,6 +45,7 @@ class Stage:
         values = {"timing": TIMING, "metrics": ["latency_p50", "throughput", "total_count", "cpu_psi", "gpu_power"]}
         self.folder = create(results, campaign(**values | changes), text="text", source="shipped:test")
         self.backend = FakeBackend()
+        self.clock = SimulatedClock()  # of all runs: two recordings of the same second would be the same
         self.events = []
         self.react = lambda _event: None
 
@@ -53,7 +54,7 @@ class Stage:
             self.events.append(event)
             self.react(event)
 
-        return CampaignRunner(self.folder, self.backend, clock=clock or SimulatedClock(), listener=listen, gpus=gpus)
+        return CampaignRunner(self.folder, self.backend, clock=clock or self.clock, listener=listen, gpus=gpus)
 
     def steps(self, experiment_id):
         return [e.step for e in self.events if isinstance(e, events.StepBegins) and e.experiment_id == experiment_id]
@@ -238,9 +239,8 @@ class Outage(FakeBackend):
 
 
 def outage(on, back_s, *also):
-    clock = SimulatedClock()
-    on.backend = Outage(clock, back_s, *also)
-    return on.runner(clock)
+    on.backend = Outage(on.clock, back_s, *also)
+    return on.runner()
 
 
 def said_of_waiting(on):
@@ -408,15 +408,14 @@ def beside_a_crash(stage):
     def make(*victims, crashes=True, **changes):
         beside = ConditionSpec(name="crashed", neighbours=[NeighbourSpec(workload=WorkloadSpec(name="crash"))])
         on = stage(conditions=[beside], **{"replicas": [1]} | changes)
-        on.outcome = lambda: on.runner(clock).run()
-        clock = SimulatedClock()
+        on.outcome = lambda: on.runner().run()
 
         def react(event):
             if isinstance(event, events.RowsRecorded) and event.rows == 5:
                 for replica in victims:
-                    on.backend.deployments[-1].die(replica, at_s=clock.now_s())
+                    on.backend.deployments[-1].die(replica, at_s=on.clock.now_s())
                 if crashes:
-                    on.backend.deployments[-1].die(0, at_s=clock.now_s(), exit_code=1, neighbour="crash")
+                    on.backend.deployments[-1].die(0, at_s=on.clock.now_s(), exit_code=1, neighbour="crash")
 
         on.react = react
         return on
