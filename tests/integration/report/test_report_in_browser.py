@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -67,6 +68,13 @@ def not_begun(folder: Path) -> Path:
     return write_campaign(folder, replicas=[1], repeats=1, finished=0)
 
 
+def two_modes(folder: Path) -> Path:
+    shape = Shape(record_s=10)
+    write_campaign(folder, replicas=[1, 3], repeats=2, shape=shape, sharing=[Sharing.TIME_SLICING, Sharing.MPS])
+    write_experiment(folder, "resnet50", 3, 3, replace(shape, sharing=Sharing.MPS, status=Status.INVALID))
+    return folder
+
+
 CASES: dict[str, tuple[Callable[[Path], Path], int, list[str]]] = {
     "finished": (finished, 1 + 2 + 12, ["12 of 12", "2.6", "random weights"]),
     "half": (without_gpu_and_half_done, 1 + 3, ["3 of 4", "not begun yet", "no NVIDIA driver", "One run only"]),
@@ -84,10 +92,18 @@ def page() -> Iterator[Page]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The report of a case, or of two modes with a run that does not count (drawn once: that takes seconds)."""
+    place = tmp_path_factory.mktemp("reports")
+    made = {name: make for name, (make, _, _) in CASES.items()} | {"modes": two_modes}
+    return functools.cache(lambda name: write_report(made[name](place / name)))
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, tmp_path: Path) -> None:
-    make, plots, words = CASES[case]
-    report = write_report(make(tmp_path / "synthetic"))
+def test_every_plot_is_seen_and_nothing_complains(case: str, page: Page, reports: Callable[[str], Path]) -> None:
+    _, plots, words = CASES[case]
+    report = reports(case)
     page.call("Emulation.setDeviceMetricsOverride", width=1200, height=900, deviceScaleFactor=1, mobile=False)
     page.open(report.as_uri())
     found = page.evaluate(PLOTS)
@@ -160,17 +176,6 @@ SEEN = """(selector => [...document.querySelectorAll(selector)].filter(item => {
 SCREENS = {"desktop": (1280, 800, False), "telephone": (390, 844, True)}
 
 
-@pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of one mode and half done; and of two modes, with a run that does not count."""
-    place = tmp_path_factory.mktemp("reports")
-    shape = Shape(record_s=10)
-    modes = [Sharing.TIME_SLICING, Sharing.MPS]
-    several = write_campaign(place / "modes", replicas=[1, 3], repeats=2, shape=shape, sharing=modes)
-    write_experiment(several, "resnet50", 3, 3, replace(shape, sharing=Sharing.MPS, status=Status.INVALID))
-    return {"half": write_report(without_gpu_and_half_done(place / "half")), "modes": write_report(several)}
-
-
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_first_screen_holds_the_answer(comparison: Path, page: Page, screen: str) -> None:
     width, height, mobile = SCREENS[screen]
@@ -187,15 +192,15 @@ def test_the_first_screen_holds_the_answer(comparison: Path, page: Page, screen:
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_the_first_screen_of_the_report_holds_the_answer_and_what_weakens_it(
-    reports: dict[str, Path], page: Page, screen: str
+    reports: Callable[[str], Path], page: Page, screen: str
 ) -> None:
     width, height, mobile = SCREENS[screen]
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile)
-    page.open(reports["half"].as_uri())
+    page.open(reports("half").as_uri())
     answer, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
     assert re.search(r"3 replicas serve [\d,]+ requests/s; .* what one does", answer)
     assert "1 of 4 experiments are missing" in weak
-    page.open(reports["modes"].as_uri())
+    page.open(reports("modes").as_uri())
     answer, weak = page.evaluate(f"{SEEN}('.answers p, header .missing')")
     assert re.search(
         r"highest throughput.* mps with 3 replicas, [\d.]+ ± [\d.]+ requests/s.* that of time-slicing", answer
@@ -203,8 +208,8 @@ def test_the_first_screen_of_the_report_holds_the_answer_and_what_weakens_it(
     assert re.search("1 of 9 runs are INVALID and left out; .*two runs only", weak)
 
 
-def test_the_report_goes_from_the_answer_to_the_table_to_the_curves(reports: dict[str, Path], page: Page) -> None:
-    page.open(reports["modes"].as_uri())
+def test_the_report_goes_from_the_answer_to_the_table_to_the_curves(reports: Callable[[str], Path], page: Page) -> None:
+    page.open(reports("modes").as_uri())
     tops = page.evaluate(
         "['.answers', 'header .missing', '.facts', '#scaling table', '#curves', '#words', '#caveats', '#experiments']"
         ".map(where => document.querySelector(where).getBoundingClientRect().top)"
@@ -221,8 +226,8 @@ def test_the_comparison_fits_a_telephone(comparison: Path, page: Page) -> None:
 
 
 @pytest.mark.parametrize("which", ["comparison", "report"])
-def test_nothing_is_clipped_on_paper(comparison: Path, page: Page, tmp_path: Path, which: str) -> None:
-    path = comparison if which == "comparison" else write_report(finished(tmp_path / "synthetic"))
+def test_nothing_is_clipped_on_paper(comparison: Path, page: Page, reports: Callable[[str], Path], which: str) -> None:
+    path = comparison if which == "comparison" else reports("finished")
     page.call("Emulation.setEmulatedMedia", media="print")
     page.call("Emulation.setDeviceMetricsOverride", width=A4_PX, height=700, deviceScaleFactor=1, mobile=False)
     try:
@@ -340,8 +345,8 @@ def test_without_scripts_the_page_is_whole(comparison: Path, page: Page) -> None
     assert keys == ["exclusive", "time-slicing", "mps"]
 
 
-def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, tmp_path: Path) -> None:
-    report = write_report(without_gpu_and_half_done(tmp_path / "synthetic"))
+def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, reports: Callable[[str], Path]) -> None:
+    report = reports("half")
     page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
     page.open(report.as_uri())
     page.evaluate(PLOTS)
