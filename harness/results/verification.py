@@ -13,7 +13,7 @@ from harness.errors import HarnessError, ResultsPathError, StorageError, Verific
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.latencies import requests_within
-from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, metric_files
+from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.tables import Grid, differing_samples, read_rows, wide_rows
 
@@ -116,8 +116,9 @@ def verify_folder(folder: Path) -> Verification:
     }
     outcome.files = len(manifest.files)
     _note_strangers(folder, manifest, outcome)
+    tables = metric_files(folder)
     for metric in manifest.experiment.metrics:
-        _check_metric(folder, metric, manifest, damaged, outcome)
+        _check_metric(folder, metric, tables.get(metric), manifest, damaged, outcome)
     _check_listed(manifest, folder, outcome)
     if outcome.ok:
         try:
@@ -176,8 +177,9 @@ def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> 
             outcome.notes.append(f"{path} is not part of the experiment; it was put there later.")
 
 
-def _check_metric(folder: Path, metric: str, manifest: Manifest, damaged: set[str], outcome: Verification) -> None:
-    file = metric_files(folder).get(metric)
+def _check_metric(
+    folder: Path, metric: str, file: MetricFile | None, manifest: Manifest, damaged: set[str], outcome: Verification
+) -> None:
     if file is None or file.path.name not in manifest.files:
         message = f"there is no CSV of the metric {metric}."
         outcome.problems.append(Problem(folder, message, "one file", "none"))
