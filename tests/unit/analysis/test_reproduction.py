@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -85,8 +86,12 @@ def further(folder: Callable[..., Path]) -> Path:
     return folder("further", seed=700, repeats=9)
 
 
+# What a test is given it only reads: each folder is analysed once.
+analysed = functools.cache(analyse)
+
+
 def held(one: Path, other: Path, *more: Path, **options: Any) -> Reproduction:
-    return reproduction(analyse(one), analyse(other), more=[analyse(each) for each in more], **options)
+    return reproduction(analysed(one), analysed(other), more=[analysed(each) for each in more], **options)
 
 
 def test_the_same_measured_again_agrees_in_every_cell(published: Path, alike: Path) -> None:
@@ -167,7 +172,7 @@ def test_a_wide_spread_asks_for_more_repeats_and_a_narrow_one_for_none(
     published: Path, alike: Path, uneven: Path
 ) -> None:
     asked = [
-        more_repeats(analyse(published), analyse(again), COMPARED, within=within, most=most)
+        more_repeats(analysed(published), analysed(again), COMPARED, within=within, most=most)
         for again, within, most in ((alike, 0.1, 12), (uneven, 0.1, 12), (uneven, 0.1, 3), (uneven, 0.005, 12))
     ]
     assert asked[0] == {}
