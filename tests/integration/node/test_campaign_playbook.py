@@ -84,7 +84,7 @@ def verify(folder):
     return subprocess.run([str(HARNESS), "verify", str(folder)], capture_output=True, text=True, check=False)
 
 
-def test_it_runs_once_and_its_results_come_here(node):
+def test_it_runs_once_its_results_come_here_and_what_was_killed_is_resumed(node):
     status, output = play(node)
     assert status == 0, output
     [campaign] = fetched(node)
@@ -101,10 +101,18 @@ def test_it_runs_once_and_its_results_come_here(node):
     assert status == 0, output
     assert fetched(node) == [campaign]  # fetched again, not run again
 
-    write_campaign(node, record_s=0.6)
+    # A changed file is another campaign; killed after its first experiment, it goes on with the second.
+    write_campaign(node, record_s=10.0, replicas=(1, 2))
+    kill_after_the_first_experiment(node)
+    assert fetched(node) == [campaign]
+
     status, output = play(node)
     assert status == 0, output
-    assert len(fetched(node)) == 2  # a changed file is another campaign
+    (other,) = set(fetched(node)) - {campaign}
+    experiments = {path.parent.name for path in (node / "here" / other).glob("*_rep1/manifest.json")}
+    assert experiments == {"tiny_r1_time-slicing_rep1", "tiny_r2_time-slicing_rep1"}
+    attempts = [path.name for path in (node / "here" / other / "attempts").iterdir()]
+    assert [name for name in attempts if name.startswith("tiny_r1")] == []  # what was finished was not repeated
 
 
 def existing(folder, pattern):
@@ -115,28 +123,19 @@ def existing(folder, pattern):
         return []
 
 
-def test_a_run_that_was_killed_is_resumed(node):
-    write_campaign(node, record_s=10.0, replicas=(1, 2))
+def kill_after_the_first_experiment(node):
+    before = set(existing(node / "node", "*_rep1/manifest.json"))
     playing = subprocess.Popen(
         command(node), cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     deadline_s = time.monotonic() + 280
-    while not (locks := existing(node / "node", "lock")) or not existing(node / "node", "*_rep1/manifest.json"):
+    while not (first := set(existing(node / "node", "*_rep1/manifest.json")) - before):
         assert time.monotonic() < deadline_s, playing.communicate(timeout=5)
         assert playing.poll() is None, playing.communicate()
         time.sleep(0.1)
-    os.kill(int(locks[0].read_text()), signal.SIGKILL)
-    output, _ = playing.communicate(timeout=280)
+    os.kill(int((first.pop().parents[1] / "lock").read_text()), signal.SIGKILL)
+    playing.communicate(timeout=280)
     assert playing.returncode != 0
-    assert not (node / "here").exists()
-
-    status, output = play(node)
-    assert status == 0, output
-    [campaign] = fetched(node)
-    experiments = {path.parent.name for path in (node / "here" / campaign).glob("*_rep1/manifest.json")}
-    assert experiments == {"tiny_r1_time-slicing_rep1", "tiny_r2_time-slicing_rep1"}
-    attempts = [path.name for path in (node / "here" / campaign / "attempts").iterdir()]
-    assert [name for name in attempts if name.startswith("tiny_r1")] == []  # what was finished was not repeated
 
 
 def test_experiments_that_say_nothing_are_fetched_and_fail_the_run(node):
