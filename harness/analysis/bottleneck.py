@@ -132,7 +132,7 @@ RULES: tuple[Rule, ...] = (
         ("gpu_sm_active_percent", "gpu_dram_active_percent", "gpu_power_cap_share"),
         lambda figures: _rest(figures) * (1 - figures.get("gpu_power_cap_share", 0.0)),
         (_SM, ("gpu_tensor_active_percent", _PERCENT, "tensor core activity"), _DRAM),
-        "Use fp16, bf16 or TF32 on the tensor cores, or a smaller model: the GPU itself is full.",
+        "The GPU itself is full: use its tensor cores (fp16, bf16 or TF32, channels last) as far as they are not, or a smaller model.",
     ),
     Rule(
         Cause.POWER,

@@ -36,6 +36,17 @@ ENGINE_COLUMNS = (
     ("gpu_sm_active", 1),
     ("cpu_usage", 1),
 )
+SHARES = "h200-[as][ch][at][ri][ev]*"
+"""Of shares.yaml and activity.yaml, which are in one table."""
+SHARES_COLUMNS = (
+    ("throughput", 1),
+    ("latency_p50_exact", 1e3),
+    ("latency_p99_exact", 1e3),
+    ("gpu_power", 1),
+    ("energy", 1),
+    ("gpu_sm_active", 1),
+    ("gpu_memory", 2**-30),
+)
 ARCHIVES = sorted(ROOT.glob("examples/*/*.tar.xz"))
 
 
@@ -83,13 +94,13 @@ def test_the_pages_commands_name_what_is_there(line):
 
 
 def figures(campaigns, repeats=3):
-    """Every figure of the campaigns' runs together: mean and half of its interval, by workload, replicas, mode and measure."""
+    """Every figure of the campaigns' runs together: mean and half of its interval, by workload, replicas, mode with what it is told apart by, and measure."""
     values = defaultdict(list)
     for campaign in campaigns:
         for run in json.loads((campaign / "summary.json").read_text())["experiments"]:
-            workload, replicas, sharing, _ = run["experiment"].split("_")
+            workload, replicas, *modes, _ = run["experiment"].split("_")
             for measure, value in run["figures"].items():
-                values[workload, replicas.removeprefix("r"), sharing, measure].append(value)
+                values[workload, replicas.removeprefix("r"), " ".join(modes), measure].append(value)
     estimates = {key: t_interval(runs) for key, runs in values.items()}
     assert {estimate.n for estimate in estimates.values()} == {repeats}
     return {key: (estimate.mean, estimate.half_width) for key, estimate in estimates.items()}
@@ -107,6 +118,7 @@ def rows_of_table(page, heading):
     [
         ("## At batch 1", "h200-sharing-*", PAGE_COLUMNS, "{}", 3, 21 * len(PAGE_COLUMNS) - 9),
         ("## When one replica keeps the GPU busy", "h200-busy-*", PAGE_COLUMNS, "{}", 3, 21 * len(PAGE_COLUMNS) - 9),
+        ("## Shares of the GPU", SHARES, SHARES_COLUMNS, "{}", 3, 10 * len(SHARES_COLUMNS)),
         ("## Servers of a language model", "h200-engine-*", ENGINE_COLUMNS, "llama-{}rps", 3, 18 * len(ENGINE_COLUMNS)),
     ],
 )
@@ -118,13 +130,40 @@ def test_a_pages_table_is_what_the_campaigns_measured(heading, campaigns, column
         for (measure, scale), text in zip(columns, shown, strict=True):
             if text == DASH:
                 continue
-            value, half = text.replace(",", "").split(" ± ")
-            mean, true_half = measured[workload, replicas, sharing.lower(), measure]
-            digits = len(value.partition(".")[2])
-            assert f"{mean * scale:.{digits}f}" == value, (line, measure)
-            assert true_half * scale < float(half[1:]) if half[0] == "<" else f"{true_half * scale:.{digits}f}" == half
+            mode = sharing.lower().replace("/", "-over-")
+            assert_told(measured[workload, replicas, mode, measure], scale, text)
             compared += 1
     assert compared == told
+
+
+def assert_told(estimate, scale, text):
+    """The text is this mean and half of its interval, rounded as it is."""
+    value, half = text.replace(",", "").split(" ± ")
+    mean, true_half = (number * scale for number in estimate)
+    digits = len(value.partition(".")[2])
+    assert f"{mean:.{digits}f}" == value
+    assert true_half < float(half[1:]) if half[0] == "<" else f"{true_half:.{digits}f}" == half
+
+
+def test_the_table_of_hostile_neighbours_is_what_the_campaign_measured(published):
+    measured = figures(published("h200-hostile-*"), 2)
+    rows = rows_of_table(PAGE, "## Beside hostile neighbours")
+    for name, *shown in rows:
+        for mode, (rate, lost, p99) in {"time-slicing": shown[:3], "mps": shown[3:]}.items():
+            cell = "resnet50", "1", f"{mode} alone" if name == "alone" else f"{mode} beside-{name}"
+            if rate == "died":
+                continue
+            assert_told(measured[*cell, "throughput"], 1, rate)
+            assert_told(measured[*cell, "latency_p99_exact"], 1e3, p99)
+            alone = measured["resnet50", "1", f"{mode} alone", "throughput"][0]
+            share = 100 * (1 - measured[*cell, "throughput"][0] / alone)
+            assert lost == (DASH if name == "alone" else f"{share:.0f} %")
+    (campaign,) = published("h200-hostile-*")
+    manifests = [json.loads(path.read_text()) for path in sorted(campaign.glob("*beside-crash*/manifest.json"))]
+    fates = [(each["experiment"]["sharing"], found["code"]) for each in manifests for found in each["findings"]]
+    told = [fate for fate in fates if fate[1].startswith("victim")]
+    assert sorted(told) == 2 * [("mps", "victim-died")] + 2 * [("time-slicing", "victim-survived")]
+    assert len(rows) == 7
 
 
 def test_the_page_of_servers_repeats_rows_of_the_sets_table():
@@ -138,17 +177,33 @@ def test_the_page_of_servers_repeats_rows_of_the_sets_table():
     assert rows_of_table((ROOT / "README.md").read_text(), "Servers of a language model") == expected
 
 
-def test_the_readmes_ratios_are_what_the_campaigns_measured(published):
-    rows = dict(re.findall(r"^\| (\w+) \| (\d.* times) \|$", (ROOT / "README.md").read_text(), flags=re.MULTILINE))
-    shown = {name.lower(): [float(each) for each in re.findall(r"([\d.]+) times", row)] for name, row in rows.items()}
-    batches = [figures(published(name)) for name in ("h200-sharing-*", "h200-busy-*")]
-    for workload, (eager, busy) in shown.items():
-        ratios = [
-            each[workload, "8", "mps", "throughput"][0] / each[workload, "8", "time-slicing", "throughput"][0]
-            for each in batches
+def test_the_readmes_table_is_what_the_campaigns_measured(published):
+    eager, busy, shares = (figures(published(name)) for name in ("h200-sharing-*", "h200-busy-*", SHARES))
+
+    def ratio(measured, workload, measure, mode="mps", replicas="8"):
+        one, other = (measured[workload, replicas, each, measure][0] for each in (mode, "time-slicing"))
+        return one / other
+
+    def percent(share):
+        return f"{100 * (share - 1):+.0f} %".replace("-", "\N{MINUS SIGN}")
+
+    def both(measured, workload, digits, **mode):
+        rate, energy = (ratio(measured, workload, measure, **mode) for measure in ("throughput", "energy"))
+        return f"{rate:.{digits}f} times, {percent(energy)}"
+
+    expected = [
+        [
+            name,
+            both(eager, key, 1),
+            both(busy, key, 2),
+            both(shares, key, 2, mode="mps 2-over-n") if key != "whisper" else DASH,
+            ", ".join(f"{shares[key, '8', mode, 'gpu_sm_active'][0]:.0f} %" for mode in ("time-slicing", "mps")),
+            percent(ratio(busy, key, "throughput", replicas="1")),
         ]
-        assert (round(ratios[0], 1), round(ratios[1], 2)) == (eager, busy), workload
-    assert shown.keys() == {"resnet50", "distilbert", "whisper"}
+        for name in ("ResNet50", "DistilBERT", "Whisper")
+        for key in [name.lower()]
+    ]
+    assert rows_of_table((ROOT / "README.md").read_text(), "Eight replicas on one H200") == expected
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "h200").glob("*.yaml")), ids=lambda path: path.name)
