@@ -136,8 +136,7 @@ def _pods(spec: CampaignSpec) -> Iterator[str]:
         yield "`kubernetes`"
 
 
-_LATER = "the rows and requests of a cluster are read when its recording is over"
-_AWAY = "the GPUs are in other machines, which the harness does not read"
+_LATER = "each replica's requests lie in its pod, and to fetch them while it works would be a load on the API server for each replica"
 _BESIDE = "Use backend local."
 _FOUND = (
     "the harness does not start it, and how it shares a GPU is as it was found",
@@ -242,7 +241,7 @@ FEATURES = [
     Feature(
         "the fast GPU series `telemetry.csv` (`timing.telemetry_interval_s`)",
         _telemetry,
-        {KUBERNETES: (_AWAY, "Remove it: there is no `telemetry.csv`.")},
+        {KUBERNETES: ("a cluster's exporters are read every few seconds", "Remove it: there is no `telemetry.csv`.")},
     ),
     Feature(
         "pods, and settings of theirs (`kubernetes`)",

@@ -10,15 +10,18 @@ import pytest
 
 # Ansible replaces sys.intern by a class when it is imported, which torch refuses; so torch comes first.
 import torch._dynamo  # noqa: F401
+import yaml
 
 from harness.backends.kubernetes import rbac
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.switching import SWITCHED
 from harness.config import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
-from tests.support.cluster_driver import ClusterDriver
+from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.fake_cluster import FakeCluster
+from tests.support.processes import eventually
 
 CONFIGS = "inference/device-plugin-configs"
 
@@ -83,6 +86,29 @@ def _account(cluster: Cluster, path: Path) -> Path:
 def driver(server, tmp_path) -> Iterator[ClusterDriver]:
     with ClusterDriver(KubernetesApi(server.spec(kubeconfig=str(server.admin))), tmp_path / "node") as driving:
         yield driving
+
+
+@pytest.fixture
+def lends(driver):
+    """Has the node's device plugin lend by one of some configurations, as its label says; the first where it says nothing."""
+    node, api = f"/api/v1/nodes/{driver.node}", driver.api
+
+    def lending(plugin: dict[str, tuple[int, bool]]) -> None:
+        data = {}
+        for name, (replicas, mps) in plugin.items():
+            shared = {"mps" if mps else "timeSlicing": {"resources": [{"name": GPU, "replicas": replicas}]}}
+            data[name] = yaml.safe_dump({"version": "v1", "sharing": shared if replicas > 1 else {}})
+        namespace, _, name = CONFIGS.partition("/")
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
+        api.apply(f"/api/v1/namespaces/{namespace}/configmaps/{name}", body)
+        driver.plugin = plugin
+        api.patch(node, {"metadata": {"labels": {"nvidia.com/gpu.count": "1"}}})
+        assert eventually(lambda: driver.heeded == [next(iter(plugin))])
+
+    yield lending
+    gone = {"labels": {"nvidia.com/gpu.count": None, CONFIG_LABEL: None}, "annotations": {SWITCHED: None}}
+    api.patch(node, {"metadata": gone})
+    assert eventually(lambda: driver.heeded[-1] == next(iter(driver.plugin)))
 
 
 @pytest.fixture

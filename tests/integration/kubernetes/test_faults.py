@@ -8,13 +8,17 @@ import time
 import pytest
 import yaml
 
+from harness.backends.kubernetes.switching import SWITCHED
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
+from harness.config import Sharing
 from harness.results import layout
 from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
-from tests.support.cluster_trial import Trial
+from tests.integration.kubernetes.conftest import CONFIGS
+from tests.support.cluster_driver import CONFIG_LABEL
+from tests.support.cluster_trial import Switching
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
 from tests.support.faulty_proxy import FaultyProxy
@@ -25,6 +29,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
 FAULTS = 500
+PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-3": (3, True)}
 LOST = re.compile(r"could not be fetched|replica \d+ (is gone|exited|was killed|ended)|by force|still there|API server")
 
 
@@ -40,36 +45,64 @@ def proxy(server):
 def through(server, proxy, tmp_path):
     """A backend that speaks through the proxy; a stall of 30 s against a timeout of 10 s, forty times as fast, pauses too."""
     config = proxy.write_kubeconfig(tmp_path / "faulty")
-    spec = server.spec(kubeconfig=str(config), api_timeout_s=0.25, outage_s=200.0, pending_s=30.0)
-    backend = Trial(spec)
+    spec = server.spec(
+        kubeconfig=str(config),
+        api_timeout_s=0.25,
+        outage_s=200.0,
+        pending_s=30.0,
+        device_plugin_configs=CONFIGS,
+        switch_timeout_s=300,
+    )
+    backend = Switching(spec)
     backend.api.longest_pause_s = 0.05
     return backend
 
 
-def test_a_campaign_under_500_faults_loses_nothing_and_leaves_nothing(through, proxy, driver, tmp_path):
+def test_a_campaign_under_500_faults_loses_nothing_leaves_nothing_and_restores_the_mode(
+    through, proxy, driver, lends, tmp_path
+):
+    lends(PLUGIN)
     proxy.faults, proxy.share, proxy.stall_s = FAULTS, 0.85, 0.75
     timing = {**FAST, "record_s": 1.0, "ready_timeout_s": 60, "drain_timeout_s": 30}
     metrics = ["throughput", "latency_p50", "total_count"]
-    spec = campaign(replicas=[1, 3], repeats=3, timing=timing, metrics=metrics, limits={"retries": 0})
+    modes = [Sharing.TIME_SLICING, Sharing.MPS]
+    cluster = through._spec.model_dump()
+    spec = campaign(
+        backend="kubernetes",
+        kubernetes=cluster,
+        sharing=modes,
+        replicas=[2],
+        repeats=3,
+        timing=timing,
+        metrics=metrics,
+        limits={"retries": 0},
+    )
     folder = create(tmp_path / "results", spec, text="text", source="shipped:test")
 
     outcome = CampaignRunner(folder, through, gpus=FakeGpus).run()
 
     assert proxy.injected.total() == FAULTS, f"more experiments are needed: {proxy.injected}"
     assert len(proxy.injected) == 8, proxy.injected
+    assert driver.heeded[1:5] == ["sliced-3", "mps-3", "sliced-3", "mps-3"]
+    node = driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"]
+    assert CONFIG_LABEL not in node["labels"]
+    assert SWITCHED not in (node.get("annotations") or {})
     assert driver.left() == []
     assert verify_campaign(folder.path).ok
     for identity, status in outcome.statuses.items():
         final = folder.final_folder(identity)
         manifest = read_manifest(final)
         assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+        under = manifest.experiment.sharing is Sharing.MPS
+        assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert not [reason for reason in manifest.verdict.reasons if LOST.search(reason)], manifest.verdict
         files = sorted((final / layout.LATENCIES).glob("*.parquet"))
         assert len(files) == len(manifest.replicas)
         assert all(len(read(path)) > 100 for path in files)
 
 
-def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, proxy, driver, tmp_path):
+def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, proxy, driver, lends, tmp_path):
+    lends(PLUGIN)
     deaths = []
     deployment = through.deploy(experiment(replicas=2), tmp_path, abort=threading.Event(), on_death=deaths.append)
     victim = deployment.statuses()[0]["pod"]

@@ -3,20 +3,17 @@
 import threading
 
 import pytest
-import yaml
 
 from harness.analysis.report import mps_limits
-from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.switching import SWITCHED
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.config import ConditionSpec, MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.results.manifest import Status, read_manifest
 from tests.integration.kubernetes.conftest import CONFIGS
-from tests.support.cluster_driver import CONFIG_LABEL, GPU
-from tests.support.cluster_trial import Trial
+from tests.support.cluster_driver import CONFIG_LABEL
+from tests.support.cluster_trial import Switching
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus
 from tests.support.processes import eventually
@@ -28,33 +25,14 @@ pytestmark = [
 PLUGIN = {"whole": (1, False), "sliced-3": (3, False), "mps-2": (2, True)}
 
 
-class Switching(Trial):
-    """Puts back what the campaign changed."""
-
-    close = KubernetesBackend.close
-
-
 @pytest.fixture
-def spec(server, driver):
-    driver.plugin = PLUGIN
-    api = driver.api
-    data = {}
-    for name, (replicas, mps) in PLUGIN.items():
-        shared = {"mps" if mps else "timeSlicing": {"resources": [{"name": GPU, "replicas": replicas}]}}
-        data[name] = yaml.safe_dump({"version": "v1", "sharing": shared if replicas > 1 else {}})
-    namespace, _, name = CONFIGS.partition("/")
-    body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data}
-    api.apply(f"/api/v1/namespaces/{namespace}/configmaps/{name}", body)
-    api.patch(f"/api/v1/nodes/{driver.node}", {"metadata": {"labels": {"nvidia.com/gpu.count": "1"}}})
-    assert eventually(lambda: driver.heeded == ["whole"])
-    yield server.spec(device_plugin_configs=CONFIGS, switch_timeout_s=120)
-    gone = {"labels": {"nvidia.com/gpu.count": None, CONFIG_LABEL: None}, "annotations": {SWITCHED: None}}
-    api.patch(f"/api/v1/nodes/{driver.node}", {"metadata": gone})
-    assert eventually(lambda: driver.heeded[-1] == "whole")
+def spec(server, lends):
+    lends(PLUGIN)
+    return server.spec(device_plugin_configs=CONFIGS, switch_timeout_s=120)
 
 
 def label(driver):
-    return (driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"].get("labels") or {}).get(CONFIG_LABEL)
+    return driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"]["labels"].get(CONFIG_LABEL)
 
 
 def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spec, driver, tmp_path):
