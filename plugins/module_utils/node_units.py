@@ -57,6 +57,7 @@ class Units:
         self.written = written
         self.actions: list[str] = []
         self.missing: list[str] = []
+        self.begun: list[str] = []
 
     def show(self, name: str) -> dict[str, str]:
         """The properties of a unit."""
@@ -135,7 +136,7 @@ class Units:
         if (state == "running" and not active) or (state in ("running", "current") and old):
             self.do("restart" if active else "start", name)
             if not self.module.check_mode and values.get("Type") != "oneshot":
-                self.settle(name)
+                self.begun.append(name)
 
     def foreseen(self, paths: list[str]) -> bool:
         """Whether check mode would have written one of the unit's files."""
@@ -143,9 +144,11 @@ class Units:
             file == path or file.startswith(f"{path}/") for file in self.written for path in paths
         )
 
-    def settle(self, name: str) -> None:
-        """Ends the module unless the unit stays up."""
-        time.sleep(self.module.params["settle_s"])
-        state = self.show(name).get("ActiveState")
-        if state not in ("active", "reloading"):
-            self.fail(name, f"{name} does not stay up (state {state})")
+    def settle(self) -> None:
+        """Ends the module unless every service that was started here stays up."""
+        if self.begun:
+            time.sleep(self.module.params["settle_s"])
+        for name in self.begun:
+            state = self.show(name).get("ActiveState")
+            if state not in ("active", "reloading"):
+                self.fail(name, f"{name} does not stay up (state {state})")

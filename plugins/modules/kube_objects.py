@@ -17,7 +17,7 @@ description:
   - In check mode nothing is applied, and a machine that has no cluster yet counts as different.
 options:
   manifest: {description: The manifest as text., type: str}
-  src: {description: The manifest as a file on the machine., type: path}
+  src: {description: The manifest as files on the machine., type: list, elements: path}
   kubeconfig: {description: Whose credentials., type: path, default: /etc/kubernetes/admin.conf}
   kubectl: {description: The binary., type: path, default: /usr/bin/kubectl}
   timeout_s: {description: Seconds for one request., type: int, default: 60}
@@ -47,7 +47,7 @@ class Objects:
     def kubectl(self, verb: str) -> tuple[int, str, str]:
         """Runs one kubectl verb with the manifest: exit status, stdout, stderr."""
         if self.module.params["src"]:
-            return self._run(verb, self.module.params["src"])
+            return self._run(verb, *self.module.params["src"])
         # A file and not standard input: kubectl ends at the first object that it cannot find a place for, and the rest
         # of a long manifest would break the pipe instead of letting it say so.
         with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=self.module.tmpdir, encoding="utf-8") as file:
@@ -55,11 +55,12 @@ class Objects:
             file.flush()
             return self._run(verb, file.name)
 
-    def _run(self, verb: str, source: str) -> tuple[int, str, str]:
+    def _run(self, verb: str, *sources: str) -> tuple[int, str, str]:
         options = self.module.params
         command = [options["kubectl"], verb, "--server-side", "--force-conflicts", "--field-manager", MANAGER]
         command += ["--kubeconfig", options["kubeconfig"], "--request-timeout", f"{options['timeout_s']}s"]
-        code, out, err = self.module.run_command([*command, "-f", source])
+        command += [word for source in sources for word in ("-f", source)]
+        code, out, err = self.module.run_command(command)
         return int(code), str(out), str(err)
 
     def apply(self) -> None:
@@ -85,7 +86,7 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "manifest": {"type": "str"},
-            "src": {"type": "path"},
+            "src": {"type": "list", "elements": "path"},
             "kubeconfig": {"type": "path", "default": "/etc/kubernetes/admin.conf"},
             "kubectl": {"type": "path", "default": "/usr/bin/kubectl"},
             "timeout_s": {"type": "int", "default": 60},

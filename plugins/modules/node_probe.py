@@ -35,6 +35,7 @@ options:
   modules: {description: Kernel modules., type: list, elements: str, default: []}
   sysctls: {description: Kernel parameters., type: list, elements: str, default: []}
   paths: {description: Files and folders; ~user is that user's home., type: list, elements: str, default: []}
+  sums: {description: Files whose SHA-256 is read., type: list, elements: str, default: []}
   packages: {description: Debian packages., type: list, elements: str, default: []}
   units: {description: systemd units., type: list, elements: str, default: []}
   users: {description: Users whose home folders are read., type: list, elements: str, default: []}
@@ -57,7 +58,7 @@ probe:
   returned: always
 """
 
-LISTS = ("disks", "modules", "sysctls", "paths", "packages", "units", "users", "urls")
+LISTS = ("disks", "modules", "sysctls", "paths", "sums", "packages", "units", "users", "urls")
 
 
 def read(path: str | Path) -> str | None:
@@ -311,6 +312,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "modules": {name: Path("/sys/module", name.replace("-", "_")).exists() for name in asked["modules"]},
         "sysctls": {key: sysctl(key) for key in asked["sysctls"]},
         "paths": {path: path_state(os.path.expanduser(path)) for path in asked["paths"]},  # noqa: PTH111 - a user without a home is left as it is
+        "sums": {path: module.sha256(path) if Path(path).is_file() else None for path in asked["sums"]},
         "packages": packages(module, asked["packages"]),
         "units": units(module, asked["units"]),
         "homes": {user: home_of(user) for user in asked["users"]},

@@ -57,7 +57,7 @@ options:
       paths: {description: Files and folders it reads at its start; a folder counts with everything directly in it.,
               type: list, elements: str, default: []}
       optional: {description: A unit that does not exist is no error., type: bool, default: false}
-  settle_s: {description: Seconds a service has to stay up after a start., type: float, default: 2.0}
+  settle_s: {description: "Seconds that services have to stay up after a start, waited once.", type: float, default: 2.0}
   journal_lines: {description: Lines of its journal shown when it does not come up., type: int, default: 30}
 author: [the project]
 """
@@ -115,6 +115,7 @@ def main() -> None:
     units = Units(module, files.written)
     for one in module.params["units"]:
         units.apply(one)
+    units.settle()
     module.exit_json(
         changed=bool(files.written or files.removed or units.actions),
         written=files.written,

@@ -42,6 +42,7 @@ def wanted(state="running", paths=(), *, optional=False):
 def actions(shown, unit, **how):
     found = units(shown, **how)
     found.apply(unit)
+    found.settle()
     return found.actions
 
 
