@@ -35,9 +35,9 @@ SUITE = os.environ.get("NODE_TEST_SUITE", "bookworm")
 # The first test of a story waits for all that it begins with: generous, for a busy machine is several times slower.
 TEST_WITHIN_S = 3600
 # What is told on one machine, from the dirty one to the converged one and on; it comes first, for others begin with its
-# converged disks. Then what begins with the dirty machine.
+# converged disks. Beside it what needs nothing of it, then the longest first.
 STORY = ["test_lifecycle.py", "test_reached_programs.py"]
-ORDER = [*STORY, "test_bad_input.py", "test_interrupted.py", "test_other_suite.py", "test_check_mode.py"]
+ORDER = [*STORY, "test_other_suite.py", "test_worker.py", "test_bad_input.py", "test_interrupted.py", "test_upgrade.py"]
 
 
 class Boot(Protocol):

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,13 @@ def document(done: "subprocess.CompletedProcess[str]") -> dict[str, Any]:
     return found
 
 
-def verdict(playbooks: Playbooks, *, wait_s: int = 60) -> Verdict:
-    """Ask `harness verify-node` for its machine-readable verdict; wait_s: how long to judge again while it fails."""
-    done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s))
+def verdict(playbooks: Playbooks, *, wait_s: int = 60, only: Iterable[str] = ()) -> Verdict:
+    """Ask `harness verify-node` for its machine-readable verdict.
+
+    wait_s: how long to judge again while it fails. only: areas of checks; none: all of them.
+    """
+    areas = [word for area in only for word in ("--only", area)]
+    done = harness(playbooks, "verify-node", "--json", "--wait", str(wait_s), *areas)
     return read(document(done), done.returncode, done.stderr)
 
 
@@ -68,7 +73,8 @@ def testinfra(playbooks: Playbooks) -> Verdict:
     quiet = ["-q", "-rA", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]
     done = _run(playbooks, [sys.executable, "-m", "pytest", "tests/testinfra", *hosts, *quiet])
     names = {
-        word: set(re.findall(rf"^{word} \S+\[(\S+?)\]", done.stdout, re.MULTILINE)) for word in ("PASSED", "FAILED")
+        word: set(re.findall(rf"^{word} \S+\[ansible://{HOST}-(\S+?)\]", done.stdout, re.MULTILINE))
+        for word in ("PASSED", "FAILED")
     }
     return Verdict(
         done.returncode,

@@ -150,7 +150,8 @@ class Playbooks:
         return os.environ | {
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             "ANSIBLE_HOME": str(self.folder / "home"),
-            "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.machine.folder / "cp"),
+            # The connection that the machine keeps open; Ansible makes its own where that has ended with a boot.
+            "ANSIBLE_SSH_CONTROL_PATH": self.machine.control_path.replace("%", "%%"),
             # Every machine of these tests is new and nobody has seen its key.
             "ANSIBLE_HOST_KEY_CHECKING": "false",
             "ANSIBLE_NOCOLOR": "true",

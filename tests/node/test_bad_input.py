@@ -1,6 +1,7 @@
 """What a node must not be made of: each ends with the reason and the next step, and the machine converges afterwards.
 
-All cases meet one dirty machine in this order; the last test mends nothing and runs the playbooks.
+All cases meet one dirty machine in this order, after check mode, which touches it as little as they may; the last test
+mends nothing and runs the playbooks.
 """
 
 import re
@@ -35,8 +36,9 @@ time.sleep(3600)
 class Case:
     """One bad input.
 
-    break_it, mend_it: shell on the machine, before and after the run. forbidden, stalled, ahead_s: what the mirror
-    does meanwhile, and how far its clock is ahead.
+    tags: of the roles that are run, besides what runs always; empty: all of them. break_it, mend_it: shell on the
+    machine, before and after the run. forbidden, stalled, ahead_s: what the mirror does meanwhile, and how far its clock
+    is ahead.
     reason, advice: patterns that the failure's message must contain, whatever the case of its letters.
     """
 
@@ -48,6 +50,7 @@ class Case:
     forbidden: str = ""
     stalled: str = ""
     ahead_s: float = 0.0
+    tags: str = ""
 
 
 # Seen before anything is changed.
@@ -100,16 +103,19 @@ REFUSED_TOGETHER = {
         "date -s '2 hours'",
     ),
 }
-# Seen on the way, in this order: each leaves a machine half made.
+# Seen on the way, in this order: each leaves a machine half made. What the first of them has made need not be made again.
 BROKEN_OFF = {
     "a version that does not exist": Case(r"1\.35\.99", "versions.yml", {"kubernetes_packages_version": "1.35.99"}),
-    "a package that the mirror refuses": Case("403", "mirrors.yml", forbidden="/kubernetes/kubelet_"),
+    "a package that the mirror refuses": Case(
+        "403", "mirrors.yml", forbidden="/kubernetes/kubelet_", tags="kubernetes_packages"
+    ),
     "an apt lock held by another process": Case(
         "lock",
         "run again",
         {"apt_lock_timeout_s": 3},
         f"systemd-run -q --unit=holder python3 -c {shlex.quote(HOLD_LOCK)}",
         "systemctl stop holder",
+        tags="kubernetes_packages",
     ),
     "a kubelet that does not come up": Case(
         "kubelet",
@@ -141,7 +147,7 @@ def run_case(victim: Machine, mirror: Mirror) -> Callable[[Case], Run]:
     def run(case: Case) -> Run:
         playbooks: Playbooks = playbooks_for(victim, mirror, **case.variables)
         with broken(victim, mirror, case):
-            return playbooks.run(SITE)
+            return playbooks.run(SITE, *(["--tags", case.tags] if case.tags else []))
 
     return run
 
@@ -170,7 +176,13 @@ def explained(run: Run, case: Case) -> None:
 
 
 @pytest.fixture(scope="module")
-def all_wrong(victim: Machine, mirror: Mirror, untouched: list[str]) -> Run:  # noqa: ARG001 - it comes after
+def checked(victim: Machine, mirror: Mirror, untouched: list[str]) -> Run:  # noqa: ARG001 - it comes after
+    """Check mode on a machine that has nothing yet."""
+    return playbooks_for(victim, mirror).run(SITE, "--check")
+
+
+@pytest.fixture(scope="module")
+def all_wrong(victim: Machine, mirror: Mirror, checked: Run) -> Run:  # noqa: ARG001 - it comes after
     """The site on a machine that is broken in every way of those."""
     variables = {name: value for case in REFUSED_TOGETHER.values() for name, value in case.variables.items()}
     with ExitStack() as stack:
@@ -179,23 +191,28 @@ def all_wrong(victim: Machine, mirror: Mirror, untouched: list[str]) -> Run:  # 
         return playbooks_for(victim, mirror, **variables).run(SITE)
 
 
+def test_check_mode_goes_through_and_foresees_changes(checked: Run) -> None:
+    assert checked.status == 0, checked.explain()
+    assert checked.changed, "check mode foresees no change on a machine that has nothing yet"
+
+
 @pytest.mark.parametrize("name", REFUSED_TOGETHER)
 def test_every_reason_is_said_at_once(name: str, all_wrong: Run) -> None:
     explained(all_wrong, REFUSED_TOGETHER[name])
 
 
-def test_a_refused_machine_is_left_as_it_was(all_wrong: Run, untouched: list[str], victim: Machine) -> None:
-    assert all_wrong.changed == []
-    assert fingerprint.difference(untouched, fingerprint.take(victim)) == ""
-
-
 @pytest.mark.parametrize("name", REFUSED)
-def test_it_is_refused_before_anything_changes(
-    name: str, untouched: list[str], run_case: Callable[[Case], Run], victim: Machine
-) -> None:
+def test_it_is_refused_before_anything_changes(name: str, all_wrong: Run, run_case: Callable[[Case], Run]) -> None:
+    assert all_wrong.changed == []
     run = run_case(REFUSED[name])
     explained(run, REFUSED[name])
     assert run.changed == []
+
+
+def test_neither_check_mode_nor_a_refused_run_touches_the_machine(
+    checked: Run, all_wrong: Run, untouched: list[str], victim: Machine
+) -> None:
+    assert (checked.status == 0, all_wrong.status == 0) == (True, False)
     assert fingerprint.difference(untouched, fingerprint.take(victim)) == ""
 
 

@@ -11,7 +11,7 @@ from tests.node.judge import Verdict
 from tests.node.machine.image import Disks
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
-from tests.node.story import SITE, Step, playbooks_for
+from tests.node.story import SITE, playbooks_for
 
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 # Check that must fail -> what is done to the machine. All are done to the same machine at once.
@@ -49,11 +49,12 @@ DAMAGE = {
 
 @dataclass(frozen=True)
 class Damaged:
-    """What the judges said of the damaged machine, and the run that followed."""
+    """What the judges said of the damaged machine, the run that followed, and the machine before and after both."""
 
+    before: list[str]
     verdict: Verdict
     mended: Run
-    state: list[str]
+    after: list[str]
 
 
 # A Secret that is lost, and a folder of etcd that is no database.
@@ -68,11 +69,12 @@ def damaged_playbooks(boot: Boot, converged_disks: Disks, mirror: Mirror) -> Pla
 @pytest.fixture(scope="module")
 def damaged(damaged_playbooks: Playbooks) -> Damaged:
     machine = damaged_playbooks.machine
+    before = fingerprint.take(machine)
     for damage in DAMAGE.values():
         machine.ssh(damage)
     verdict = judge.verdict(damaged_playbooks, wait_s=0)
     run = damaged_playbooks.run(SITE)
-    return Damaged(verdict, run, fingerprint.take(machine))
+    return Damaged(before, verdict, run, fingerprint.take(machine))
 
 
 @pytest.mark.parametrize("check", DAMAGE)
@@ -84,9 +86,9 @@ def test_the_verdict_is_not_well(damaged: Damaged) -> None:
     assert damaged.verdict.status != 0
 
 
-def test_one_run_mends_everything(damaged: Damaged, again: Step) -> None:
+def test_one_run_mends_everything(damaged: Damaged) -> None:
     assert damaged.mended.status == 0, damaged.mended.explain()
-    assert fingerprint.difference(again.after, damaged.state) == ""
+    assert fingerprint.difference(damaged.before, damaged.after) == ""
 
 
 def test_the_verdict_is_well_again(damaged_playbooks: Playbooks, damaged: Damaged) -> None:

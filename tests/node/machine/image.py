@@ -40,7 +40,8 @@ Gateway={GATEWAY}
 LinkLocalAddressing=no
 IPv6AcceptRA=no
 """
-# Timers that would wake up in the middle of a test and hold the apt lock or the CPU.
+# Timers that would wake up in the middle of a test and hold the apt lock or the CPU; the user's own service manager,
+# which every log-in would start and every log-out end, half a second each, for nobody.
 MASKED_UNITS = [
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
@@ -52,6 +53,7 @@ MASKED_UNITS = [
     "man-db.timer",
     "logrotate.timer",
     "systemd-journal-flush.service",
+    "user@.service",
 ]
 # Swap three times over, written three ways, with the leftovers of someone who "turned it off" before, and lines that
 # are none of anybody's business.
@@ -90,7 +92,7 @@ class Disks:
         """Copy both, holes kept, into a folder that is made; shared blocks where the file system can."""
         folder.mkdir(parents=True, exist_ok=True)
         for source in (self.root, self.swap):
-            subprocess.run(["cp", "--sparse=always", "--reflink=auto", source, folder / source.name], check=True)
+            subprocess.run(["cp", "--sparse=auto", "--reflink=auto", source, folder / source.name], check=True)
         return Disks(folder / self.root.name, folder / self.swap.name)
 
 

@@ -4,7 +4,6 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from tests.node.machine.errors import MachineError
 
@@ -23,15 +22,13 @@ class Package:
     """What goes into one package.
 
     files: absolute path -> file; what lies below /etc is a conffile, as in Debian, unless it says otherwise.
-    version: full Debian version with its revision. ballast_bytes: incompressible bytes that make it as large to fetch
-    and to unpack as the package it stands in for.
+    version: full Debian version with its revision.
     """
 
     name: str
     version: str
     files: dict[str, File] = field(default_factory=dict)
     depends: str = ""
-    ballast_bytes: int = 0
     description: str = "stands in for the real package in a test"
 
     @property
@@ -70,10 +67,6 @@ def _write_tree(package: Package, tree: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(file.text)
         path.chmod(file.mode)
-    if package.ballast_bytes:
-        ballast = tree / f"usr/lib/recorders/{package.name}/ballast"
-        ballast.parent.mkdir(parents=True, exist_ok=True)
-        ballast.write_bytes(Random(package.name).randbytes(package.ballast_bytes))
 
 
 def _write_control(package: Package, folder: Path) -> None:

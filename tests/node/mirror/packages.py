@@ -13,18 +13,6 @@ RECORDERS = Path(__file__).parent / "recorders"
 BYTECODE = "/var/cache/recorders"  # on the machine
 KUBERNETES_REVISION = "-1.1"
 NVIDIA_REVISION = "-1"
-# About what upstream's packages weigh: what a first run spends on fetching and unpacking is part of what is measured.
-MEBIBYTES = {
-    "cri-o": 20,
-    "kubeadm": 12,
-    "kubelet": 13,
-    "kubectl": 11,
-    "cri-tools": 16,
-    "kubernetes-cni": 36,
-    "nvidia-container-toolkit": 1,
-    "nvidia-container-toolkit-base": 6,
-    "libnvidia-container1": 1,
-}
 
 CRIO_UNIT = """\
 [Unit]
@@ -245,8 +233,7 @@ def _recorded(
     contents[f"{folder}/VERSION"] = File(version.rpartition("-")[0] + "\n")
     needs = ", ".join(filter(None, ["python3, python3-yaml", depends]))
     description = f"recorder in the place of {name}, for a test"
-    ballast_bytes = MEBIBYTES.get(name, 0) << 20
-    return Package(name, version, contents, needs, ballast_bytes, description)
+    return Package(name, version, contents, needs, description)
 
 
 def _sources() -> Iterator[Path]:
