@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import os
 import select
 import signal
 import sys
@@ -177,7 +178,7 @@ class Generator:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the plan in the file that is named; 0 after its end or SIGTERM, 2 when it cannot be read."""
+    """Run the plan in the file that is named, for the process whose id follows; 0 after its end or SIGTERM, 2 when it cannot be read."""
     try:
         plan = LoadPlan.read(Path(arguments[0]))
     except (IndexError, OSError, ValueError, TypeError, KeyError) as error:
@@ -194,6 +195,7 @@ def main(arguments: list[str]) -> int:
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # nobody would end it any more
+    generator.stopping = bool(arguments[1:]) and str(os.getppid()) != arguments[1]
     gc.disable()  # nothing here makes cycles, and a collection would be a late request
     try:
         generator.run()

@@ -34,7 +34,7 @@ class Shard:
         self.log = folder / "requests.bin"
         path = folder / "plan.json"
         path.write_text(plan.shard(index, of, log=str(self.log)).to_json(), encoding="utf-8")
-        self._process = subprocess.Popen([sys.executable, "-m", "harness.traffic", str(path)])
+        self._process = subprocess.Popen([sys.executable, "-m", "harness.traffic", str(path), str(os.getpid())])
         self._lock = threading.Lock()
 
     @property
