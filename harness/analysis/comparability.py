@@ -68,6 +68,7 @@ _WORKLOAD = (
     "device",
     "stream_priority",
     "cpus_per_replica",
+    "shared_cpus",
     "threads",
     "inference_sleep_s",
     "checkpoint",

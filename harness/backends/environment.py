@@ -36,6 +36,8 @@ def workload_environment(workload: WorkloadSpec) -> dict[str, str]:
         environment["CHECKPOINT"] = workload.checkpoint
     if workload.threads is not None:
         environment["TORCH_THREADS"] = str(workload.threads)
+    if workload.shared_cpus is not None:
+        environment["SHARED_CPUS"] = str(workload.shared_cpus)
     return environment
 
 

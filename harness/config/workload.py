@@ -40,6 +40,7 @@ _NOT_OF_A_SERVER = (
     "checkpoint",
     "inference_sleep_s",
     "threads",
+    "shared_cpus",
     "options",
     "scenario",
 )
@@ -119,6 +120,12 @@ class WorkloadSpec(StrictModel):
         ge=1,
         le=1024,
         description="CPUs of each replica's own, near its GPU, to which it is pinned; null means that Linux places it on any.",
+    )
+    shared_cpus: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPUs that replicas without a GPU share as others share one: the last of those there are; null means all.",
     )
     memory_gb: float | None = Field(
         default=None, gt=0, description="Memory one replica needs, for preflight; null means the built-in estimate."
@@ -226,6 +233,8 @@ class WorkloadSpec(StrictModel):
             raise ValueError(
                 f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
             )
+        if self.shared_cpus and self.cpus_per_replica:
+            raise ValueError("CPUs are shared (`shared_cpus`) or each replica's own (`cpus_per_replica`): keep one of them.")
         if self.target in HOSTILE_WORKLOADS and (name := self._first_set(_NOT_OF_THE_HOSTILE)):
             raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
         if self.target == "resnet50-training" and self.batch_size == 1:

@@ -40,6 +40,7 @@ class Settings:
         inference_sleep_s: pause between two requests, in seconds (``INFERENCE_SLEEP``).
         warmup_requests: requests before the replica counts; they are not measured.
         torch_threads: CPU threads; None: torch's own choice.
+        shared_cpus: CPUs that all replicas share where there is no GPU; None: all that there are.
         options: JSON object, for the workload itself (``WORKLOAD_OPTIONS``).
         host: address that ``/metrics`` listens on.
         port: its port; 0: any free one.
@@ -62,6 +63,7 @@ class Settings:
     inference_sleep_s: float = 0.0
     warmup_requests: int = 5
     torch_threads: int | None = None
+    shared_cpus: int | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     host: str = "0.0.0.0"  # noqa: S104 - a pod is scraped from outside; the local backend passes 127.0.0.1
     port: int = 8000
@@ -109,6 +111,7 @@ _FACTS = ("batch_size", "precision", "execution")
 _MAY_BE_IGNORED = {
     **{name: name for name in (*_FACTS, "stream_priority", "seed", "checkpoint")},
     "torch_threads": "threads",
+    "shared_cpus": "shared_cpus",
 }
 """By attribute, the campaign file's name."""
 
@@ -197,6 +200,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         inference_sleep_s=_seconds(given, "INFERENCE_SLEEP", default.inference_sleep_s),
         warmup_requests=_integer(given, "WARMUP_REQUESTS", default.warmup_requests),
         torch_threads=_integer(given, "TORCH_THREADS", 0, minimum=1) if "TORCH_THREADS" in given else None,
+        shared_cpus=_integer(given, "SHARED_CPUS", 0, minimum=1) if "SHARED_CPUS" in given else None,
         options=_options(given),
         host=given.get("HOST", default.host),
         port=_integer(given, "PORT", default.port, maximum=65_535),

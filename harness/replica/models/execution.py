@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from bisect import bisect_left
 from collections.abc import Callable
@@ -21,7 +22,7 @@ Step = Callable[..., Tensor]
 
 
 def prepare_device(settings: Settings) -> torch.device:
-    """Choose the device, and set torch's threads and stream. Raises CannotBeMetError when a GPU is demanded and absent."""
+    """Choose the device, its CPUs, and torch's threads and stream. Raises CannotBeMetError when a GPU is demanded and absent."""
     if settings.torch_threads:
         torch.set_num_threads(settings.torch_threads)
     has_gpu = settings.device != "cpu" and torch.cuda.is_available()
@@ -38,6 +39,8 @@ def prepare_device(settings: Settings) -> torch.device:
         low, high = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]  # static, whatever its stub says
         stream = torch.cuda.Stream(priority=high if settings.stream_priority == "high" else low)  # type: ignore[no-untyped-call]
         torch.cuda.set_stream(stream)
+    if settings.shared_cpus and not has_gpu:  # of this thread, and of those that torch starts from it
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-settings.shared_cpus :])
     return torch.device("cuda" if has_gpu else "cpu")
 
 
@@ -65,6 +68,7 @@ def describe_device(device: torch.device) -> dict[str, object]:
         "tf32": bool(torch.backends.cudnn.allow_tf32) if on_gpu else None,
         "stream_priority": torch.cuda.current_stream(device).priority if on_gpu else None,
         "threads": torch.get_num_threads(),
+        "cpus": sorted(os.sched_getaffinity(0)),
     }
 
 

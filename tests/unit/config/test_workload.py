@@ -52,6 +52,7 @@ def test_what_two_processes_exchange_is_no_cuda_graph():
         ("data-parallel-training", "stream_priority: low", "its collectives have streams of their own"),
         ("dram-hog", "precision: fp16", "`precision` has no effect on dram-hog"),
         ("resnet50", "cpus_per_replica: 0", "greater than or equal to 1"),
+        ("resnet50", "cpus_per_replica: 1, shared_cpus: 1", "keep one of them"),
         ("crash", "scenario: {kind: offline}", "`scenario` has no effect on crash"),
         ("dram-hok", "seed: 1", "did you mean dram-hog"),
     ],

@@ -1,6 +1,7 @@
 """Each built-in model is the published architecture: same parameters, same numbers as `transformers`."""
 
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import transformers
 
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, SettingError
-from harness.replica.models import checkpoint, distilbert, resnet50, whisper
+from harness.replica.models import checkpoint, distilbert, execution, resnet50, whisper
 from harness.replica.models.log_mel import SAMPLE_RATE_HZ, LogMel
 from harness.replica.settings import Settings
 
@@ -244,6 +245,18 @@ class TestCheckpoints:
         (tmp_path / "config.json").write_text('{"embedding_size": "many"}')
         with pytest.raises(CannotBeMetError, match="embedding_size = 'many'"):
             self.loaded(tmp_path)
+
+
+def test_replicas_on_the_cpu_share_the_last_of_the_cpus_there_are():
+    before = os.sched_getaffinity(0)
+    try:
+        workload = registry.load(Settings(device="cpu", shared_cpus=1, options={"model_size": "tiny"}))
+        assert os.sched_getaffinity(0) == {max(before)}
+        assert workload.describe()["cpus"] == [max(before)]
+        execution.prepare_device(Settings(device="cpu", shared_cpus=9))  # no more than there are
+        assert os.sched_getaffinity(0) == {max(before)}
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @pytest.mark.parametrize(

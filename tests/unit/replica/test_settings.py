@@ -40,6 +40,7 @@ def test_every_variable_is_read():
             "PORT": "0",
             "REPLICA": "2",
             "REPLICA_DIR": "/run/replica",
+            "SHARED_CPUS": "1",
             "UNRELATED": "ignored",
         }
     )
@@ -54,6 +55,7 @@ def test_every_variable_is_read():
         inference_sleep_s=0.25,
         warmup_requests=0,
         torch_threads=3,
+        shared_cpus=1,
         options={"model_size": "tiny", "new_tokens": 3},
         host="127.0.0.1",
         port=0,
