@@ -121,7 +121,11 @@ class Choice:
         """How sure the choice is, in words."""
         if self.p is None:
             return "cannot tell: repeat it"
-        return "significant" if self.clear else "no significant difference"
+        alone = gain(self)
+        corrected = (
+            alone is not None and alone.low is not None and alone.high is not None and not alone.low <= 1 <= alone.high
+        )
+        return "significant" if self.clear else "no significant difference" + (", Holm-corrected" if corrected else "")
 
     @property
     def costs(self) -> list[str]:
