@@ -234,7 +234,9 @@ class WorkloadSpec(StrictModel):
                 f"unknown workload {self.target!r}: {hint} One of your own needs `factory: module:callable`."
             )
         if self.shared_cpus and self.cpus_per_replica:
-            raise ValueError("CPUs are shared (`shared_cpus`) or each replica's own (`cpus_per_replica`): keep one of them.")
+            raise ValueError(
+                "CPUs are shared (`shared_cpus`) or each replica's own (`cpus_per_replica`): keep one of them."
+            )
         if self.target in HOSTILE_WORKLOADS and (name := self._first_set(_NOT_OF_THE_HOSTILE)):
             raise ValueError(f"`{name}` has no effect on {self.target}, which is no model: leave it out.")
         if self.target == "resnet50-training" and self.batch_size == 1:
