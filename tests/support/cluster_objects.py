@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from harness.backends.kubernetes.objects import workload
+from harness.backends.kubernetes.objects import load_job, workload
 from harness.config.kubernetes import KubernetesSpec, WorkloadKind
 from tests.support.experiments import experiment
 from tests.support.monitoring import manifest
@@ -94,13 +94,15 @@ def everything() -> Iterator[tuple[str, Object]]:
 
 
 def _replicas() -> Iterator[Object]:
-    """As the harness renders them: both kinds of workload, with and without a GPU, measured and beside."""
+    """As the harness renders them: both kinds of workload, with and without a GPU, measured and beside, and their load."""
     for kind in WorkloadKind:
         for gpus in (0, 1):
             spec = KubernetesSpec(kind=kind, gpus_per_replica=gpus)
             measured = workload(experiment(), Path("attempt-1"), spec, "campaign-1")
             yield measured.body
             yield workload(experiment(), Path("noisy"), spec, "campaign-1", measured=measured).body
+    sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0)
+    yield load_job(experiment(), Path("load"), sends, "campaign-1", plan="{}").body
 
 
 def images_of_the_table() -> set[str]:
