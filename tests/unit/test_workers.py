@@ -49,5 +49,5 @@ def test_every_module_runs_once_and_a_process_that_dies_is_a_failure(tmp_path):
     assert "test_after_it" not in done.stdout
     assert len(list(tmp_path.glob("temporary/worker-*/test_one0/mine"))) >= 1
     made = list(tmp_path.glob("temporary/worker-*/of-*"))
-    assert made
-    assert all((folder / "torn-down").exists() for folder in made)
+    left = [folder for folder in made if not (folder / "torn-down").exists()]
+    assert len(made) > len(left) <= 1, "whoever died may have left one, and nobody else"

@@ -87,6 +87,7 @@ def test_a_campaign_under_500_faults_loses_nothing_leaves_nothing_and_restores_t
     node = driver.api.get(f"/api/v1/nodes/{driver.node}")["metadata"]
     assert CONFIG_LABEL not in node["labels"]
     assert SWITCHED not in (node.get("annotations") or {})
+    assert eventually(lambda: driver.heeded[-1] == "whole"), "the plugin's own daemon goes when it heeds the label"
     assert driver.left() == []
     assert verify_campaign(folder.path).ok
     for identity, status in outcome.statuses.items():

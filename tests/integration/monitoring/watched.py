@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +86,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def self_signed(folder: Path) -> Path:
-    """A certificate that nobody but its owner signed, as a kubelet's; certificate and key in one file."""
+    """A kubelet's certificate, for the address where Prometheus asks, and its own authority; certificate and key in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a kubelet")])
     now = datetime.now(UTC)
     made = x509.CertificateBuilder(
         name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
-    )
+    ).add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path = folder / "kubelet.pem"
     path.write_bytes(
@@ -242,6 +243,8 @@ def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: s
     for job in config["scrape_configs"]:
         if "authorization" in job:
             job["authorization"]["credentials_file"] = str(folder / "token")
+        if "ca_file" in job.get("tls_config", {}):
+            job["tls_config"]["ca_file"] = str(folder / "kubelet.pem")
         if api:
             job["kubernetes_sd_configs"] = [one | {"api_server": api} for one in job["kubernetes_sd_configs"]]
             continue
