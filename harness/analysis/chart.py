@@ -47,7 +47,7 @@ _REFERENCE = re.compile(r"(url\(#|^#)([\w-]+)")
 _BELONGS = re.compile(r"(s\d+)-\d+$")
 _MOST_POINTS = 240
 """Of a line without markers; of more, the highest and lowest of each stretch, which look the same."""
-_LONG_PATH, _MARGIN = 400, 4.0
+_LONG_PATH, _MARGIN, _LARGEST = 400, 4.0, 1.75
 _SWATCH = '<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{}</svg>'
 
 
@@ -71,12 +71,12 @@ class Chart:
     """What a page embeds.
 
     Attributes:
-        svg: the drawing, with its title and description.
+        drawing: one SVG for each panel in a grid, which a narrow page lays below each other.
         keys: the legend; empty where one series needs none.
         data: the plotted values of each panel and where it lies, as JSON.
     """
 
-    svg: str
+    drawing: str
     keys: tuple[Key, ...]
     data: str
 
@@ -92,20 +92,10 @@ def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
     """
     reader = _Reader(figure)
     panels = [reader.panel(axes) for axes in figure.axes]
-    has_room = bool(figure.legends)
     for legend in [*figure.legends, *(found for axes in figure.axes if (found := axes.get_legend()))]:
         _replace(legend, reader.names)
-    root = _drawn(figure, f"c{zlib.crc32(name.encode()):x}")
-    if has_room:
-        width, height = figure.get_size_inches() * 72
-        inside = figure.get_tightbbox()
-        top, bottom = height - 72 * inside.y1 - _MARGIN, height - 72 * inside.y0 + _MARGIN
-        root.set("viewBox", f"0 {top:.1f} {width:g} {bottom - top:.1f}")  # Without the room that legends had.
-    for kind, text in (("desc", alt), ("title", title)):
-        said = ET.Element(kind, id=f"{name}-{kind}")
-        said.text = text
-        root.insert(0, said)
-    root.attrib |= {"role": "img", "aria-labelledby": f"{name}-title", "aria-describedby": f"{name}-desc"}
+    root = _drawn(figure, panels, f"c{zlib.crc32(name.encode()):x}")
+    root.attrib |= {"role": "img", "aria-label": title, "aria-description": alt}
     swatches = {label: _swatch(root, f"s{index}") for label, index in reader.names.items() if label}
     keys = [Key(f"s{reader.names[label]}", label, swatch) for label, swatch in swatches.items()]
     if len(set(swatches.values())) < len(keys) or (
@@ -171,7 +161,8 @@ class _Reader:
         return index
 
     def _containers(self, axes: Axes) -> Iterator[dict[str, Any]]:
-        labels = dict(zip(axes.get_yticks(), (text.get_text() for text in axes.get_yticklabels()), strict=True))
+        names = (text.get_text().replace("\n", " ") for text in axes.get_yticklabels())
+        labels = dict(zip(axes.get_yticks(), names, strict=True))
         bars: dict[str, Any] = {}
         for container in axes.containers:
             name = name_of(container)
@@ -255,25 +246,67 @@ def _replace(legend: Legend, names: dict[str, int]) -> None:
         legend.remove()
 
 
-def _drawn(figure: Figure, prefix: str) -> ET.Element:
-    """Matplotlib's SVG, without what a page has no use for, its colours left to the page and its ids the chart's own."""
+def _drawn(figure: Figure, panels: list[dict[str, Any]], prefix: str) -> ET.Element:
+    """Matplotlib's SVG by panels, without what a page has no use for, its colours the page's and its ids the chart's own."""
+    for index, axes in enumerate(figure.axes):
+        axes.set_gid(f"panel-{index}")
     stream = io.BytesIO()
     figure.savefig(stream, format="svg", metadata={"Date": None, "Creator": None})
-    root = ET.fromstring(stream.getvalue())  # noqa: S314 - it was drawn above
+    drawn = ET.fromstring(stream.getvalue())  # noqa: S314 - it was drawn above
+    groups = {
+        element.get("id"): list(element) for element in drawn.iter() if element.get("id", "").startswith("panel-")
+    }
+    shared = [child for child in drawn if child.tag.endswith("}defs")]
+    root = _grid(figure, panels)
+    for index, place in enumerate(root):
+        place[-1].extend([*(() if index else shared), *groups[f"panel-{index}"]])
     wanted = {
         name for element in root.iter() for text in element.attrib.values() for _, name in _REFERENCE.findall(text)
     }
     ids = {name: f"{prefix}-{number}" for number, name in enumerate(sorted(wanted))}
     for parent in list(root.iter()):
         for child in list(parent):
-            if child.tag.endswith(("}metadata", "}style")):
+            if child.tag.endswith("}style"):
                 parent.remove(child)
-    for element in root.iter():
-        _clean(element, ids)
-    _flatten(root)
+    for place in root:
+        for element in place[-1].iter():
+            if element is not place[-1]:
+                _clean(element, ids)
+        _flatten(place[-1])
     _share_styles(root, prefix)
-    for size in ("width", "height"):
-        del root.attrib[size]
+    return root
+
+
+def _grid(figure: Figure, panels: list[dict[str, Any]]) -> ET.Element:
+    """An empty drawing for each panel, as large as the largest of its row and of its column, so that all have one scale.
+
+    One that leaves its title or its axis to its neighbours has them in words, for a page that lays it elsewhere.
+    """
+    _, height = figure.get_size_inches() * 72
+    found = [axes.get_tightbbox() or axes.bbox for axes in figure.axes]
+    boxes = [box.transformed(figure.dpi_scale_trans.inverted()) for box in found]
+    spans = [(at.colspan, at.rowspan) for axes in figure.axes if (at := axes.get_subplotspec())]
+    columns = {
+        span: (
+            72 * min(box.x0 for box, (own, _) in zip(boxes, spans, strict=True) if own == span) - _MARGIN,
+            72 * max(box.x1 for box, (own, _) in zip(boxes, spans, strict=True) if own == span) + _MARGIN,
+        )
+        for span in dict.fromkeys(column for column, _ in spans)
+    }
+    widths = [right - left for left, right in columns.values()]
+    root = ET.Element("div", {"class": "panels"})
+    root.set("style", f"--columns:{' '.join(f'{w:.0f}fr' for w in widths)};--most:{_LARGEST * sum(widths):.0f}px")
+    for axes, panel, (column, row) in zip(figure.axes, panels, spans, strict=True):
+        left, right = columns[column]
+        beside = [box for box, (_, own) in zip(boxes, spans, strict=True) if own == row]
+        top = height - 72 * max(box.y1 for box in beside) - _MARGIN
+        bottom = height - 72 * min(box.y0 for box in beside) + _MARGIN
+        place = ET.SubElement(root, "div")
+        own = axes.get_title("left"), axes.get_ylabel()
+        left_out = [name for name in (panel["title"], panel["yName"]) if name and name not in own]
+        if left_out:
+            ET.SubElement(place, "b").text = ": ".join(left_out)
+        ET.SubElement(place, "svg", viewBox=f"{left:.1f} {top:.1f} {right - left:.1f} {bottom - top:.1f}")
     return root
 
 
@@ -288,12 +321,12 @@ def _share_styles(root: ET.Element, prefix: str) -> None:
     """Each style once, by a class: as attributes they are two thirds of a drawing."""
     classes: dict[str, str] = {}
     for element in root.iter():
-        style = element.attrib.pop("style", "")
+        style = "" if element is root else element.attrib.pop("style", "")
         if style:
             element.set("class", classes.setdefault(style, f"{prefix}-{len(classes)}"))
     sheet = ET.Element("style")
     sheet.text = "".join(f".{name}{{{style}}}" for style, name in classes.items())
-    root.insert(0, sheet)
+    root[0][-1].insert(0, sheet)
 
 
 def _clean(element: ET.Element, ids: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,8 @@ from harness.analysis.scaling_models import Fit
 from harness.analysis.scaling_plots import Curve, Pick, draw, replica_axis
 from harness.analysis.statistics import Estimate
 
-_COLUMN_IN, _ROW_IN, _WIDEST_IN = 3.4, 2.5, 10.0
-_CURVE_POINTS = 100
+_COLUMN_IN, _ROW_IN, _WIDEST_IN, _BARS_IN = 3.4, 2.5, 10.0, 5.0
+_CURVE_POINTS, _LABEL_LETTERS = 100, 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
     if not workloads:
         return None
     with style():
-        width_in = max(_WIDEST_IN, _COLUMN_IN * len(workloads))
+        width_in = min(max(_WIDEST_IN, _COLUMN_IN * len(workloads)), _WIDEST_IN / 2 * len(workloads))
         figure = new_figure(width_in, _ROW_IN * len(rows) + 0.7)
         grid = figure.subplots(len(rows), len(workloads), squeeze=False)
         for row, line in zip(rows, grid, strict=True):
@@ -83,7 +84,7 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
     if not points:
         return None
     with style():
-        figure = new_figure(_WIDEST_IN, 0.42 * len(points) + 1.0)
+        figure = new_figure(_BARS_IN, 0.44 * len(points) + 1.0)
         axes = figure.subplots()
         places = np.arange(len(points))[::-1]
         means = [one.estimate.mean * one.scale for one in points]
@@ -91,7 +92,7 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
         high = [_arm(one.estimate.high, one.estimate.mean) * one.scale for one in points]
         axes.barh(places, means, color=PALETTE[4], height=0.6)
         axes.errorbar(means, places, xerr=[low, high], fmt="none", ecolor=INK, elinewidth=1, capsize=3)
-        axes.set_yticks(places, [one.label for one in points])
+        axes.set_yticks(places, [textwrap.fill(one.label, _LABEL_LETTERS) for one in points])
         axes.axvline(0, color=FAINT)
         axes.set_xlabel(label)
         axes.grid(visible=False, axis="y")

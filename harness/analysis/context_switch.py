@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from harness.analysis.campaign import Cell, shared
@@ -81,7 +82,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
             one.workload,
             str(one.replicas),
             _reference(one.reference),
-            figure_entry(one.extra_s, "s"),
+            figure_entry(one.extra_s, "s", least=-math.inf),
             Entry(f"{100 * one.share:+.1f} %"),
             _p(one.p),
         ]

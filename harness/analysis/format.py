@@ -49,10 +49,10 @@ def in_one_unit(values: Sequence[float], unit: str) -> tuple[list[str], str]:
     return [number(value / scale) for value in values], name
 
 
-def interval_parts(estimate: Estimate, unit: str) -> tuple[str, str, str]:
+def interval_parts(estimate: Estimate, unit: str, least: float = 0.0) -> tuple[str, str, str]:
     """The same in pieces: ``5.70``, ``± 0.12`` (empty when there is no interval), ``ms``.
 
-    Of a quantity that cannot be below 0: an interval that was cut there, or is wide, is given whole, ``0 to 910``.
+    Of a quantity that cannot be below ``least``: an interval that was cut there, or is wide, is given whole, ``0 to 910``.
     """
     scale, name = _fit(estimate.mean, unit)
     mean = number(estimate.mean / scale)
@@ -60,7 +60,7 @@ def interval_parts(estimate: Estimate, unit: str) -> tuple[str, str, str]:
         return mean, "", name
     below, above = estimate.mean - estimate.low, estimate.high - estimate.mean
     if max(below, above) > _WIDE * abs(estimate.mean) or abs(above - below) > _EXACT * abs(estimate.mean):
-        return mean, f"{number(max(estimate.low, 0.0) / scale)} to {number(estimate.high / scale)}", name
+        return mean, f"{number(max(estimate.low, least) / scale)} to {number(estimate.high / scale)}", name
     return mean, _plus_minus(mean, above / scale, abs(estimate.mean) / scale), name
 
 
@@ -111,11 +111,11 @@ def missing(rows: Iterable[Sequence[str | Entry]], titles: Sequence[str]) -> lis
     return list(found.items())
 
 
-def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measured") -> Entry:
-    """Mean, unit and half of the interval; without an estimate a dash with its reason."""
+def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measured", least: float = 0.0) -> Entry:
+    """Mean, unit and half of the interval, which does not go below ``least``; without an estimate a dash with its reason."""
     if estimate is None:
         return Entry(DASH, reason=reason)
-    mean, half, name = interval_parts(estimate, unit)
+    mean, half, name = interval_parts(estimate, unit, least)
     return Entry(f"{mean} {name}".strip(), (half,) if half else (), value=estimate.mean)
 
 

@@ -37,6 +37,7 @@ def timeline(experiment: Experiment) -> Picture:
                 draw(axes, data)
             except NotMeasuredError as error:
                 say_absent(axes, str(error))
+            axes.tick_params(labelbottom=True)
         for axes in grid[-2:]:
             axes.set_xlabel("seconds since the recording began")
         figure.subplots_adjust(left=0.06, right=0.985, top=0.95, bottom=0.08, hspace=0.28, wspace=0.13)

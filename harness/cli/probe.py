@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def probe(
     *,
     sharing: Annotated[str, typer.Option("--sharing", help="time-slicing or mps.")] = "time-slicing",
-    processes: Annotated[int, typer.Option("--processes", min=2, max=48, help="That want the GPU.")] = 2,
+    processes: Annotated[int, typer.Option("--processes", min=2, max=48, help="Processes that want the GPU.")] = 2,
     seconds: Annotated[
         float, typer.Option("--seconds", callback=positive, max=60, help="To watch for, each time.")
     ] = 1.0,

@@ -102,7 +102,7 @@ def reproduce(
         typer.Option(
             "--against",
             metavar="RESULTS/CAMPAIGN",
-            help="A campaign that ran again already, and once more for each with more repeats of it; nothing is run.",
+            help="Compare with this campaign, which ran again already, and run nothing. May be repeated.",
         ),
     ] = None,
     within: Annotated[

@@ -1,7 +1,7 @@
 "use strict";
 // Reads the charts to who points at them, hides series, enlarges, and sorts tables. Without it the page is whole.
 (() => {
-  const MOST = 12, NEAR_PX = 30;
+  const MOST = 12, NEAR_PX = 30, FEW_ROWS = 6;
 
   function said(value, exact) {
     if (Math.abs(value) >= 100) return value.toLocaleString("en-GB", {maximumFractionDigits: 0});
@@ -20,7 +20,7 @@
   }
 
   function chart(figure) {
-    const svg = figure.querySelector(".pan > svg"), pan = figure.querySelector(".pan");
+    const pan = figure.querySelector(".pan"), panels = pan.querySelector(".panels"), drawings = [...panels.querySelectorAll("svg")];
     const names = new Map(), off = new Set();
     const tip = made("div", {className: "tip", hidden: true});
     tip.setAttribute("role", "status");
@@ -31,13 +31,12 @@
     pan.setAttribute("aria-label", "Chart: arrow keys read its points, + and - enlarge it");
     const caption = figure.querySelector("figcaption");
     caption.id ||= figure.id + "-caption";
-    svg.setAttribute("aria-labelledby", caption.id);
-    svg.querySelector("title").remove(); // A browser would show it over the values.
+    panels.setAttribute("aria-labelledby", caption.id);
     let known, current = null, scale = 1, base = 0, drag = null;
 
     function points() {
-      known ??= JSON.parse(figure.querySelector("script").textContent).flatMap(panel =>
-        panel.series.flatMap(series => series.x.map((x, i) => ({panel, series, i, x, y: series.y[i]}))
+      known ??= JSON.parse(figure.querySelector("script").textContent).flatMap((panel, drawn) =>
+        panel.series.flatMap(series => series.x.map((x, i) => ({panel, drawn, series, i, x, y: series.y[i]}))
           .filter(point => point.x !== null && point.y !== null)
           .map(point => ({...point, left: place(panel.x, point.x), top: place(panel.y, point.y)}))));
       return known.filter(point => !off.has("s" + point.series.s));
@@ -62,7 +61,7 @@
       tip.replaceChildren(...words(point).map(line => made("div", {textContent: line})));
       spot.setAttribute("cx", point.left);
       spot.setAttribute("cy", point.top);
-      svg.append(spot);
+      drawings[point.drawn].append(spot);
       const at = spot.getBoundingClientRect(), frame = figure.getBoundingClientRect();
       const left = Math.min(Math.max(at.left - frame.left, 4), frame.width - tip.offsetWidth - 4);
       const above = at.top - frame.top - tip.offsetHeight - 8;
@@ -71,21 +70,23 @@
     }
 
     function nearest(event) {
-      const box = svg.getBoundingClientRect(), unit = svg.viewBox.baseVal.width / box.width;
-      const left = (event.clientX - box.left) * unit, top = (event.clientY - box.top) * unit + svg.viewBox.baseVal.y;
+      const drawn = drawings.findIndex(one => one.contains(event.target));
+      if (drawn < 0) return null;
+      const unit = drawings[drawn].viewBox.baseVal.width / drawings[drawn].getBoundingClientRect().width;
+      const {x, y} = new DOMPoint(event.clientX, event.clientY).matrixTransform(drawings[drawn].getScreenCTM().inverse());
       let best = null, distance = NEAR_PX * unit;
-      for (const point of points()) {
-        const away = Math.hypot(point.left - left, point.top - top) + (point.series.run ? 4 * unit : 0); // The mean first.
+      for (const point of points().filter(one => one.drawn === drawn)) {
+        const away = Math.hypot(point.left - x, point.top - y) + (point.series.run ? 4 * unit : 0); // The mean first.
         if (away < distance) [best, distance] = [point, away];
       }
       return best;
     }
 
     function enlarge(factor, left = 0.5, top = 0.5) {
-      if (scale === 1) [base, pan.style.height] = [svg.getBoundingClientRect().width, `${pan.clientHeight}px`];
+      if (scale === 1) [base, pan.style.height] = [panels.getBoundingClientRect().width, `${pan.clientHeight}px`];
       scale = Math.min(Math.max(scale * factor, 1), MOST);
       figure.classList.toggle("large", scale > 1);
-      svg.style.width = scale > 1 ? `${base * scale}px` : "";
+      panels.style.width = scale > 1 ? `${base * scale}px` : "";
       if (scale === 1) pan.style.height = "";
       pan.scrollTo(left * pan.scrollWidth - pan.clientWidth / 2, top * pan.scrollHeight - pan.clientHeight / 2);
       whole.hidden = scale === 1;
@@ -108,7 +109,7 @@
       button.addEventListener("click", () => {
         const hidden = !off.delete(series) && off.add(series).has(series);
         button.setAttribute("aria-pressed", String(!hidden));
-        for (const part of svg.querySelectorAll("." + series)) part.classList.toggle("off", hidden);
+        for (const part of panels.querySelectorAll("." + series)) part.classList.toggle("off", hidden);
         show(null);
       });
       item.append(button);
@@ -122,7 +123,7 @@
 
     pan.addEventListener("pointerdown", event => {
       if (event.pointerType !== "mouse") return show(nearest(event));
-      if (event.button || !svg.contains(event.target)) return;
+      if (event.button || !panels.contains(event.target)) return;
       event.preventDefault();
       drag = {x: event.clientX, y: event.clientY, area: made("div", {className: "area"})};
       pan.setPointerCapture(event.pointerId);
@@ -139,7 +140,7 @@
     pan.addEventListener("pointerup", event => {
       if (!drag) return;
       const width = Math.abs(event.clientX - drag.x), height = Math.abs(event.clientY - drag.y);
-      const box = svg.getBoundingClientRect();
+      const box = panels.getBoundingClientRect();
       const left = ((drag.x + event.clientX) / 2 - box.left) / box.width;
       const top = ((drag.y + event.clientY) / 2 - box.top) / box.height;
       drag.area.remove();
@@ -186,7 +187,29 @@
     });
   }
 
+  // On a narrow screen each row stands by itself, with the name of every figure beside it.
+  function stackable(table) {
+    const names = [...table.tHead.rows[0].cells].map(header => header.textContent.trim());
+    table.classList.add("stack");
+    table.setAttribute("role", "table");
+    for (const part of [table.tHead, ...table.tBodies]) part.setAttribute("role", "rowgroup");
+    for (const row of table.rows) {
+      row.setAttribute("role", "row");
+      for (const cell of row.cells) {
+        const isHead = cell.tagName === "TH";
+        cell.setAttribute("role", !isHead ? "cell" : cell.scope === "row" ? "rowheader" : "columnheader");
+        if (!isHead) cell.dataset.name = names[cell.cellIndex];
+      }
+    }
+    const rows = table.tBodies[0].rows.length;
+    if (rows <= FEW_ROWS) return;
+    const all = made("button", {type: "button", textContent: `Show all ${rows} rows`, className: "tool all"});
+    all.addEventListener("click", () => { table.classList.add("whole"); all.remove(); });
+    table.after(all);
+  }
+
   document.querySelectorAll("figure.chart").forEach(chart);
+  for (const table of document.querySelectorAll(".scroll > table:not(.decision)")) if (table.tHead) stackable(table);
   for (const table of document.querySelectorAll("table:not(.decision)"))
     if (table.tHead && table.tBodies[0]?.rows.length > 1) sortable(table);
 

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.integration
 PLOTS = """(() => {
   for (const details of document.querySelectorAll("details")) details.open = true;
   return [...document.querySelectorAll("figure.chart")].map(figure => {
-    const svg = figure.querySelector(".pan > svg"), box = svg.getBoundingClientRect();
-    return {alt: document.getElementById(svg.getAttribute("aria-describedby")).textContent, shown: [box.width, box.height],
-            text: svg.querySelectorAll("text").length};
+    const panels = figure.querySelector(".panels"), box = panels.getBoundingClientRect();
+    return {alt: panels.getAttribute("aria-description"), shown: [box.width, box.height],
+            text: panels.querySelectorAll("text").length};
   });
 })()"""
 # Between the margins of a sheet lying on its side, 273 mm.
@@ -38,6 +38,12 @@ CUT = (
     " || box.getBoundingClientRect().right > innerWidth + 1).map(box => box.outerHTML.slice(0, 80))"
 )
 SIDEWAYS = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
+BOXES_SIDEWAYS = (
+    "[...document.querySelectorAll('.scroll, .pan')].filter(box => box.scrollWidth > box.clientWidth + 1)"
+    ".map(box => box.outerHTML.slice(0, 120))"
+)
+SMALLEST_LETTERS_PX = """Math.min(...[...document.querySelectorAll('.panels text')].map(text =>
+  parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a).filter(px => px > 0))"""
 TABLES_SIDEWAYS = (
     "Math.max(0, ...[...document.querySelectorAll('.scroll')].map(box => box.scrollWidth - box.clientWidth))"
 )
@@ -218,11 +224,23 @@ def test_the_report_goes_from_the_answer_to_the_table_to_the_curves(reports: Cal
     assert page.evaluate("document.querySelector('#scaling').nextElementSibling.id") == "curves"
 
 
-def test_the_comparison_fits_a_telephone(comparison: Path, page: Page) -> None:
-    page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
-    page.open(comparison.as_uri())
+@pytest.mark.parametrize("which", ["comparison", "report"])
+def test_a_thumb_reads_it_without_scrolling_sideways(
+    comparison: Path, page: Page, reports: Callable[[str], Path], which: str
+) -> None:
+    page.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
+    page.open((comparison if which == "comparison" else reports("finished")).as_uri())
     page.evaluate(PLOTS)
     assert page.evaluate(SIDEWAYS) <= 0
+    assert page.evaluate(BOXES_SIDEWAYS) == []
+    assert page.evaluate(SMALLEST_LETTERS_PX) >= 8
+    unnamed = "[...document.querySelectorAll('.stack td')].filter(cell => !cell.dataset.name).length"
+    assert page.evaluate(unnamed) == 0
+    more = "[...document.querySelectorAll('.all')].filter(button => button.getClientRects().length)"
+    for _ in range(page.evaluate(f"{more}.length")):
+        page.evaluate(f"{more}[0].click()")
+    hidden = "[...document.querySelectorAll('tbody tr')].filter(row => !row.getClientRects().length).length"
+    assert page.evaluate(hidden) == 0
 
 
 @pytest.mark.parametrize("which", ["comparison", "report"])
@@ -290,7 +308,7 @@ def test_a_point_says_its_value_by_mouse_and_by_keyboard(comparison: Path, page:
     ]
     assert min(math.dist(at, mark) for mark in drawn) < 0.1, "the values lie where the marks are"
     page.evaluate(f"{FIGURE}.scrollIntoView()")
-    place = f"new DOMPoint({at[0]}, {at[1]}).matrixTransform({FIGURE}.querySelector('.pan > svg').getScreenCTM())"
+    place = f"new DOMPoint({at[0]}, {at[1]}).matrixTransform({FIGURE}.querySelector('.panels svg').getScreenCTM())"
     x, y = page.evaluate(f"(point => [point.x, point.y])({place})")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     by_mouse = page.evaluate(f"{FIGURE}.querySelector('.tip').innerText").splitlines()
@@ -314,7 +332,7 @@ def test_a_series_is_hidden_a_chart_enlarged_and_a_table_sorted(comparison: Path
         page.evaluate(f"{button}.click()")
         assert page.evaluate(f"{button}.getAttribute('aria-pressed')") == expected
         assert (page.evaluate(visible) > 0) is (expected == "true")
-    width = f"{FIGURE}.querySelector('.pan > svg').getBoundingClientRect().width"
+    width = f"{FIGURE}.querySelector('.panels').getBoundingClientRect().width"
     before = page.evaluate(width)
     left, top = page.evaluate(f"(box => [box.x, box.y])({FIGURE}.querySelector('.pan').getBoundingClientRect())")
     for kind, x, y in (("mousePressed", 100, 100), ("mouseMoved", 300, 200), ("mouseReleased", 400, 250)):
@@ -343,14 +361,6 @@ def test_without_scripts_the_page_is_whole(comparison: Path, page: Page) -> None
     assert [plot for plot in page.evaluate(PLOTS) if not plot["alt"] or min(plot["shown"]) < 100] == []
     keys = page.evaluate(f"[...{FIGURE}.querySelectorAll('.keys li')].map(key => key.innerText)")
     assert keys == ["exclusive", "time-slicing", "mps"]
-
-
-def test_a_telephone_shows_it_without_scrolling_sideways(page: Page, reports: Callable[[str], Path]) -> None:
-    report = reports("half")
-    page.call("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=2, mobile=True)
-    page.open(report.as_uri())
-    page.evaluate(PLOTS)
-    assert page.evaluate(SIDEWAYS) <= 0
 
 
 def test_the_browser_would_notice(page: Page, tmp_path: Path) -> None:

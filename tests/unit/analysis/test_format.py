@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from harness.analysis.format import (
@@ -7,6 +10,7 @@ from harness.analysis.format import (
     Entry,
     clipped,
     duration,
+    figure_entry,
     missing,
     number,
     quantity,
@@ -76,6 +80,12 @@ def test_interval_shares_decimals_and_unit(mean: float, half: float | None, text
 @pytest.mark.parametrize(("low", "high", "said"), [(1.97, 2.68, "1.97 to 2.68"), (0.1, 80.0, "not decidable")])
 def test_a_ratio_known_to_a_factor_of_ten_at_best_is_not_decided(low: float, high: float, said: str) -> None:
     assert ratio_entry(Estimate(2.3, low, high, 2, None)).small == (said,)
+
+
+def test_a_difference_reaches_below_nothing_and_a_quantity_does_not() -> None:
+    wide = Estimate(-1e-5, -8e-5, 6e-5, 3, None)
+    assert figure_entry(wide, "s", least=-math.inf).small == ("-80.0 to 60.0",)
+    assert figure_entry(replace(wide, mean=1e-5), "s").small == ("0 to 60.0",)
 
 
 def test_durations() -> None:
