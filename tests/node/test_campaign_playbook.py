@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
-
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 HARNESS = Path(sys.executable).with_name("harness")
 
