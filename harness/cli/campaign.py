@@ -40,7 +40,7 @@ CampaignFile = Annotated[
     str,
     typer.Argument(
         metavar="FILE_OR_NAME",
-        help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling.",
+        help="A campaign file, or one that is shipped: quickstart, smoke, replica-scaling, mlperf-like.",
         autocompletion=_campaigns,
     ),
 ]

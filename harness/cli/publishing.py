@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from harness.analysis.reproduction import Reproduction
     from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
+    from harness.config import CampaignSpec
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -152,14 +153,19 @@ def reproduce(
         most = most_repeats(source, most)
         analysis = analyse(published)
         measures = wanted(analysis, measure, within=within / 100)  # before hours of running
+        if not against:
+            output.note(_what_it_takes(source, most, within))
         folders = list(against or [_run_again(source, archive, [], results or Path("results"), force=force)])
         others = [stack.enter_context(opened(folder)) for folder in folders]
         refuse_same(published, *others)
         ran = [analyse(other) for other in others]
         more = {} if against else more_repeats(analysis, ran[0], measures, within=within / 100, most=most)
         if more:
-            output.note(f"the spread of these repeats asks for up to {max(more.values())} more, of {len(more)} cells")
             further = with_more_repeats(source, more)
+            output.note(
+                f"the spread of these repeats asks for up to {max(more.values())} more, of {len(more)} cells: "
+                f"{_runs(further.spec)}"
+            )
             folders.append(_run_again(further, archive, folders, results or Path("results"), force=force))
             ran.append(analyse(folders[-1]))
         found = reproduction(analysis, ran[0], more=ran[1:], within=within / 100, measures=measures)
@@ -169,6 +175,29 @@ def reproduce(
     else:
         _print_reproduction(found)
     _refuse_other_figures(found, archive, folders)
+
+
+def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
+    """How many runs and minutes, and why there may be more than were published."""
+    spec = source.spec
+    if spec.open_ended:
+        return f"the published campaign finds the number of its repeats itself: at most {_runs(spec)}"
+    further = spec.model_copy(update={"repeats": max(most - spec.most_repeats, 0)})
+    begins = f"as published: {_runs(spec)}"
+    if not further.repeats:
+        return begins
+    return (
+        f"{begins}. Where these cannot tell whether a cell agrees within {within:g} %, because its repeats spread too widely, "
+        f"more follow: at most {_runs(further)}. --max-repeats {spec.most_repeats} runs none of those"
+    )
+
+
+def _runs(spec: CampaignSpec) -> str:
+    """``24 runs, about 3 min 10 s``."""
+    from harness.campaign.plan import expand, most
+    from harness.cli.render import duration
+
+    return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
 def _run_again(source: CampaignSource, archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from scripts.pages import capabilities, checks, dictionary, metrics
+from scripts.pages import capabilities, checks, dictionary, fields, metrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES: Mapping[str, Callable[[str], str]] = {
     "checks.md": lambda _: checks.page(),
     "cluster.md": capabilities.page,
     "dictionary.md": lambda _: dictionary.page(),
+    "fields.md": lambda _: fields.page(),
     "metrics.md": lambda _: metrics.page(),
 }
 """By name: what makes a page of the page as it is."""

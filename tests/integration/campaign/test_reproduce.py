@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,11 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
 
     done = harness("reproduce", archive, "--results", tmp_path / "here", "--max-repeats", "3", "--json")
 
+    said = " ".join(done.stderr.split())
+    assert re.search(
+        r"as published: 4 runs, about \d+.* s\. Where these cannot tell .* at most 2 runs, about",
+        said.partition("running")[0],
+    ), said
     found = json.loads(done.stdout)
     assert done.returncode == (12 if found["outcome"] == "differs" else 0), done.stderr
     again = open_folder(Path(found["campaign"]))
