@@ -47,6 +47,10 @@ REQUIRED_VARIABLES = (
 )
 OPTIONAL_VARIABLES = (
     "calico_network",
+    "nvidia_driver_state",
+    "nvidia_driver_version",
+    "nvidia_driver_modules",
+    "nvidia_driver_fabric_manager",
     "control_plane_kubeconfig_users",
     "ansible_user",
     "worker_node_name",
@@ -91,6 +95,29 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
+class Driver:
+    """A managed NVIDIA driver.
+
+    Attributes:
+        version: of the driver and of Fabric Manager.
+        modules: auto, open or proprietary.
+        fabric_manager: its package.
+    """
+
+    version: str
+    modules: str
+    fabric_manager: str
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, Any]) -> Driver | None:
+        """Make it of resolved variables; None where the driver is not managed."""
+        if variables.get("nvidia_driver_state") != "managed":
+            return None
+        names = ("nvidia_driver_version", "nvidia_driver_modules", "nvidia_driver_fabric_manager")
+        return cls(*(str(variables[name]) for name in names))
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """What one node is judged by.
 
@@ -100,6 +127,7 @@ class Expected:
         nvidia_packages: the same, where the node has a GPU.
         gpu: auto, required, absent or assumed (see the inventory).
         driver_min: oldest NVIDIA driver that runs the workload image.
+        driver: the driver that is kept at one version, or None where somebody else installs it.
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
         namespace: where replicas are made.
@@ -115,6 +143,7 @@ class Expected:
     psi_required: bool
     gpu: str
     driver_min: str
+    driver: Driver | None
     handler: str
     node_name: str
     pod_cidr: str
@@ -154,6 +183,7 @@ class Expected:
             psi_required=bool(variables["preflight_psi_required"]),
             gpu=variables["nvidia_toolkit_gpu"],
             driver_min=str(variables["preflight_gpu_driver_min"]),
+            driver=Driver.from_variables(variables),
             handler=variables["nvidia_toolkit_handler"],
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],

@@ -139,6 +139,10 @@ def _ports(**named: int) -> bool:
     return len(set(named.values())) == len(named) and not set(named.values()) & set(TAKEN_PORTS)
 
 
+def _driver(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
 # What several have to be together: their names, whether they are, and how it is said.
 RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
     (
@@ -225,6 +229,16 @@ RULES: tuple[tuple[tuple[str, ...], Callable[..., bool], str], ...] = (
         ("nvidia_toolkit_handler", "runtime_class_handler"),
         lambda made, named: made == named,
         "the second names the handler that the first makes, so they have to be the same",
+    ),
+    (
+        ("nvidia_driver_state", "nvidia_toolkit_gpu"),
+        lambda driver, gpu: gpu in {"present": (gpu,), "managed": ("auto", "required"), "absent": ("absent",)}[driver],
+        "a managed driver wants auto or required as the second, and one that is taken off wants absent",
+    ),
+    (
+        ("nvidia_driver_state", "nvidia_driver_version", "preflight_gpu_driver_min"),
+        lambda state, version, least: state != "managed" or _driver(version) >= _driver(least),
+        "the second must not be below the third, the oldest that runs the torch of the workload image",
     ),
     (
         ("runtime_class_name", "dcgm_exporter_runtime_class"),

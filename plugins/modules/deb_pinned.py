@@ -45,6 +45,7 @@ options:
                     type: str, default: ""}
       timeout_s: {description: Seconds until a silent server of the key is given up., type: int, default: 20}
   also: {description: Packages taken along at any version and not held., type: list, elements: str, default: []}
+  also_held: {description: Packages taken along at any version and held at it., type: list, elements: str, default: []}
   upgrade: {description: Change versions that are installed and held., type: bool, default: false}
   upgrade_with: {description: What to say one should run when O(upgrade) would be needed., type: str,
                  default: playbooks/upgrade.yml}
@@ -99,7 +100,11 @@ class Packages:
 
     def __init__(self, module: AnsibleModule) -> None:
         self.module = module
-        also = [{"name": name, "version": "", "hold": False, "files": []} for name in module.params["also"]]
+        also = [
+            {"name": name, "version": "", "hold": hold, "files": []}
+            for option, hold in (("also", False), ("also_held", True))
+            for name in module.params.get(option) or []
+        ]
         self.wanted: list[dict[str, Any]] = module.params["packages"] + also
         self.names = [package["name"] for package in self.wanted]
         self.apt = AptGet(module, module.params["lock_timeout_s"])
@@ -259,6 +264,7 @@ def main() -> None:
             "packages": {"type": "list", "elements": "dict", "required": True, "options": package},
             "source": {"type": "dict", "options": source},
             "also": {"type": "list", "elements": "str", "default": []},
+            "also_held": {"type": "list", "elements": "str", "default": []},
             "upgrade": {"type": "bool", "default": False},
             "upgrade_with": {"type": "str", "default": "playbooks/upgrade.yml"},
             "lock_timeout_s": {"type": "int", "default": 120},

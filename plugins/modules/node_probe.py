@@ -104,25 +104,49 @@ def psi_readable() -> bool:
 # What GPUs (3D or VGA controllers) and NVSwitches (bridges of no other kind) are on the PCI bus.
 GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
 SYS, MODULES = Path("/sys"), Path("/lib/modules")
+# The keys that DKMS signs with, and what the role nvidia_driver leaves.
+SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
+DRIVER_PIN = "/etc/apt/preferences.d/node-nvidia-driver"
 
 
 def gpu() -> dict[str, Any]:
     """NVIDIA devices on the PCI bus, the loaded driver's version (None where none is loaded), and what keeps one from working."""
-    classes = [
-        read(device / "class") or ""
-        for device in (SYS / "bus/pci/devices").glob("*")
-        if (read(device / "vendor") or "").strip() == "0x10de"
+    devices = [
+        device for device in (SYS / "bus/pci/devices").glob("*") if (read(device / "vendor") or "").strip() == "0x10de"
     ]
-    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", read("/proc/driver/nvidia/version") or "")
+    classes = [read(device / "class") or "" for device in devices]
+    version = read("/proc/driver/nvidia/version") or ""
+    match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", version)
     return {
         "pci_devices": sum(one.startswith(GPU_CLASS) for one in classes),
+        "pci_ids": sorted(
+            int((read(device / "device") or "0").strip(), 16)
+            for device, kind in zip(devices, classes, strict=True)
+            if kind.startswith(GPU_CLASS)
+        ),
         "switches": sum(one.startswith(SWITCH_CLASS) for one in classes),
         "driver": match[1] if match else None,
+        "open": "Open Kernel Module" in version,
+        "managed": Path(DRIVER_PIN).exists(),
         "nouveau": (SYS / "module/nouveau").exists(),
-        "module": "/nvidia.ko" in (read(MODULES / platform.release() / "modules.dep") or ""),
+        "module": has_driver(MODULES / platform.release()),
+        "module_kernels": sorted(folder.name for folder in MODULES.glob("*") if has_driver(folder)),
         "secure_boot": secure_boot(),
+        "key_enrolled": key_enrolled(),
         "fabric_manager": (SYS / "fs/cgroup/system.slice/nvidia-fabricmanager.service").exists(),
     }
+
+
+def has_driver(modules: Path) -> bool:
+    """Whether a kernel's folder of modules has NVIDIA's."""
+    return "/nvidia.ko" in (read(modules / "modules.dep") or "")
+
+
+def key_enrolled() -> bool:
+    """Whether the firmware's list of owners' keys, as shim hands it on, has one that DKMS signs with."""
+    listed = [path.read_bytes() for path in (SYS / "firmware/efi/efivars").glob("MokListRT*")]
+    keys = [Path(path).read_bytes() for path in SIGNING_KEYS if Path(path).exists()]
+    return any(key in one for one in listed for key in keys if key)
 
 
 def secure_boot() -> bool:

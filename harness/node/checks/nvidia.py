@@ -11,13 +11,13 @@ from harness.node.checks.packages import judge_packages
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
 
 _CONFIG = "/etc/nvidia-container-runtime/config.toml"
-_DRIVER = "/proc/driver/nvidia/version"
+DRIVER = "/proc/driver/nvidia/version"
 _REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 _AGAIN = "Run the nvidia_toolkit role again (--tags nvidia_toolkit)"
 _EXECUTABLE = 0o111
-_PCI = "/sys/bus/pci/devices"
+PCI = "/sys/bus/pci/devices"
 _GPU = re.compile(r"^pci:v000010DEd.*bc03", re.MULTILINE)
-_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 
 
 def require_gpu(node: Node) -> None:
@@ -25,7 +25,7 @@ def require_gpu(node: Node) -> None:
     gpu = node.expected.gpu
     if gpu == "absent":
         raise NotApplicableError("the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
-    if gpu == "auto" and node.machine.read(_DRIVER) is None and not _on_the_bus(node):
+    if gpu == "auto" and node.machine.read(DRIVER) is None and not _on_the_bus(node):
         raise NotApplicableError(
             "there is no NVIDIA GPU on the PCI bus, and none is required (nvidia_toolkit_gpu: auto)"
         )
@@ -33,7 +33,7 @@ def require_gpu(node: Node) -> None:
 
 def _on_the_bus(node: Node) -> bool:
     """Whether the PCI bus shows an NVIDIA GPU; a machine without that bus has none."""
-    aliases = node.machine.command("find", "-L", _PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+")
+    aliases = node.machine.command("find", "-L", PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+")
     return _GPU.search(aliases.stdout) is not None
 
 
@@ -48,7 +48,7 @@ def driver_is_loaded(node: Node) -> Observation:
     require_gpu(node)
     if node.expected.gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
-    found = _VERSION.search(node.machine.read(_DRIVER) or "")
+    found = VERSION.search(node.machine.read(DRIVER) or "")
     version, least = found[1] if found else "none", node.expected.driver_min
     good = found is not None and version_parts(version) >= version_parts(least)
     return Observation(
@@ -123,7 +123,7 @@ def description_is_refreshed(node: Node) -> Observation:
 def devices_are_described(node: Node) -> Observation:
     """The description of the devices is there."""
     require_gpu(node)
-    if node.expected.gpu == "assumed" and node.machine.read(_DRIVER) is None:
+    if node.expected.gpu == "assumed" and node.machine.read(DRIVER) is None:
         raise NotApplicableError("there is no GPU to describe (nvidia_toolkit_gpu: assumed)")
     text = node.machine.read("/var/run/cdi/nvidia.yaml") or ""
     return Observation(

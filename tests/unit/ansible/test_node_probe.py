@@ -80,8 +80,13 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     monkeypatch.setattr(module, "MODULES", tmp_path / "modules")
     bare = {
         "pci_devices": 0,
+        "pci_ids": [],
         "switches": 0,
+        "open": False,
+        "managed": False,
         "module": False,
+        "module_kernels": [],
+        "key_enrolled": False,
         "nouveau": False,
         "secure_boot": False,
         "fabric_manager": False,
@@ -92,20 +97,32 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
         device.mkdir(parents=True)
         (device / "vendor").write_text(f"{vendor}\n")
         (device / "class").write_text(f"{kind}\n")
+        (device / "device").write_text("0x2335\n")
     release = tmp_path / "modules" / module.platform.release()
     for folder in (release, tmp_path / "module/nouveau", tmp_path / "firmware/efi/efivars"):
         folder.mkdir(parents=True)
     (tmp_path / "fs/cgroup/system.slice/nvidia-fabricmanager.service").mkdir(parents=True)
     (release / "modules.dep").write_text("updates/dkms/nvidia.ko.zst: kernel/x.ko\n")
     (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x01")
+    # One key of a list: what firmware holds is signature lists around certificates.
+    (tmp_path / "MOK.der").write_bytes(b"certificate")
+    (tmp_path / "firmware/efi/efivars/MokListRT-605d").write_bytes(b"\x06\0\0\0list(certificate)")
+    monkeypatch.setattr(module, "SIGNING_KEYS", (str(tmp_path / "absent"), str(tmp_path / "MOK.der")))
     whole = {
         "pci_devices": 1,
+        "pci_ids": [0x2335],
+        "open": False,
+        "managed": False,
+        "module_kernels": [module.platform.release()],
+        "key_enrolled": True,
         "switches": 1,
         **dict.fromkeys(("module", "nouveau", "secure_boot", "fabric_manager"), True),
     }
     assert {**module.gpu(), "driver": None} == {**whole, "driver": None}
     (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x00")
     assert module.secure_boot() is False
+    (tmp_path / "MOK.der").write_bytes(b"another")
+    assert module.key_enrolled() is False
 
 
 def test_free_space_of_a_folder_that_is_not_there_yet(tmp_path):

@@ -31,7 +31,8 @@ PLAY = """\
   roles: [preflight]
 """
 GPU = {"pci_devices": 1, "driver": "580.95.05", "module": True, "nouveau": False, "secure_boot": False}
-GPU |= {"switches": 0, "fabric_manager": False}
+GPU |= {"switches": 0, "fabric_manager": False, "pci_ids": [0x2335], "module_kernels": [], "key_enrolled": False}
+MANAGED = {"nvidia_driver_state": "managed"}
 MACHINE = {
     "os": "ubuntu",
     "os_version": "24.04",
@@ -121,6 +122,40 @@ CASES = {
     "gpu-not-loaded": (gpu(driver=None), {}, "installed for this kernel and not loaded"),
     "no-fabric-manager": (gpu(switches=4), {}, "joined by 4 NVSwitches and Fabric Manager does not run"),
     "fabric-manager": (gpu(switches=4, fabric_manager=True), {}, None),
+    "modules-of-another-kernel": (
+        gpu(driver=None, module=False, module_kernels=["6.8.0-31-generic"]),
+        {},
+        "modules for the kernel 6.8.0-31-generic and none for 6.14.0-29-generic, which runs",
+    ),
+    "driver-to-be-installed": (gpu(driver=None, module=False, switches=4), MANAGED, None),
+    "driver-to-be-signed": (
+        gpu(driver=None, module=False, secure_boot=True),
+        MANAGED,
+        "Secure Boot is on, and the driver's modules would be signed with a key that the firmware does not know",
+    ),
+    "driver-signed": (gpu(driver="470.256.02", secure_boot=True, key_enrolled=True), MANAGED, None),
+    "driver-of-no-repository": (
+        {**gpu(driver=None), "os_version": "26.04", "os_name": "Ubuntu 26.04 LTS"},
+        MANAGED,
+        "No repository with the driver is known for Ubuntu 26.04 LTS",
+    ),
+    "volta": (gpu(driver=None, pci_ids=[0x1DB4]), MANAGED, None),
+    "volta-beside-blackwell": (gpu(driver=None, pci_ids=[0x1DB4, 0x2901]), MANAGED, "GPUs are older than Turing"),
+    "volta-with-open-modules": (
+        gpu(driver=None, pci_ids=[0x1DB4]),
+        {**MANAGED, "nvidia_driver_modules": "open"},
+        "have no open kernel modules",
+    ),
+    "blackwell-with-proprietary-modules": (
+        gpu(driver=None, pci_ids=[0x2901]),
+        {**MANAGED, "nvidia_driver_modules": "proprietary"},
+        "1 of 1 GPUs are of Blackwell's generation or later",
+    ),
+    "volta-with-a-new-driver": (
+        gpu(driver=None, pci_ids=[0x1DB4]),
+        {**MANAGED, "nvidia_driver_version": "590.44.01"},
+        "580 is the last driver for them",
+    ),
     "old-driver": (gpu(driver="470.256.02"), {}, "470.256.02, at least 580.65.06 is needed: torch 2.13.0"),
     "driver-too-old-for-torch": (gpu(driver="575.57.08"), {}, "brings CUDA 13.0. Install a newer one (apt-get install"),
     "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),
@@ -163,7 +198,7 @@ def host(changes, variables):
         **{name: value for name, value in changes.items() if name not in [*probe, *packages]},
     }
     # Every variable is resolved, which takes a second a host: where the machine differs, they are those of the good one.
-    judged = bool(variables) or not changes
+    judged = (bool(variables) and variables is not MANAGED) or not changes
     return {"fake": {"node": node, "probe": probe}, "judged": judged, "ansible_connection": "local", **variables}
 
 
@@ -192,31 +227,12 @@ def outcomes(tmp_path_factory):
         "OUTCOMES": str(folder / "outcomes.json"),
     }
     (folder / "callback").mkdir()
-    (folder / "callback/tree_of_results.py").write_text(CALLBACK)
+    (folder / "callback/tree_of_results.py").write_text(tree.CALLBACK)
     done = subprocess.run(
         command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, cwd=folder
     )
     assert (folder / "outcomes.json").exists(), done.stdout + done.stderr
     return json.loads((folder / "outcomes.json").read_text())
-
-
-CALLBACK = """\
-import json, os
-from ansible.plugins.callback import CallbackBase
-class CallbackModule(CallbackBase):
-    CALLBACK_VERSION = 2.0
-    CALLBACK_TYPE = "stdout"
-    CALLBACK_NAME = "tree_of_results"
-    def __init__(self):
-        super().__init__()
-        self.failed = {}
-    def v2_runner_on_failed(self, result, ignore_errors=False):
-        self.failed[result.host.get_name()] = str(result.result.get("msg"))
-    def v2_playbook_on_stats(self, stats):
-        outcomes = {host: self.failed.get(host) for host in stats.processed}
-        with open(os.environ["OUTCOMES"], "w") as file:
-            json.dump(outcomes, file)
-"""
 
 
 @pytest.mark.parametrize("name", CASES)

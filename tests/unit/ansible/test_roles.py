@@ -8,7 +8,17 @@ from tree import ROLES, ROOT, load
 from tests.support.cases import every
 
 LAYOUT = {
-    *("preflight", "swap", "kernel", "crio", "nvidia_toolkit", "kubernetes_packages", "control_plane", "worker"),
+    *(
+        "preflight",
+        "swap",
+        "kernel",
+        "crio",
+        "nvidia_driver",
+        "nvidia_toolkit",
+        "kubernetes_packages",
+        "control_plane",
+        "worker",
+    ),
     *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
     *("device_plugin", "workload_image", "inference_namespace"),
     *("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics", "kepler"),

@@ -159,6 +159,8 @@ TOGETHER = [
     {"kernel_sysctls_unit": "node-one.service", "swap_failsafe_unit": "node-one.service"},
     {"inference_namespace_account": "harness", "inference_namespace_replica_account": "harness"},
     {"nvidia_toolkit_handler": "nvidia", "runtime_class_handler": "other"},
+    {"nvidia_driver_state": "managed", "nvidia_toolkit_gpu": "assumed"},
+    {"nvidia_driver_state": "managed", "nvidia_driver_version": "575.57.08", "preflight_gpu_driver_min": "580.65.06"},
     {"runtime_class_name": "nvidia", "dcgm_exporter_runtime_class": "other"},
     {"storage_path": "/opt/ours/volumes", "workload_image_folder": "/opt/ours"},
 ]

@@ -23,6 +23,9 @@ _SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
 SERVING_ENDS = f"openssl x509 -noout -enddate -checkend 2592000 -in {_SERVING}"
 SNAPSHOTS = "find /var/lib/etcd-snapshots -name *.tar -newermt -48 hours"
 SERVING_SIGNED = f"openssl verify -CAfile /etc/kubernetes/pki/ca.crt {_SERVING}"
+BUS = "find -L /sys/bus/pci/devices -maxdepth 2 -name modalias -exec cat {} +"
+GPU_ON_BUS = "pci:v000010DEd000025B6sv000010DEsd000014A9bc03sc02i00\n"
+SWITCH_ON_BUS = "pci:v000010DEd00001AF4sv000010DEsd0bc06sc80i00\n"
 IMAGE = "localhost/gpu-sharing-harness/workload"
 
 VARIABLES: dict[str, Any] = {
@@ -36,6 +39,10 @@ VARIABLES: dict[str, Any] = {
     "kubernetes_packages_cni_version": "1.8.0",
     "nvidia_toolkit_version": "1.20.0",
     "nvidia_toolkit_gpu": "required",
+    "nvidia_driver_state": "managed",
+    "nvidia_driver_version": "580.95.05",
+    "nvidia_driver_modules": "auto",
+    "nvidia_driver_fabric_manager": "nvidia-fabricmanager",
     "nvidia_toolkit_handler": "nvidia",
     "control_plane_node_name": "controlplane",
     "control_plane_pod_cidr": "10.244.0.0/16",
@@ -121,6 +128,8 @@ def machine() -> FakeMachine:
             "kubelet.service": unit(),
             "node-etcd-snapshot.timer": unit(),
             "nvidia-cdi-refresh.path": unit(),
+            "nvidia-persistenced.service": unit(),
+            "nvidia-fabricmanager.service": unit(),
             "nvidia-cdi-refresh.service": unit("inactive"),
         },
         installed=_packages(),
@@ -140,6 +149,8 @@ def machine() -> FakeMachine:
             f"kubectl get {GRAFANA_HEALTH}": '{"database": "ok"}',
             "kubectl auth can-i create deployments.apps": "yes\n",
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
+            BUS: GPU_ON_BUS + SWITCH_ON_BUS,
+            "uname -r": "6.14.0-29-generic\n",
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
             "nvidia-smi": "Default\nDefault\n",
             hardened.PS: hardened.processes(),
@@ -205,7 +216,8 @@ def _files() -> dict[str, str]:
         "/etc/nvidia-container-runtime/config.toml": (
             '[nvidia-container-runtime]\nruntimes = ["/usr/libexec/crio/crun", "/usr/libexec/crio/runc"]\n'
         ),
-        "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n",
+        "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05\n",
+        "/etc/modprobe.d/node-nvidia-driver.conf": "blacklist nouveau\n",
         "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\n",
         "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d\n",
         "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: gpu.local\n",
@@ -235,6 +247,9 @@ def _packages() -> dict[str, PackageState]:
         "cri-tools": "1.35.0-1.1",
         "kubernetes-cni": "1.8.0-1.1",
         **dict.fromkeys(NVIDIA_PACKAGES, "1.20.0-1"),
+        "nvidia-open": "580.95.05-0ubuntu1",
+        "nvidia-fabricmanager": "580.95.05-1",
+        **dict.fromkeys(("linux-image-6.14.0-29-generic", "linux-headers-6.14.0-29-generic"), "6.14.0-29.29"),
     }
     return {name: PackageState(version, installed=True, held=True) for name, version in versions.items()}
 

@@ -21,7 +21,9 @@ from tests.support.fake_machine import FakeMachine
 from tests.unit.node import hardened
 from tests.unit.node.healthy import (
     BOOT_ID,
+    BUS,
     DNS,
+    GPU_ON_BUS,
     GRAFANA_HEALTH,
     IMAGE,
     KUBELET_LIMITS,
@@ -29,6 +31,7 @@ from tests.unit.node.healthy import (
     SERVING_SIGNED,
     SNAPSHOTS,
     STARTED_S,
+    SWITCH_ON_BUS,
     SYSCTLS,
     TARGETS,
     certificates,
@@ -94,6 +97,25 @@ def node_object(**spec_or_status: Any) -> Break:
 
 
 FAULTS: dict[str, tuple[Break, set[str]]] = {
+    "another driver is still loaded": (
+        write("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64  590.44.01\n"),
+        {"driver/version"},
+    ),
+    "the modules are of the other kind": (
+        write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05\n"),
+        {"driver/modules"},
+    ),
+    "a GPU of a generation without open modules": (
+        lambda paper: paper.commands.update({BUS: GPU_ON_BUS.replace("25B6", "1DB4")}),
+        {"driver/modules", "driver/held"},
+    ),
+    "nouveau is loaded": (write("/sys/module/nouveau", ""), {"driver/nouveau"}),
+    "nouveau may come back": (remove("/etc/modprobe.d/node-nvidia-driver.conf"), {"driver/nouveau"}),
+    "the driver is not held": (package("nvidia-open", held=False), {"driver/held"}),
+    "its kernel is not held": (package("linux-image-6.14.0-29-generic", held=False), {"driver/held"}),
+    "Fabric Manager is of another version": (package("nvidia-fabricmanager", version="590.44.01-1"), {"driver/held"}),
+    "the persistence daemon is off": (units("nvidia-persistenced.service", "inactive"), {"driver/persistence"}),
+    "Fabric Manager is off": (units("nvidia-fabricmanager.service", "failed"), {"driver/fabric-manager"}),
     "a swap file is on": (
         write("/proc/swaps", "Filename Type Size\n/swap.img file 1\n"),
         {"swap/now"},
@@ -185,11 +207,11 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "the bridge comes before Calico": (write("/etc/cni/net.d/10-crio-bridge.conflist", "{}"), {"crio/cni"}),
     "no driver where one is required": (
         remove("/proc/driver/nvidia/version"),
-        {"nvidia/driver"},
+        {"nvidia/driver", "driver/version", "driver/modules"},
     ),
     "a driver that is too old for torch": (
-        write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  575.57.08  x\n"),
-        {"nvidia/driver"},
+        write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Open Kernel Module  575.57.08  x\n"),
+        {"nvidia/driver", "driver/version"},
     ),
     "the toolkit is not held": (package("nvidia-container-toolkit", held=False), {"nvidia/packages"}),
     "no handler": (remove(DROP_IN), {"nvidia/handler"}),
@@ -574,10 +596,11 @@ def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remov
     paper = machine()
     if remove_driver:
         remove("/proc/driver/nvidia/version")(paper)
+        paper.commands[BUS] = ""
     found = verdict(paper, **changes)
     assert found.ok
     assert {each.name for each in found.not_applicable} == {
-        check.name for check in registered() if check.area in {"nvidia", "gpu"}
+        check.name for check in registered() if check.area in {"nvidia", "driver", "gpu"}
     }
     assert all(reason in each.reason for each in found.not_applicable)
 
@@ -585,20 +608,21 @@ def test_a_node_without_a_gpu_is_not_judged_by_it(changes: dict[str, Any], remov
 def test_a_gpu_that_lost_its_driver_fails_where_none_is_required_either() -> None:
     paper = machine()
     remove("/proc/driver/nvidia/version")(paper)
-    bus = "find -L /sys/bus/pci/devices -maxdepth 2 -name modalias -exec cat {} +"
-    paper.commands[bus] = "pci:v00008086d00000D57sv0sd0bc03sc00i00\npci:v000010DEd00001AF4sv000010DEsd0bc06sc80i00\n"
-    assert verdict(paper, nvidia_toolkit_gpu="auto").ok
-    paper.commands[bus] += "pci:v000010DEd000025B6sv000010DEsd000014A9bc03sc02i00\n"
-    assert [each.name for each in verdict(paper, nvidia_toolkit_gpu="auto").failed] == ["nvidia/driver"]
+    paper.commands[BUS] = "pci:v00008086d00000D57sv0sd0bc03sc00i00\n" + SWITCH_ON_BUS
+    given = {"nvidia_toolkit_gpu": "auto", "nvidia_driver_state": "present"}
+    assert verdict(paper, **given).ok
+    paper.commands[BUS] += GPU_ON_BUS
+    assert [each.name for each in verdict(paper, **given).failed] == ["nvidia/driver"]
 
 
 def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
     paper = machine()
     remove("/proc/driver/nvidia/version")(paper)
     remove("/var/run/cdi/nvidia.yaml")(paper)
-    found = verdict(paper, nvidia_toolkit_gpu="assumed", device_plugin_gpus_assumed=2)
+    found = verdict(paper, nvidia_toolkit_gpu="assumed", device_plugin_gpus_assumed=2, nvidia_driver_state="present")
     assert [str(check) for check in found.failed] == []
-    assert {each.name for each in found.not_applicable} == {"nvidia/driver", "nvidia/cdi", "gpu/compute-mode"}
+    drivers = {check.name for check in registered() if check.area == "driver"}
+    assert {each.name for each in found.not_applicable} == drivers | {"nvidia/driver", "nvidia/cdi", "gpu/compute-mode"}
 
 
 def test_without_a_gpu_prometheus_needs_no_job_for_it() -> None:
