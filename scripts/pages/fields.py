@@ -102,8 +102,8 @@ def _plain(whole: Schema, about: Schema) -> str:
         inner = _type(whole, about.get("items", {})).replace("section", "sections")
         return ", ".join([f"list of {inner}", *lengths])
     if kind == "object":
-        inner = about.get("additionalProperties")
-        return f"mapping of names to {_type(whole, inner)}" if isinstance(inner, Mapping) and inner else "mapping"
+        named = about.get("additionalProperties")
+        return f"mapping of names to {_type(whole, named)}" if isinstance(named, Mapping) and named else "mapping"
     if kind == "string":
         pattern = about.get("pattern", "")
         readable = pattern and "](" not in pattern and len(pattern) <= _LONGEST_PATTERN
