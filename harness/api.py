@@ -1,7 +1,7 @@
 """The Python API: ``harness.load``, ``harness.compare`` and ``harness.run``, with results as tidy pandas tables.
 
 Every table begins with what was run: ``workload``, ``replicas``, ``sharing``, ``condition`` and
-``mps_limits`` (empty where the campaign names none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing is NaN with a ``reason``, never 0.
+``mps_limits``, ``time_slice`` (empty where the campaign names none) and, for one experiment, ``repeat``. Times are datetimes in UTC. Missing is NaN with a ``reason``, never 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from harness.campaign.events import Event
     from harness.config import CampaignSpec
 
-RUN = ("workload", "replicas", "sharing", "condition", "mps_limits", "repeat")
+RUN = ("workload", "replicas", "sharing", "condition", "mps_limits", "time_slice", "repeat")
 CELL = RUN[:-1]
 _NS = 1e9
 _SAMPLES = (*RUN, "timestamp", "metric", "series", "value", "unit", "reason")
@@ -136,6 +136,7 @@ class Experiment:
             spec.sharing.value,
             spec.condition_name,
             spec.cell.mps_limits,
+            spec.cell.time_slice,
             spec.repeat,
         )
         for name, value in zip(RUN, mine, strict=True):

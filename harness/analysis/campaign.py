@@ -29,18 +29,19 @@ REPEATS_FOLLOWED = (
 
 
 class Key(NamedTuple):
-    """What the repeats of one cell have in common; condition and limits of MPS are empty where the campaign names none."""
+    """What the repeats of one cell have in common; condition, limits of MPS and time slice are empty where the campaign names none."""
 
     workload: str
     sharing: str
     replicas: int
     condition: str = ""
     mps_limits: str = ""
+    time_slice: str = ""
 
     @property
     def mode(self) -> str:
-        """The sharing mode with what MPS allows each replica, e.g. ``mps (1/N)``."""
-        return mode_in_words(self.sharing, self.mps_limits)
+        """The sharing mode with what MPS allows each replica or how long a turn is, e.g. ``mps (1/N)``."""
+        return mode_in_words(self.sharing, self.mps_limits, self.time_slice)
 
     @property
     def curve(self) -> tuple[str, str, str]:
@@ -322,7 +323,9 @@ def _planned_keys(spec: CampaignSpec, found: set[Key]) -> list[Key]:
 
 def key_of(cell: CellSpec) -> Key:
     """The key of a planned cell."""
-    return Key(cell.workload.name, cell.sharing.value, cell.replicas, cell.condition_name, cell.mps_limits)
+    return Key(
+        cell.workload.name, cell.sharing.value, cell.replicas, cell.condition_name, cell.mps_limits, cell.time_slice
+    )
 
 
 def _average(cell: Cell) -> None:

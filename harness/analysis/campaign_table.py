@@ -110,6 +110,13 @@ _ABOUT = (
         lambda made: made.experiment.cell.mps_limits,
     ),
     _about(
+        "time_slice",
+        "string",
+        "",
+        "How long a process has the GPU under time-slicing before the next one; empty where the campaign does not say.",
+        lambda made: made.experiment.cell.time_slice,
+    ),
+    _about(
         "mps_share_percent",
         "double",
         "%",

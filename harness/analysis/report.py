@@ -160,7 +160,7 @@ def _content(
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
         "has_modes": len({cell.sharing for cell in analysis.cells}) > 1
-        or any(cell.key.mps_limits for cell in analysis.cells),
+        or any(cell.key.mps_limits or cell.key.time_slice for cell in analysis.cells),
         **tables(against_first),
         "has_conditions": any(cell.condition for cell in analysis.cells),
         "has_places": placement.several(each.data.manifest for each in analysis.experiments),
@@ -301,7 +301,8 @@ def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
 def _limits(manifest: Manifest) -> str:
     """Of a replica; on a cluster within what the device plugin gives each slice of a GPU."""
     own = manifest.experiment.mps.in_words() if manifest.experiment.mps else "no limit"
-    if not any(replica.get("pod") for replica in manifest.replicas):
+    by_claim = any(" by claim " in str(replica.get("sharing")) for replica in manifest.replicas)
+    if by_claim or not any(replica.get("pod") for replica in manifest.replicas):
         return own
     slices = sorted({int(replica["gpu_slices"]) for replica in manifest.replicas if replica.get("gpu_slices")})
     part = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"

@@ -17,6 +17,7 @@ from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.statistics import Estimate
 
 FORMAT = 2
+_HEAD = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice", "verdict")
 HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy")
 COLUMNS = (
     "workload",
@@ -33,6 +34,7 @@ COLUMNS = (
     "reason",
     "condition",
     "mps_limits",
+    "time_slice",
 )
 
 
@@ -50,7 +52,7 @@ def rows(analysis: CampaignAnalysis) -> Iterator[tuple[str | float | None, ...]]
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
             head = (cell.workload, cell.sharing, cell.replicas, name, unit)
-            tail = (cell.condition, cell.key.mps_limits)
+            tail = (cell.condition, cell.key.mps_limits, cell.key.time_slice)
             if estimate is None:
                 reason = cell.absent.get(name, "no run can be used")
                 yield (*head, None, None, None, None, 0, cell.badge, reason, *tail)
@@ -78,7 +80,7 @@ def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
     """The few figures of each cell that a terminal has room for, or the reasons why there are none; as in ``to_json``."""
     cells = [_cell_document(cell) for cell in analysis.cells]
     return [
-        {name: cell[name] for name in ("workload", "sharing", "replicas", "condition", "mps_limits", "verdict")}
+        {name: cell[name] for name in _HEAD}
         | {kind: {name: cell[kind][name] for name in HEADLINE if name in cell[kind]} for kind in ("measures", "absent")}
         for cell in cells
     ]
@@ -98,6 +100,7 @@ def _cell_document(cell: Cell) -> dict[str, Any]:
         "replicas": cell.replicas,
         "condition": cell.condition,
         "mps_limits": cell.key.mps_limits,
+        "time_slice": cell.key.time_slice,
         "verdict": cell.badge,
         "runs": [experiment.name for experiment in cell.used],
         "left_out": [experiment.name for experiment in cell.experiments if not experiment.used],

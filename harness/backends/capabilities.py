@@ -20,7 +20,7 @@ class Feature:
         name: in the table.
         asked: what of a campaign asks for it, in words; nothing: it does not.
         lacking: why a backend cannot do it, by backend, and what to do instead; a backend that is not named can.
-        unless: the setting with which a backend that lacks it can do it; empty: none.
+        unless: the setting with which Kubernetes can do it where it lacks it; empty: none.
     """
 
     name: str
@@ -32,12 +32,23 @@ class Feature:
         """What the table says of a backend."""
         if backend not in self.lacking:
             return "yes"
-        return f"{f'with {self.unless}' if self.unless else 'no'}: {self.lacking[backend][0]}"
+        return f"{f'with {self.unless}' if self.unless and backend == KUBERNETES else 'no'}: {self.lacking[backend][0]}"
 
 
 def _modes(spec: CampaignSpec) -> Iterator[str]:
-    if len(spec.sharing) > 1 and not spec.switches_sharing:
+    if len(spec.sharing) > 1 and not spec.switches_sharing and not spec.by_claims:
         yield f"sharing {' and '.join(mode.value for mode in spec.sharing)} in one campaign"
+
+
+def _time_slices(spec: CampaignSpec) -> Iterator[str]:
+    if spec.time_slice and not spec.by_claims:
+        yield "`time_slice`"
+
+
+def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
+    shared = [mode for mode in spec.sharing if not mode.traits.own_gpu and not mode.traits.instances]
+    if spec.gpus > 1 and (spec.kubernetes is None or spec.by_claims):
+        yield from (f"sharing {mode.value} of `gpus: {spec.gpus}`" for mode in shared)
 
 
 def _mps(spec: CampaignSpec) -> Iterator[str]:
@@ -153,10 +164,33 @@ FEATURES = [
         {
             KUBERNETES: (
                 "a cluster's device plugin shares the GPUs, for all campaigns alike",
-                "Name its configurations in `kubernetes.device_plugin_configs`, or run a campaign for each mode.",
+                "Name its configurations in `kubernetes.device_plugin_configs`, take claims (`kubernetes.sharing_by: dra`), or run a campaign for each mode.",
             )
         },
-        unless="`kubernetes.device_plugin_configs`",
+        unless="`kubernetes.device_plugin_configs` or `kubernetes.sharing_by: dra`",
+    ),
+    Feature(
+        "how long turns under time-slicing are (`time_slice`)",
+        _time_slices,
+        {
+            LOCAL: ("only an administrator may set it, for the whole GPU", "Leave it out."),
+            KUBERNETES: (
+                "the device plugin has no setting for it",
+                "Take claims (`kubernetes.sharing_by: dra`), or leave it out.",
+            ),
+        },
+        unless="`kubernetes.sharing_by: dra`",
+    ),
+    Feature(
+        "several GPUs that replicas share (`gpus`)",
+        _shared_gpus,
+        {
+            KUBERNETES: (
+                "replicas of one object name the same claim, and a shared claim is for one GPU",
+                "Use `gpus: 1`, or the device plugin.",
+            )
+        },
+        unless="`kubernetes.sharing_by: device-plugin`",
     ),
     Feature(
         "limits of each replica under MPS (`mps`; on a cluster within its slice's part of processors and memory)", _mps

@@ -77,8 +77,8 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "runtime class": (["runtime class"], spec.runtime_class or "none asked for"),
         "quota": (["quota"], "lets the replicas in"),
         "nodes": (
-            ["nodes", "pressure", "image", "gpus", "sharing"],
-            f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit",
+            ["nodes", "pressure", "image", "gpus", "sharing", "claims"],
+            _lends(spec),
         ),
         "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),
         "pod monitor": (["pod monitor"], "none is missing"),
@@ -88,6 +88,12 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
     checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
     lacking = any(one.check in {"namespace", "pod security", "rights", "pod monitor"} for one in findings)
     return checks, access.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
+
+
+def _lends(spec: KubernetesSpec) -> str:
+    if spec.by_claims:
+        return "have GPUs for claims"
+    return f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit"
 
 
 def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec, list[ExperimentSpec]]:

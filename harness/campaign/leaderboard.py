@@ -31,7 +31,7 @@ class Entry:
     """One cell of one verified campaign.
 
     Attributes:
-        workload, sharing, replicas, condition, mps_limits: which.
+        workload, sharing, replicas, condition, mps_limits, time_slice: which.
         batch_size: inputs in one request.
         precision: of the weights.
         execution: eager, or how else the model runs.
@@ -49,6 +49,7 @@ class Entry:
     replicas: int
     condition: str
     mps_limits: str
+    time_slice: str
     batch_size: int
     precision: str
     execution: str
@@ -62,8 +63,8 @@ class Entry:
 
     @property
     def mode(self) -> str:
-        """The sharing mode with what MPS allows each replica."""
-        return mode_in_words(self.sharing, self.mps_limits)
+        """The sharing mode with what MPS allows each replica, or how long a turn is."""
+        return mode_in_words(self.sharing, self.mps_limits, self.time_slice)
 
     @property
     def load(self) -> str:

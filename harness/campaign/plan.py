@@ -75,7 +75,9 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
             for cells in ladders
             for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
         ]
-    groups = [list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: (*cell[:3], cell.mps))]
+    groups = [
+        list(cells) for _, cells in itertools.groupby(spec.cells(), key=lambda cell: (*cell[:3], cell.mps, cell.turns))
+    ]
 
     repeats = range(1, spec.most_repeats + 1)
     if spec.order is Order.LISTED:
@@ -121,6 +123,7 @@ def one_experiment(spec: CampaignSpec, cell: CellSpec, repeat: int) -> Experimen
             "sharing": cell.sharing,
             "gpus": spec.gpus,
             "mps": cell.mps,
+            "time_slice": cell.turns,
             "replicas": cell.replicas,
             "repeat": repeat,
             "timing": spec.timing,

@@ -14,13 +14,14 @@ from harness.config.kubernetes import (
     GrafanaCost,
     KubernetesSpec,
     PullPolicy,
+    SharingBy,
     WorkloadKind,
 )
 from harness.config.pods import Toleration
 from harness.config.prometheus import PrometheusLabels
 from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
 from harness.config.server import Protocol, ServerSpec
-from harness.config.sharing import MpsLimits, MpsSpec, Sharing
+from harness.config.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
 from harness.config.stress import Percentile, StressLoad, StressSpec
@@ -38,6 +39,7 @@ __all__ = [
     "Execution",
     "ExperimentSpec",
     "GrafanaCost",
+    "Interval",
     "KnownMetric",
     "KubernetesSpec",
     "LayerSpec",
@@ -58,10 +60,12 @@ __all__ = [
     "ScenarioSpec",
     "ServerSpec",
     "Sharing",
+    "SharingBy",
     "SloSpec",
     "StopWhenKnown",
     "StressLoad",
     "StressSpec",
+    "TimeSlice",
     "Timing",
     "Toleration",
     "UntilKnown",

@@ -13,7 +13,17 @@ from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
 from harness.config.kubernetes import KubernetesSpec
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.sharing import ANYWHERE, FOUND, Mode, MpsLimits, MpsSpec, Sharing, limits_under
+from harness.config.sharing import (
+    ANYWHERE,
+    FOUND,
+    Interval,
+    Mode,
+    MpsLimits,
+    MpsSpec,
+    Sharing,
+    TimeSlice,
+    settings_under,
+)
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
@@ -93,6 +103,11 @@ class CampaignSpec(StrictModel):
         description="GPUs to use, in turn; exclusive gives each replica one of its own, so larger replica counts are left out of it.",
     )
     mps: MpsSpec | None = Field(default=None, description="Limits of each replica under mps; null means none.")
+    time_slice: list[Interval] = Field(
+        default_factory=list,
+        description="How long a process has the GPU under time-slicing before the next one, one or several: default, short, "
+        "medium, long, e.g. [short, long]; [] leaves it as it is. Needs `kubernetes.sharing_by: dra`.",
+    )
     workloads: list[WorkloadSpec] = Field(min_length=1, description="What the replicas run.")
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
     slo: SloSpec | None = Field(
@@ -242,6 +257,10 @@ class CampaignSpec(StrictModel):
             raise ValueError(
                 "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
             )
+        if self.time_slice and not any(mode.traits.turns for mode in self.sharing):
+            raise ValueError(
+                "`time_slice` has no effect without time-slicing among the sharing modes: add it to `sharing`, or remove it."
+            )
         alone = [mode for mode in self.sharing if mode.traits.own_gpu]
         if alone and not any(cell.sharing in alone for cell in self.cells()):
             raise ValueError(
@@ -307,16 +326,21 @@ class CampaignSpec(StrictModel):
         cluster = self.kubernetes
         return cluster is not None and cluster.device_plugin_configs is not None and len(self.sharing) > 1
 
+    @property
+    def by_claims(self) -> bool:
+        """Whether replicas get their GPUs by claims, each of which says how its GPU is shared."""
+        return self.kubernetes is not None and self.kubernetes.by_claims
+
     def cells(self) -> list[CellSpec]:
-        """The matrix as listed, limits of MPS and conditions in a row; without exclusive where replicas outnumber GPUs."""
+        """The matrix as listed, limits of MPS, time slices and conditions in a row; without exclusive where replicas outnumber GPUs."""
         if self.stress is not None:
             return [cell for ladder in self.ladders() for cell in ladder]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
         matrix = itertools.product(self.workloads, self.sharing, self.replicas)
         cells = [
-            CellSpec(*place, condition, limits)
+            CellSpec(*place, condition, *setting)
             for place in matrix
-            for limits in limits_under(place[1], self.mps)
+            for setting in settings_under(place[1], self.mps, self.time_slice)
             for condition in conditions
         ]
         return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
@@ -338,13 +362,22 @@ class CampaignSpec(StrictModel):
     def _point(self, workload: WorkloadSpec, mode: Mode, load: float, replicas: int) -> CellSpec:
         assert self.stress is not None  # noqa: S101 - asked for the points of one
         raised = self.stress.load is StressLoad.REPLICAS
-        sharing, limits = mode
-        return CellSpec(self.stress.at(workload, load), sharing, int(load) if raised else replicas, mps=limits)
+        sharing, limits, turns = mode
+        return CellSpec(self.stress.at(workload, load), sharing, int(load) if raised else replicas, None, limits, turns)
 
     def _modes(self) -> list[Mode]:
-        return [(sharing, limits) for sharing in self.sharing for limits in limits_under(sharing, self.mps)]
+        return [
+            (sharing, *setting)
+            for sharing in self.sharing
+            for setting in settings_under(sharing, self.mps, self.time_slice)
+        ]
 
-    @field_validator("replicas", "sharing")
+    @field_validator("time_slice", mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        return [given] if isinstance(given, str) else given
+
+    @field_validator("replicas", "sharing", "time_slice")
     @classmethod
     def _no_duplicates(cls, values: list[object]) -> list[object]:
         if len(set(values)) != len(values):
@@ -387,6 +420,7 @@ class ExperimentSpec(StrictModel):
     sharing: Sharing
     gpus: int = 1
     mps: MpsLimits | None = None
+    time_slice: TimeSlice | None = Field(default=None, description="None: the campaign does not say.")
     repeat: int = Field(ge=1, description="1-based.")
     timing: Timing
     metrics: list[str]
@@ -397,7 +431,7 @@ class ExperimentSpec(StrictModel):
     @property
     def cell(self) -> CellSpec:
         """The cell that this is a repeat of."""
-        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps)
+        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps, self.time_slice)
 
     @property
     def replicas_per_gpu(self) -> int:

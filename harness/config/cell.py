@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from harness.config.condition import ConditionSpec
-from harness.config.sharing import MpsLimits, Sharing, mode_in_words
+from harness.config.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
 from harness.config.workload import WorkloadSpec
 
 
 class CellSpec(NamedTuple):
-    """One cell of the matrix: what is measured, under which condition and limits of MPS; None where the campaign names none."""
+    """One cell of the matrix: what is measured, under which condition, limits of MPS and time slice; None where the campaign names none."""
 
     workload: WorkloadSpec
     sharing: Sharing
     replicas: int
     condition: ConditionSpec | None = None
     mps: MpsLimits | None = None
+    turns: TimeSlice | None = None
 
     def experiment_id(self, repeat: int) -> str:
-        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS and condition before ``rep``."""
+        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS or the time slice, and condition, before ``rep``."""
         limits = self.mps.identity if self.mps else ""
         names = [
             self.workload.name,
             f"r{self.replicas}",
             self.sharing.value,
             limits,
+            self.turns.interval.value if self.turns and self.turns.swept else "",
             self.condition_name,
             f"rep{repeat}",
         ]
@@ -42,9 +44,14 @@ class CellSpec(NamedTuple):
         return self.mps.label if self.mps else ""
 
     @property
+    def time_slice(self) -> str:
+        """How long a process has the GPU before the next one; empty where the campaign does not say."""
+        return self.turns.interval.value if self.turns else ""
+
+    @property
     def mode(self) -> str:
-        """The sharing mode with those limits, e.g. ``mps (1/N)``."""
-        return mode_in_words(self.sharing.value, self.mps_limits)
+        """The sharing mode with either, e.g. ``mps (1/N)``."""
+        return mode_in_words(self.sharing.value, self.mps_limits, self.time_slice)
 
     @property
     def processes(self) -> int:

@@ -28,6 +28,13 @@ class PullPolicy(StrEnum):
     NEVER = "Never"
 
 
+class SharingBy(StrEnum):
+    """Who gives pods their GPUs."""
+
+    DEVICE_PLUGIN = "device-plugin"
+    DRA = "dra"
+
+
 class GrafanaCost(StrEnum):
     """What to do about a Grafana that runs beside the measurement."""
 
@@ -59,6 +66,11 @@ class KubernetesSpec(PodSettings):
     )
     gpus_per_replica: int = Field(
         default=1, ge=0, le=64, description="Slices that one replica asks for; 0 means none: replicas on the CPU."
+    )
+    sharing_by: SharingBy = Field(
+        default=SharingBy.DEVICE_PLUGIN,
+        description="device-plugin (slices of `gpu_resource`), or dra: claims for NVIDIA's DRA driver, each of which says how "
+        "its GPU is shared.",
     )
     expected_gpus: int | None = Field(
         default=None,
@@ -156,6 +168,26 @@ class KubernetesSpec(PodSettings):
         if self.queue_name is not None and self.kind is not WorkloadKind.JOB:
             raise ValueError(
                 "`queue_name` needs `kind: job`: Kueue admits the pods of a Deployment one by one, and an experiment needs all."
+            )
+        return self
+
+    @property
+    def by_claims(self) -> bool:
+        """Whether replicas have claims in place of slices."""
+        return self.sharing_by is SharingBy.DRA
+
+    @property
+    def gpu_runtime_class(self) -> str | None:
+        """Of replicas; a claim's GPU is handed out by CDI, and NVIDIA's runtime would hand out others beside it."""
+        return self.runtime_class if self.gpus_per_replica and not self.by_claims else None
+
+    @model_validator(mode="after")
+    def _one_way_to_share(self) -> KubernetesSpec:
+        if self.by_claims and self.gpus_per_replica != 1:
+            raise ValueError("`sharing_by: dra` gives each replica one GPU: leave `gpus_per_replica` at 1.")
+        if self.by_claims and self.device_plugin_configs is not None:
+            raise ValueError(
+                "`device_plugin_configs` has no effect with `sharing_by: dra`, where claims say how a GPU is shared: remove one of the two."
             )
         return self
 

@@ -88,9 +88,10 @@ FOUND = next(mode for mode in Sharing if not mode.traits.switch)
 """Of what the harness does not start."""
 
 
-def mode_in_words(sharing: str, mps_limits: str) -> str:
-    """A sharing mode with what MPS allows each replica, e.g. ``mps (1/N)``."""
-    return f"{sharing} ({mps_limits})" if mps_limits else sharing
+def mode_in_words(sharing: str, mps_limits: str, time_slice: str = "") -> str:
+    """A sharing mode with what MPS allows each replica, or how long a turn is, e.g. ``mps (1/N)``, ``time-slicing (short)``."""
+    setting = mps_limits or time_slice
+    return f"{sharing} ({setting})" if setting else sharing
 
 
 ALL = "all"
@@ -212,9 +213,30 @@ class MpsSpec(_Limits):
         return [MpsLimits(share=share, pinned_memory_gb=memory, swept=len(pairs) > 1) for share, memory in pairs]
 
 
-Mode = tuple[Sharing, MpsLimits | None]
+class Interval(StrEnum):
+    """How long a process has the GPU before the next one, in the words of NVIDIA's driver."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
 
 
-def limits_under(sharing: Sharing, mps: MpsSpec | None) -> list[MpsLimits] | list[None]:
-    """What MPS allows each replica, one after another; other modes have one cell, without."""
-    return mps.limits() if mps is not None and sharing.traits.daemon else [None]
+class TimeSlice(StrictModel):
+    """How long the turns of one experiment are."""
+
+    interval: Interval
+    swept: bool = Field(default=False, description="The campaign has several, so that ids name them.")
+
+
+Setting = tuple[MpsLimits | None, TimeSlice | None]
+Mode = tuple[Sharing, *Setting]
+
+
+def settings_under(sharing: Sharing, mps: MpsSpec | None, intervals: list[Interval]) -> list[Setting]:
+    """What MPS allows each replica, or how long a turn is, one after another; other modes have one cell, without."""
+    if mps is not None and sharing.traits.daemon:
+        return [(limits, None) for limits in mps.limits()]
+    if intervals and sharing.traits.turns:
+        return [(None, TimeSlice(interval=one, swept=len(intervals) > 1)) for one in intervals]
+    return [(None, None)]

@@ -152,6 +152,7 @@ def _work(experiment: ExperimentSpec) -> dict[str, Any]:
         "replicas": experiment.replicas,
         "sharing": experiment.sharing.value,
         "mps_limits": experiment.cell.mps_limits,
+        "time_slice": experiment.cell.time_slice,
     }
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
+from tests.support.dra_driver import DraDriver
 from tests.support.kubelet import Kubelet
 from tests.support.ports import free_port
 
@@ -114,6 +115,7 @@ class ClusterDriver:
         gpus: that its slices are of, given to pods in turn; none: a pod is not told of any.
         plugin: configurations of a device plugin that heeds the node's label: slices, and whether they are MPS's.
         heeded: those that it lent by, in order; it begins with the first.
+        dra: gives pods the GPUs of their claims; None: there is no such driver.
         secrets: values out of Secrets, by the variable that they go into.
         last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
         marks: when the last owner was seen, complete, found deleted and ended, seconds since the epoch.
@@ -130,6 +132,7 @@ class ClusterDriver:
     gpus: list[str] = field(default_factory=list)
     plugin: dict[str, tuple[int, bool]] = field(default_factory=dict)
     heeded: list[str] = field(default_factory=list)
+    dra: DraDriver | None = None
     last_signal: int = signal.SIGTERM
     marks: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
@@ -252,6 +255,8 @@ class ClusterDriver:
         for path, kind in ((self.apps, "Deployment"), (self.batch, "Job")):
             for owner in self.api.list(path):
                 self._control(path, kind, owner, [pod for pod in found if _owned(pod, owner)])
+        if self.dra is not None:
+            self.dra.turn(found)
         for pod in found:
             self._play(pod)
         for name in set(self.pods) - {pod["metadata"]["name"] for pod in found}:
@@ -358,6 +363,10 @@ class ClusterDriver:
             message = f"0/1 nodes are available: 1 Insufficient {GPU}."
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             self._write(name, None, {"phase": "Pending", "conditions": [condition]}, pod)
+        elif self.dra is not None and known is None and self.dra.of(pod) and self.dra.given(pod) is None:
+            message = "0/1 nodes are available: 1 cannot allocate all claims."
+            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+            self._write(name, None, {"phase": "Pending", "conditions": [condition]}, pod)
         elif self.pull is not None:
             waiting = {"reason": self.pull[0], "message": self.pull[1]}
             self._write(name, None, {"phase": "Pending", "containerStatuses": [_container(waiting=waiting)]}, pod)
@@ -378,6 +387,8 @@ class ClusterDriver:
         environment = {} if beside else dict(self.environment)  # the device plugin's, of the container with the GPU
         if self.gpus:
             environment["NVIDIA_VISIBLE_DEVICES"] = self.gpus[len(self.pods) % len(self.gpus)]
+        if self.dra is not None and self.dra.of(pod):
+            environment |= self.dra.given(pod) or {}
         for entry in client["env"]:
             field_path = entry.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
             indexed = annotations.get("batch.kubernetes.io/job-completion-index", "")

@@ -13,6 +13,7 @@ import yaml
 
 from harness.backends.kubernetes.objects import load_job, workload
 from harness.config.kubernetes import KubernetesSpec, WorkloadKind
+from harness.config.sharing import Sharing
 from tests.support.experiments import experiment
 from tests.support.monitoring import manifest
 from tests.unit.ansible.tree import TEMPLATES, variables
@@ -94,13 +95,19 @@ def everything() -> Iterator[tuple[str, Object]]:
 
 
 def _replicas() -> Iterator[Object]:
-    """As the harness renders them: both kinds of workload, with and without a GPU, measured and beside, and their load."""
+    """As the harness renders them: both kinds of workload, with and without a GPU, by claim, measured and beside, and their load."""
     for kind in WorkloadKind:
         for gpus in (0, 1):
             spec = KubernetesSpec(kind=kind, gpus_per_replica=gpus)
             measured = workload(experiment(), Path("attempt-1"), spec, "campaign-1")
             yield measured.body
             yield workload(experiment(), Path("noisy"), spec, "campaign-1", measured=measured).body
+        for mode in (Sharing.EXCLUSIVE, Sharing.MPS):
+            claimed = workload(
+                experiment(sharing=mode), Path("a"), KubernetesSpec(kind=kind, sharing_by="dra"), "campaign-1"
+            )
+            yield claimed.body
+            yield claimed.claim.body
     sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0)
     yield load_job(experiment(), Path("load"), sends, "campaign-1", plan="{}").body
 

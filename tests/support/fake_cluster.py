@@ -44,6 +44,7 @@ class FakeCluster:
         token: that is accepted; change it and every client's has expired.
         denied: what nobody may do.
         store: the objects.
+        claims: whether it has resource.k8s.io/v1, as from Kubernetes 1.34 on.
         before: called with verb and target before a request is served; it may change objects, refuse, or break the
             connection (ConnectionError).
     """
@@ -51,6 +52,7 @@ class FakeCluster:
     token: str = TOKEN
     denied: set[Review] = field(default_factory=set)
     store: Store = field(default_factory=Store)
+    claims: bool = True
     before: Callable[[str, Target], None] = lambda _verb, _target: None
     _server: ThreadingHTTPServer | None = None
 
@@ -118,6 +120,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._authorise()
             if split.path == "/version":
                 self._send(200, {"major": "1", "minor": "36", "gitVersion": "v1.36.0-fake"})
+                return
+            if split.path == "/apis/resource.k8s.io/v1" and self.server.cluster.claims:
+                self._send(200, {"kind": "APIResourceList", "groupVersion": "resource.k8s.io/v1", "resources": []})
                 return
             target = parse_path(urllib.parse.unquote(split.path))
             if target.resource == "selfsubjectaccessreviews":

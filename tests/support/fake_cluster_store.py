@@ -29,6 +29,10 @@ KINDS = {
     "jobs": "Job",
     "runtimeclasses": "RuntimeClass",
     "configmaps": "ConfigMap",
+    "resourceclaims": "ResourceClaim",
+    "resourceclaimtemplates": "ResourceClaimTemplate",
+    "resourceslices": "ResourceSlice",
+    "deviceclasses": "DeviceClass",
 }
 SLICE_S = 0.5
 """A watch looks at its time this often."""
@@ -170,7 +174,8 @@ class Store:
             grace_s = options.get("gracePeriodSeconds")
             on_node = target.resource == "pods" and one["spec"].get("nodeName") and grace_s != 0
             foreground = options.get("propagationPolicy") == "Foreground" and target.resource in {"deployments", "jobs"}
-            if not on_node and not foreground:
+            kept = bool(one["metadata"].get("finalizers"))
+            if not on_node and not foreground and not kept:
                 return self._removed(target, one)
             if "deletionTimestamp" in one["metadata"]:
                 return one

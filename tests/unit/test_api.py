@@ -27,7 +27,7 @@ from tests.unit.results.synthetic import METRICS, START_S, Shape, write_campaign
 
 SHAPE = Shape(record_s=20)
 DOCS = Path(__file__).parents[2] / "docs"
-RUN = ["workload", "replicas", "sharing", "condition", "mps_limits", "repeat"]
+RUN = ["workload", "replicas", "sharing", "condition", "mps_limits", "time_slice", "repeat"]
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +70,8 @@ def test_an_experiment_gives_tidy_tables(kind: str, request: pytest.FixtureReque
     assert (experiment.name, experiment.verdict) == ("resnet50_r3_mps_rep1", "VALID")
     samples, latencies, figures = experiment.samples(), experiment.latencies(), experiment.summary()
     for table in (samples, latencies, figures):
-        assert list(table.columns[:6]) == RUN
-        assert table[RUN].drop_duplicates().to_numpy().tolist() == [["resnet50", 3, "mps", "", "1/N", 1]]
+        assert list(table.columns[:7]) == RUN
+        assert table[RUN].drop_duplicates().to_numpy().tolist() == [["resnet50", 3, "mps", "", "1/N", "", 1]]
     assert set(samples["metric"]) == set(METRICS)
     assert str(samples["timestamp"].dtype) == "datetime64[ms, UTC]"
     assert str(latencies["start"].dtype) == "datetime64[ns, UTC]"

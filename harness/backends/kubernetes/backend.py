@@ -83,7 +83,7 @@ class KubernetesBackend:
         """Delete this campaign's objects and wait until their pods are gone; a sentence for each. Raises ClusterError."""
         label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
         sentences = []
-        for kind, collection in objects.collections(self._spec.namespace).items():
+        for kind, collection in objects.collections(self._spec).items():
             for one in api.list(collection, labels=label):
                 name = one["metadata"]["name"]
                 api.delete(f"{collection}/{name}", propagation="Foreground")

@@ -126,7 +126,7 @@ def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, 
     for pod in pods:
         where = rooms.get(pod["spec"].get("nodeName") or "")
         asked = _asked(pod, spec)
-        if where is not None and asked and not _ended(pod) and not _own(pod, campaign_id):
+        if where is not None and asked and not _ended(pod) and not own(pod, campaign_id):
             where.held[f"{pod['metadata']['namespace']}/{_name(pod)}"] = asked
     return list(rooms.values())
 
@@ -138,7 +138,7 @@ def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]
         for pod in pods
         if pod["spec"].get("nodeName") == _name(node)
         and not _ended(pod)
-        and not _own(pod, campaign_id)
+        and not own(pod, campaign_id)
         and any(
             name.startswith("nvidia.com/")
             for kind in ("containers", "initContainers")
@@ -166,7 +166,7 @@ def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
     wanted = [node for node in nodes if selected(node, spec)]
     if not wanted or any(_is_away(node) for node in wanted):
         return True
-    if not spec.gpus_per_replica:
+    if not spec.gpus_per_replica or spec.by_claims:
         return False
     idle = [node for node in wanted if not slices(node["status"].get("allocatable") or {}, spec)]
     # A kubelet that has started anew says 0 of a resource until the device plugin is back.
@@ -249,8 +249,9 @@ def _ended(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in _ENDED
 
 
-def _own(pod: Object, campaign_id: str) -> bool:
-    labels = pod["metadata"].get("labels") or {}
+def own(one: Object, campaign_id: str) -> bool:
+    """Whether an object is this campaign's."""
+    labels = one["metadata"].get("labels") or {}
     return bool(campaign_id) and labels.get("gpu-sharing-harness/campaign") == campaign_id
 
 

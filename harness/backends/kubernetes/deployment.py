@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath
-from harness.backends.kubernetes import artifacts, nodes, objects, pods, prometheus, rollout, sharing
+from harness.backends.kubernetes import artifacts, claims, nodes, objects, pods, prometheus, rollout, sharing
 from harness.backends.kubernetes.client import KubernetesApi, Object
 from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
@@ -140,7 +140,7 @@ class KubernetesDeployment:
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
-        gpu_resource = self._spec.gpu_resource if self._spec.gpus_per_replica else ""
+        gpu_resource = "" if self._spec.by_claims or not self._spec.gpus_per_replica else self._spec.gpu_resource
         self._watchman = PodMonitor(
             self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource, on_death
         )
@@ -161,6 +161,8 @@ class KubernetesDeployment:
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True
         try:
+            if self.workload.claim is not None:
+                api.apply(self.workload.claim.path, self.workload.claim.body)
             api.apply(self.workload.path, self.workload.body)
         except ClusterError as error:
             self._made = error.status is None or error.status >= 500
@@ -242,10 +244,10 @@ class KubernetesDeployment:
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
-        shared = self._read_sharing(api)
+        shared = self._read_sharing(api, found, statuses)
         self.replicas = [
-            replica.on_gpu(str(status.get("device_uuid") or ""), *shared.get(replica.node, ("", None)))
-            for replica, status in zip(replicas, statuses, strict=True)
+            replica.on_gpu(str(status.get("device_uuid") or ""), *how)
+            for replica, status, how in zip(replicas, statuses, shared, strict=True)
         ]
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
@@ -265,21 +267,26 @@ class KubernetesDeployment:
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 
-    def _read_sharing(self, api: KubernetesApi) -> dict[str, tuple[str, int | None]]:
-        """By node, how its GPUs are seen to be shared, and as how many slices; empty where replicas have none."""
+    def _read_sharing(
+        self, api: KubernetesApi, found: Sequence[Object], statuses: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[str, int | None]]:
+        """Of each pod, how its GPU is seen to be shared, and as how many slices. Raises BackendError where claims show another."""
         if not self._spec.gpus_per_replica:
-            return {}
+            return [("", None)] * len(found)
+        if self._spec.by_claims:
+            return [(how, None) for how in claims.observe(api, self._spec, self._experiment, found, statuses)]
         try:
             around = api.list("/api/v1/pods")
         except ClusterError:
             around = []  # the labels of the nodes alone have to tell
-        return {
+        by_node = {
             pods.name(node): (
                 sharing.shown(node, around, self._spec),
                 sharing.slices(node, around, self._spec),
             )
             for node in self._nodes
         }
+        return [by_node.get(str(pod["spec"].get("nodeName")), ("", None)) for pod in found]
 
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
@@ -311,23 +318,25 @@ class KubernetesDeployment:
         if on_cpu:
             raise BackendError(
                 f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
-                f"{self._spec.gpu_resource}: {self._spec.gpus_per_replica}.",
-                advice="Check `kubernetes.runtime_class` and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
+                f"{'a GPU by its claim' if self._spec.by_claims else f'{self._spec.gpu_resource}: {self._spec.gpus_per_replica}'}.",
+                advice="Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
                 code=ReasonCode.NOT_ON_GPU,
             )
 
     def _refuse_other_mode(self) -> None:
-        """Where the campaign has switched the plugin: what it handed a pod tells whether it is under MPS."""
+        """Where the campaign sets the mode: what a pod was handed tells whether it is under MPS."""
         mode = self._experiment.sharing
-        if self._spec.device_plugin_configs is None:
+        if self._spec.device_plugin_configs is None and not self._spec.by_claims:
             return
         for status in self._statuses:
             under = status.get("mps_pipe_directory")  # an image of before does not tell
             if under is not None and bool(under) is not mode.traits.daemon:
                 raise BackendError(
                     f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
-                    f"and its node was switched to {mode.value}.",
-                    advice="The device plugin lent its slices before it was told: read the log of its config manager.",
+                    f"and it was to be under {mode.value}.",
+                    advice="Read the log of NVIDIA's DRA driver on that node."
+                    if self._spec.by_claims
+                    else "The device plugin lent its slices before it was told: read the log of its config manager.",
                 )
 
     def _refuse_other_limits(self) -> None:
@@ -398,6 +407,8 @@ class KubernetesDeployment:
             return []
         timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
         self._api.delete(self.workload.path, propagation="Foreground")
+        if self.workload.claim is not None:
+            self._api.delete(self.workload.claim.path)  # it goes when the last pod is gone
         if self._gone_within(timeout_s + FORCE_AFTER_S):
             return self._unclean()
         sentences = []

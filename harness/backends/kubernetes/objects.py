@@ -13,6 +13,8 @@ import jinja2
 import yaml
 
 from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
+from harness.backends.kubernetes import claims
+from harness.backends.kubernetes.claims import Claim
 from harness.backends.mps import limits_environment
 from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.config.pods import Placement
@@ -55,6 +57,7 @@ class Workload:
         labels: that every object of the attempt carries.
         body: to apply.
         routes: by which each of its pods hands out what it wrote, beside its status.
+        claim: to apply before it, and to delete after it; None: its pods have none, or that of the replicas they run beside.
     """
 
     kind: str
@@ -64,6 +67,7 @@ class Workload:
     labels: dict[str, str]
     body: dict[str, Any]
     routes: tuple[str, ...] = ("latencies",)
+    claim: Claim | None = None
 
     @property
     def selector(self) -> str:
@@ -71,11 +75,12 @@ class Workload:
         return f"{EXPERIMENT_LABEL}={self.labels[EXPERIMENT_LABEL]}"
 
 
-def collections(namespace: str) -> dict[str, str]:
-    """Paths of the kinds that the harness makes, by kind."""
+def collections(spec: KubernetesSpec) -> dict[str, str]:
+    """Paths of the kinds that the harness makes, by kind, owners first."""
     return {
-        "Deployment": f"/apis/apps/v1/namespaces/{namespace}/deployments",
-        "Job": f"/apis/batch/v1/namespaces/{namespace}/jobs",
+        "Deployment": f"/apis/apps/v1/namespaces/{spec.namespace}/deployments",
+        "Job": f"/apis/batch/v1/namespaces/{spec.namespace}/jobs",
+        **(claims.collections(spec.namespace) if spec.by_claims else {}),
     }
 
 
@@ -113,9 +118,13 @@ def workload(
         **({NEIGHBOUR_LABEL: measured.name} if measured else {}),
     }
     kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
-    collection = collections(spec.namespace)[kind]
-    body = yaml.safe_load(_template().render(_values(experiment, spec, name, labels)))
-    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, _routes(experiment.workload))
+    collection = collections(spec)[kind]
+    values = _values(experiment, spec, name, labels)
+    if spec.by_claims and spec.gpus_per_replica:
+        values["claim"] = claims.reference(experiment, measured.name if measured else name)
+    body = yaml.safe_load(_template().render(values))
+    own = claims.claim(experiment, spec, name, labels) if values["claim"] and not measured else None
+    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, _routes(experiment.workload), own)
 
 
 def profile_job(
@@ -209,7 +218,8 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "grace_s": math.ceil(experiment.drain_timeout_s),
         "port": PORT,
         "service_account": spec.service_account,
-        "runtime_class": spec.runtime_class if spec.gpus_per_replica else None,
+        "runtime_class": spec.gpu_runtime_class,
+        "claim": None,
         "owner_labels": labels | ({QUEUE_LABEL: spec.queue_name} if spec.queue_name else {}),
         "annotations": spec.annotations,
         "image_pull_secrets": [{"name": name} for name in spec.image_pull_secrets],

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, grafana, monitoring, quota, rbac, sharing, switching
+from harness.backends.kubernetes import capacity, claims_check, grafana, monitoring, quota, rbac, sharing, switching
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
@@ -63,10 +63,10 @@ def check(
         usable = [node for node in nodes if not capacity.unusable(node, spec)]
         found = [
             *capacity.check_nodes(nodes, spec),
-            *_tried("gpus", lambda: _check_gpus(api, nodes, usable, spec, experiments, campaign_id)),
+            *_tried("gpus", lambda: check_gpus(api, nodes, usable, spec, experiments, campaign_id)),
         ]
         lost = capacity.lost(nodes, spec)
-        findings += [replace(one, away=lost and one.severity is Severity.ERROR) for one in found]
+        findings += [replace(one, away=one.away or (lost and one.severity is Severity.ERROR)) for one in found]
         servers = [one.workload.server.image for one in experiments if one.workload.server]
         layers = [one.condition.layer.preload_image for one in experiments if one.condition and one.condition.layer]
         for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
@@ -77,7 +77,7 @@ def check(
     return list(dict.fromkeys(findings))
 
 
-def _check_gpus(
+def check_gpus(
     api: Api,
     nodes: Sequence[Object],
     usable: Sequence[Object],
@@ -85,15 +85,24 @@ def _check_gpus(
     experiments: Sequence[ExperimentSpec],
     campaign_id: str,
 ) -> list[Finding]:
+    """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
+    if spec.by_claims:
+        return [
+            *claims_check.check_claims(api, usable, spec, experiments, campaign_id),
+            *capacity.check_devices(nodes, spec),
+        ]
     pods = api.list("/api/v1/pods")
+    twice = _tried("claims", lambda: claims_check.check_lent_twice(api, usable, spec))
     if spec.device_plugin_configs is not None:
         return [
+            *twice,
             *switching.check_cluster(api, nodes, pods, spec, experiments, campaign_id),
             *capacity.check_devices(nodes, spec),
         ]
     replicas = max((experiment.cell.processes for experiment in experiments), default=1)
     wanted = [node for node in usable if capacity.selected(node, spec)]
     return [
+        *twice,
         *sharing.check_sharing(wanted, pods, spec, experiments),
         *capacity.check_gpus(nodes, pods, spec, replicas, campaign_id),
     ]

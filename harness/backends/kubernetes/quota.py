@@ -49,7 +49,7 @@ def _check(
     used = (quota.get("status") or {}).get("used") or {}
     owner = "jobs.batch" if spec.kind is WorkloadKind.JOB else "deployments.apps"
     wanted = {"pods": replicas, "count/pods": replicas, f"count/{owner}": owners}
-    if spec.gpus_per_replica:
+    if spec.gpus_per_replica and not spec.by_claims:
         wanted[f"requests.{spec.gpu_resource}"] = replicas * spec.gpus_per_replica
     for key, count in wanted.items():
         most, others = _whole(hard.get(key)), _whole(used.get(key)) or 0

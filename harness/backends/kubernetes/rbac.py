@@ -56,6 +56,13 @@ def needed_rights(spec: KubernetesSpec) -> list[Right]:
     rights = [(verb, group, owner, own) for verb in ("get", "list", "patch", "create", "delete")]
     rights += [(verb, "", "pods", own) for verb in ("get", "list", "watch", "delete")]
     rights += [("get", "", "pods/log", own), ("get", "", "pods/proxy", own), ("list", "", "events", own)]
+    if spec.by_claims:
+        rights += [
+            (verb, "resource.k8s.io", kind, own)
+            for kind in ("resourceclaims", "resourceclaimtemplates")
+            for verb in ("get", "list", "patch", "create", "delete")
+        ]
+        rights += [("list", "resource.k8s.io", "resourceslices", "")]
     around = [("list", "", "pods", "")] if spec.device_plugin_configs is not None else []
     return [*rights, ("list", "", "nodes", ""), *around]
 
@@ -72,6 +79,10 @@ def rights_to_switch(spec: KubernetesSpec) -> dict[Right, str]:
 def rights_to_look(spec: KubernetesSpec) -> dict[Right, str]:
     """What preflight reads beyond ``needed_rights``, and the one object where it is for one."""
     prometheus, _, service = spec.prometheus_service.partition("/")
+    by_claims = {
+        ("list", "resource.k8s.io", "resourceclaims", ""): "",
+        ("get", "resource.k8s.io", "deviceclasses", ""): "",
+    }
     through = {("get", "", "services/proxy", prometheus): service} if spec.prometheus_url is None else {}
     return {
         ("list", "", "pods", ""): "",
@@ -80,6 +91,7 @@ def rights_to_look(spec: KubernetesSpec) -> dict[Right, str]:
         ("list", "", "limitranges", spec.namespace): "",
         ("get", "node.k8s.io", "runtimeclasses", ""): "",
         **through,
+        **(by_claims if spec.by_claims else {}),
         **rights_to_wait(spec),
     }
 
@@ -184,7 +196,7 @@ def check_namespace(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
 
 def check_runtime_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
     """A pod with a runtime class that is not there is refused; one without may silently run on the CPU."""
-    if not spec.gpus_per_replica or spec.runtime_class is None:
+    if spec.gpu_runtime_class is None:
         return
     if api.find(f"/apis/node.k8s.io/v1/runtimeclasses/{spec.runtime_class}") is None:
         yield Finding(

@@ -97,7 +97,7 @@ def test_pods_that_were_not_given_the_mode_are_refused(spec, driver, tmp_path):
     backend = Switching(spec)
 
     with pytest.raises(
-        BackendError, match=r"replica 0 \(pod .*\) runs under MPS, and its node was switched to time-slicing"
+        BackendError, match=r"replica 0 \(pod .*\) runs under MPS, and it was to be under time-slicing"
     ):
         backend.deploy(experiment(replicas=1), tmp_path, abort=threading.Event(), on_death=lambda _death: None)
 

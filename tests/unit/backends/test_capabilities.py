@@ -27,6 +27,11 @@ def read(folder, backend, more="", workload=""):
 
 EXAMPLES = {
     "several sharing modes": {"more": "sharing: [time-slicing, mps]"},
+    "how long turns under time-slicing are": {"more": "time_slice: [short, long]"},
+    "several GPUs that replicas share": {
+        "more": "gpus: 2\nsharing: [mps]",
+        "cluster": "backend: kubernetes\nkubernetes: {sharing_by: dra}",
+    },
     "limits of each replica under MPS": {"more": "sharing: [mps]\nmps: {share: 1/N}"},
     "scenarios of LoadGen": {"workload": ", scenario: {kind: server, rate: 5}"},
     "scenario `http`": {"workload": ", scenario: {kind: http, rate: 5}"},
@@ -61,16 +66,38 @@ BACKENDS = {"local": "backend: local", "kubernetes": CLUSTER}
 @pytest.mark.parametrize("backend", capabilities.BACKENDS)
 @pytest.mark.parametrize("feature", capabilities.FEATURES, ids=lambda one: one.name)
 def test_a_campaign_that_asks_for_it_is_refused_exactly_where_the_table_says_no(tmp_path, feature, backend):
-    (wishes,) = [wishes for start, wishes in EXAMPLES.items() if feature.name.startswith(start)]
+    (wishes,) = [dict(wishes) for start, wishes in EXAMPLES.items() if feature.name.startswith(start)]
+    backends = {**BACKENDS, "kubernetes": wishes.pop("cluster", CLUSTER)}
     if feature.name.startswith("pods") and backend == "kubernetes":
         wishes = {}  # its section is there already
     why, instead = feature.lacking.get(backend, ("", ""))
     if not why:
-        assert list(feature.asked(read(tmp_path, BACKENDS[backend], **wishes)))
+        assert list(feature.asked(read(tmp_path, backends[backend], **wishes)))
         return
     assert feature.cell(backend).endswith(f": {why}")
     with pytest.raises(CampaignFileError, match=re.escape(f": {why}. {instead}")):
-        read(tmp_path, BACKENDS[backend], **wishes)
+        read(tmp_path, backends[backend], **wishes)
+
+
+def test_claims_take_every_mode_and_time_slice_and_nothing_of_the_device_plugins(tmp_path):
+    claims = "backend: kubernetes\nkubernetes: {sharing_by: dra}"
+    spec = read(
+        tmp_path, claims, "sharing: [exclusive, time-slicing, mps, mig]\ntime_slice: [default, short, medium, long]"
+    )
+    turns = [cell for cell in spec.cells() if cell.sharing.value == "time-slicing"]
+    assert [cell.time_slice for cell in turns] == ["default", "short", "medium", "long"]
+    assert turns[1].mode == "time-slicing (short)"
+    assert turns[1].experiment_id(1) == "resnet50_r1_time-slicing_short_rep1"
+    assert read(tmp_path, claims, "time_slice: long").cells()[0].experiment_id(1) == "resnet50_r1_time-slicing_rep1"
+    assert {cell.time_slice for cell in spec.cells() if cell not in turns} == {""}
+    for more, said in (
+        (", gpus_per_replica: 2", "gives each replica one GPU"),
+        (", device_plugin_configs: a/b", "`device_plugin_configs` has no effect with `sharing_by: dra`"),
+    ):
+        with pytest.raises(CampaignFileError, match=said):
+            read(tmp_path, claims.replace("dra", f"dra{more}"))
+    with pytest.raises(CampaignFileError, match="`time_slice` has no effect without time-slicing"):
+        read(tmp_path, claims, "sharing: [mps]\ntime_slice: long")
 
 
 def test_several_modes_are_taken_where_the_device_plugin_can_be_switched(tmp_path):

@@ -88,7 +88,7 @@ def test_a_campaign_without_a_run_that_can_be_used_is_named_and_does_not_vanish(
 
 def test_no_name_of_somebody_else_is_markup() -> None:
     foul = "<img src=x> | [a](b) `c` \x1b[2J\n# title"
-    entry = Entry(foul, "mps", 1, foul, foul, 1, "fp32", "eager", paced=False, gpu=foul, figures={}, runs=1, verdict="VALID",
+    entry = Entry(foul, "mps", 1, foul, foul, foul, 1, "fp32", "eager", paced=False, gpu=foul, figures={}, runs=1, verdict="VALID",
                   source=foul, sha256="0" * 64)  # fmt: skip
     text = Leaderboard([entry], {foul: foul}).to_markdown()
     assert "<img" not in text

@@ -54,8 +54,8 @@ def test_a_server_that_is_where_it_should_be_or_cannot_be_seen_goes_on(tmp_path,
 @pytest.mark.parametrize(
     ("sharing", "pipe", "said"),
     [
-        (Sharing.MPS, "", "without MPS, and its node was switched to mps"),
-        (Sharing.TIME_SLICING, "/mps/pipe", "under MPS, and its node was switched to time-slicing"),
+        (Sharing.MPS, "", "without MPS, and it was to be under mps"),
+        (Sharing.TIME_SLICING, "/mps/pipe", "under MPS, and it was to be under time-slicing"),
         (Sharing.MPS, "/mps/pipe", ""),
         (Sharing.MPS, None, ""),
     ],

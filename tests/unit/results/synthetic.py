@@ -28,7 +28,7 @@ from harness.config import (
     Timing,
     WorkloadSpec,
 )
-from harness.config.sharing import limits_under
+from harness.config.sharing import settings_under
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
@@ -206,7 +206,7 @@ def write_campaign(
         (w, r, k, m, limits, c)
         for w in workloads
         for m in sharing
-        for limits in limits_under(m, mps)
+        for limits, _turns in settings_under(m, mps, [])
         for r in replicas
         for c in conditions or (None,)
         for k in range(1, repeats + 1)

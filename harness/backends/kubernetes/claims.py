@@ -1,0 +1,216 @@
+"""The claims by which NVIDIA's DRA driver gives replicas their GPUs, and what a claim says of how its GPU is shared.
+
+Replicas that share a GPU name one ResourceClaim; where each has a GPU or an instance of its own, their pods get a claim
+each from one ResourceClaimTemplate. Nothing of a node is switched: the driver sets a GPU up when a claim is prepared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from harness.backends.kubernetes import capacity
+from harness.backends.kubernetes.rbac import Api
+from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+from harness.errors import BackendError
+
+Object = Mapping[str, Any]
+
+API = "/apis/resource.k8s.io/v1"
+SLICES = f"{API}/resourceslices"
+CLAIMS = f"{API}/resourceclaims"
+DRIVER = "gpu.nvidia.com"
+GPU_CLASS, INSTANCE_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
+_REQUEST = "gpu"
+"""Name of the one request of a claim, and of a pod's one claim."""
+
+
+class Device(NamedTuple):
+    """A device as claims and slices name it."""
+
+    pool: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What is made beside an attempt's Deployment or Job.
+
+    Attributes:
+        path: of the object.
+        body: to apply.
+    """
+
+    path: str
+    body: dict[str, Any]
+
+
+def collections(namespace: str) -> dict[str, str]:
+    """Paths of the kinds that are made, by kind."""
+    place = f"{API}/namespaces/{namespace}"
+    return {"ResourceClaim": f"{place}/resourceclaims", "ResourceClaimTemplate": f"{place}/resourceclaimtemplates"}
+
+
+def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Claim:
+    """The claim of an attempt, or the template of its pods' claims; it is called as the attempt's Deployment or Job."""
+    asked = {"devices": _devices(experiment)}
+    kind = "ResourceClaimTemplate" if _each_its_own(experiment.sharing) else "ResourceClaim"
+    metadata = {"name": name, "namespace": spec.namespace, "labels": dict(labels)}
+    body = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": kind,
+        "metadata": metadata,
+        "spec": {"metadata": {"labels": dict(labels)}, "spec": asked} if _each_its_own(experiment.sharing) else asked,
+    }
+    return Claim(f"{collections(spec.namespace)[kind]}/{name}", body)
+
+
+def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:
+    """How a pod names its claim."""
+    key = "resourceClaimTemplateName" if _each_its_own(experiment.sharing) else "resourceClaimName"
+    return {"name": _REQUEST, key: name}
+
+
+def parameters(experiment: ExperimentSpec) -> dict[str, Any] | None:
+    """What the driver is told of a GPU; None: nothing, a plain claim is the mode already."""
+    if experiment.sharing.traits.daemon:
+        limits = experiment.mps
+        percentage = limits.percentage(experiment.replicas_per_gpu) if limits else None
+        memory_gb = limits.pinned_memory_gb if limits else None
+        told: dict[str, Any] = {}
+        if percentage is not None:
+            told["defaultActiveThreadPercentage"] = math.ceil(percentage)  # whole percents; the pod has the exact share
+        if memory_gb is not None:
+            told["defaultPinnedDeviceMemoryLimit"] = f"{math.ceil(memory_gb * 1e9 / 2**20)}Mi"
+        return _config({"strategy": "MPS", **({"mpsConfig": told} if told else {})})
+    if experiment.time_slice is not None:
+        interval = experiment.time_slice.interval.value.capitalize()
+        return _config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}})
+    return None
+
+
+def observe(
+    api: Api, spec: KubernetesSpec, experiment: ExperimentSpec, found: Sequence[Object], statuses: Sequence[Object]
+) -> list[str]:
+    """How each pod's GPU is seen to be shared, for the manifest, e.g. ``time-slicing by claim resnet50-r3-0123abcd``.
+
+    Args:
+        api: of the cluster.
+        spec: how replicas stand in it.
+        experiment: what is measured.
+        found: the pods.
+        statuses: what each of them says of itself.
+
+    Raises:
+        BackendError: a pod does not have the claim, the device or the setting that it should have.
+    """
+    claims = {one["metadata"]["name"]: one for one in api.list(collections(spec.namespace)["ResourceClaim"])}
+    listed = {device: attributes for _, device, attributes in devices(api.list(SLICES))}
+    seen: dict[Device, str] = {}
+    told = []
+    for pod, status in zip(found, statuses, strict=True):
+        title, name = f"pod {pod['metadata']['name']}", _claim_of(pod)
+        one = claims.get(name, {})
+        given = _given(one)
+        if not given or pod["metadata"]["uid"] not in _reserved(one):
+            raise _other(f"{title} runs, and its claim {name or '(none)'} does not show that a GPU was given to it")
+        [device, *_more] = given
+        if _each_its_own(experiment.sharing) and device in seen:
+            raise _other(f"{title} and {seen[device]} were given the same device, {device.name} of {device.pool}")
+        seen[device] = title
+        asked = parameters(experiment)
+        if asked is not None and asked not in _configs(one):
+            raise _other(f"claim {name} of {title} was allocated without its setting {asked['sharing']}")
+        uuid, has = _text(listed.get(device, {}), "uuid"), status.get("device_uuid")
+        if uuid and has and uuid != has and not experiment.sharing.traits.instances:
+            raise _other(f"{title} computes on {has}, and its claim {name} gave it {uuid}")
+        told.append(f"{experiment.cell.mode} by claim {name}")
+    return told
+
+
+def devices(slices: Sequence[Object]) -> Iterator[tuple[str, Device, Object]]:
+    """Node, name and attributes of every device that NVIDIA's driver lists; of each pool what is newest."""
+    ours = [one["spec"] for one in slices if one["spec"]["driver"] == DRIVER]
+    newest: dict[str, int] = {}
+    for one in ours:
+        pool = one["pool"]
+        newest[pool["name"]] = max(newest.get(pool["name"], 0), int(pool["generation"]))
+    for one in ours:
+        pool = one["pool"]
+        if int(pool["generation"]) == newest[pool["name"]]:
+            for each in one.get("devices") or []:
+                yield str(one.get("nodeName") or ""), Device(pool["name"], each["name"]), each.get("attributes") or {}
+
+
+def of_class(attributes: Object, sharing: Sharing) -> bool:
+    """Whether a device is one that a mode's claims ask for: a whole GPU, or a MIG instance."""
+    return _text(attributes, "type") == ("mig" if sharing.traits.instances else "gpu")
+
+
+def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
+    """The devices that claims of others have, and the claim of each, ``namespace/name``."""
+    return {
+        device: f"{one['metadata']['namespace']}/{one['metadata']['name']}"
+        for one in claims
+        if not capacity.own(one, campaign_id)
+        for device in _given(one)
+    }
+
+
+def device_class(sharing: Sharing) -> str:
+    """Of the devices that a mode's claims ask for."""
+    return INSTANCE_CLASS if sharing.traits.instances else GPU_CLASS
+
+
+def _each_its_own(sharing: Sharing) -> bool:
+    return sharing.traits.own_gpu or sharing.traits.instances
+
+
+def _devices(experiment: ExperimentSpec) -> dict[str, Any]:
+    request = {"name": _REQUEST, "exactly": {"deviceClassName": device_class(experiment.sharing)}}
+    asked = parameters(experiment)
+    if asked is None:
+        return {"requests": [request]}
+    config = {"requests": [_REQUEST], "opaque": {"driver": DRIVER, "parameters": asked}}
+    return {"requests": [request], "config": [config]}
+
+
+def _config(sharing: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
+
+
+def _claim_of(pod: Object) -> str:
+    """Name of a pod's claim: its own, or the one made for it; empty where there is none yet."""
+    made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+    named = [*made, *(pod["spec"].get("resourceClaims") or [])]
+    return next((one["resourceClaimName"] for one in named if one.get("resourceClaimName")), "")
+
+
+def _allocation(one: Object) -> Object:
+    return ((one.get("status") or {}).get("allocation") or {}).get("devices") or {}
+
+
+def _given(one: Object) -> list[Device]:
+    results = _allocation(one).get("results") or []
+    return [Device(each["pool"], each["device"]) for each in results if each["driver"] == DRIVER]
+
+
+def _configs(one: Object) -> list[Object]:
+    return [(each.get("opaque") or {}).get("parameters") or {} for each in _allocation(one).get("config") or []]
+
+
+def _reserved(one: Object) -> set[str]:
+    return {each["uid"] for each in (one.get("status") or {}).get("reservedFor") or []}
+
+
+def _text(attributes: Object, name: str) -> str:
+    return str((attributes.get(name) or attributes.get(f"{DRIVER}/{name}") or {}).get("string") or "")
+
+
+def _other(what: str) -> BackendError:
+    return BackendError(
+        f"{what}.",
+        advice="Read the log of NVIDIA's DRA driver on that node, and: kubectl get resourceclaims --output yaml",
+    )

@@ -1,0 +1,159 @@
+"""GPUs by claims for NVIDIA's DRA driver, on the fake API server and the real one; the driver itself is a double."""
+
+import threading
+
+import pytest
+
+from harness.backends.kubernetes import preflight
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.config import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
+from harness.errors import BackendError
+from harness.results.manifest import Status, read_manifest
+from tests.support.cluster_trial import Switching
+from tests.support.dra_driver import CLASSES, GROUP, DraDriver
+from tests.support.experiments import TINY, WorkloadSpec, campaign, experiment, neighbour
+from tests.support.fake_metrics import FakeGpus
+from tests.support.processes import eventually
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
+]
+SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
+LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+
+
+@pytest.fixture
+def dra(driver):
+    driver.dra = DraDriver(driver.api, driver.node, {"gpu-0": "GPU-a", "gpu-1": "GPU-b"})
+    driver.slices = 0
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    yield driver.dra
+    assert eventually(lambda: driver.left() == [] and driver.dra.left() == [])
+    driver.dra.withdraw()
+
+
+@pytest.fixture
+def spec(server, dra):  # noqa: ARG001 - the driver that the claims are for
+    return server.spec(sharing_by=SharingBy.DRA)
+
+
+def start(spec, folder, **changes):
+    return Switching(spec).deploy(
+        experiment(factory="on_lent_gpu", **changes), folder, abort=threading.Event(), on_death=lambda _death: None
+    )
+
+
+def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, dra, tmp_path):
+    killed = start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)  # and nobody ends it
+    whole = campaign(
+        backend="kubernetes",
+        kubernetes=spec.model_dump(),
+        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
+        sharing=[Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS],
+        time_slice=["short", "long"],
+        replicas=[1, 3],
+        order="listed",
+        metrics=["throughput"],
+    )
+    folder = create(tmp_path / "results", whole, text="text", source="shipped:test")
+
+    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
+
+    assert list(outcome.statuses) == [
+        "tiny_r1_exclusive_rep1",
+        *(f"tiny_r{count}_time-slicing_{interval}_rep1" for count in (1, 3) for interval in ("short", "long")),
+        *(f"tiny_r{count}_mps_rep1" for count in (1, 3)),
+    ]
+    for identity, status in outcome.statuses.items():
+        manifest = read_manifest(folder.final_folder(identity))
+        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+        spec_of = manifest.experiment
+        under = spec_of.sharing is Sharing.MPS
+        assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
+        assert {one["device_uuid"] for one in manifest.replicas} == {"GPU-a"}
+        assert all(one["sharing"].startswith(f"{spec_of.cell.mode} by claim ") for one in manifest.replicas)
+    assert dra.shared == [{"strategy": "MPS"}, None, SHORT, LONG, SHORT, LONG, {"strategy": "MPS"}, {"strategy": "MPS"}]
+    assert eventually(lambda: driver.left() == [] and dra.left() == [])
+    killed.stop(timeout_s=4)
+
+
+def test_each_exclusive_replica_of_a_job_has_a_claim_and_a_gpu_of_its_own(spec, dra, tmp_path):
+    job = spec.model_copy(update={"kind": WorkloadKind.JOB})
+    deployment = start(job, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
+    assert {one["device_uuid"] for one in deployment.statuses()} == {"GPU-a", "GPU-b"}
+    assert len(dra.left()) == 3  # the template and what was made of it
+    deployment.stop(timeout_s=4)
+
+
+def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp_path):
+    beside = ConditionSpec(name="beside", neighbours=[neighbour("on_lent_gpu")])
+    limits = MpsLimits(share=12.5, pinned_memory_gb=2)
+    deployment = start(spec, tmp_path, sharing=Sharing.MPS, replicas=2, mps=limits, condition=beside)
+    assert dra.shared == [
+        {
+            "strategy": "MPS",
+            "mpsConfig": {"defaultActiveThreadPercentage": 13, "defaultPinnedDeviceMemoryLimit": "1908Mi"},
+        }
+    ]
+    [claim] = KubernetesApi(spec).list(dra.claims)
+    assert len(claim["status"]["reservedFor"]) == 3
+    limited = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
+    assert [one["mps_limits"] for one in deployment.statuses()] == [limited, limited]
+    deployment.stop(timeout_s=4)
+
+
+def test_a_mode_that_did_not_come_about_is_not_believed(spec, dra, tmp_path):
+    dra.deaf = True
+    with pytest.raises(BackendError, match=r"runs without MPS, and it was to be under mps"):
+        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
+
+
+def test_another_gpu_than_the_claims_is_not_believed(spec, dra, tmp_path):
+    dra.uuids = {name: f"{uuid}-other" for name, uuid in dra.uuids.items()}
+    with pytest.raises(BackendError, match=r"computes on GPU-a-other, and its claim .* gave it GPU-a"):
+        start(spec, tmp_path, sharing=Sharing.TIME_SLICING, replicas=1)
+
+
+def found(api, spec, *modes, replicas=1, gpus=1):
+    experiments = [experiment(sharing=mode, replicas=replicas, gpus=gpus) for mode in modes]
+    nodes = api.list("/api/v1/nodes")
+    return [one.message for one in preflight.check_gpus(api, nodes, nodes, spec, experiments, "c0ffee")]
+
+
+def test_preflight_looks_at_classes_slices_and_claims_of_others(spec, driver, dra):
+    api = KubernetesApi(spec)
+    assert found(api, spec, Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS, gpus=2, replicas=2) == []
+    assert found(api, spec, Sharing.EXCLUSIVE, replicas=3) == ["exclusive needs 3 GPUs, and 2 of 2 are free."]
+    assert found(api, spec, Sharing.MIG) == [
+        f"the ResourceSlices of gpu.nvidia.com list no MIG instance on {driver.node}."
+    ]
+    request = {"name": "one", "exactly": {"deviceClassName": CLASSES[0]}}
+    body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "theirs"}}
+    driver.api.apply(f"{dra.claims}/theirs", body | {"spec": {"devices": {"requests": [request]}}})
+    result = {"request": "one", "driver": "gpu.nvidia.com", "pool": driver.node, "device": "gpu-0"}
+    pod = {"resource": "pods", "name": "somebody", "uid": "1"}
+    with driver._lock:  # as long as nobody tidies up
+        given = {"status": {"allocation": {"devices": {"results": [result]}}, "reservedFor": [pod]}}
+        driver.api.patch(f"{dra.claims}/theirs/status", given)
+        assert found(api, spec, Sharing.EXCLUSIVE, replicas=2) == [
+            "exclusive needs 2 GPUs, and 1 of 2 are free; the others belong to inference/theirs."
+        ]
+        assert found(api, spec, Sharing.MPS) == []
+    driver.api.delete(f"{dra.claims}/theirs")
+    driver.api.delete(f"{GROUP}/deviceclasses/{CLASSES[0]}")
+    assert found(api, spec, Sharing.MPS) == ["there is no DeviceClass gpu.nvidia.com."]
+
+
+def test_a_gpu_that_is_lent_twice_is_refused_from_both_sides(server, spec, driver):
+    driver.slices = 4
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    twice = (
+        f"node {driver.node} lends its GPUs twice: 4 nvidia.com/gpu by the device plugin, and the same to claims by the "
+        "DRA driver."
+    )
+    api = KubernetesApi(spec)
+    assert twice in found(api, spec, Sharing.MPS)
+    assert twice in found(api, server.spec(), Sharing.TIME_SLICING)
