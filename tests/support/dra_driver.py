@@ -6,9 +6,12 @@ finalizer until no pod has it.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.backends.kubernetes.client import KubernetesApi
+from harness.errors import ClusterError
 
 GROUP = "/apis/resource.k8s.io/v1"
 DRIVER = "gpu.nvidia.com"
@@ -63,13 +66,15 @@ class DraDriver:
         """Make the claims of new pods, allocate, reserve, and let go of what no pod has."""
         for pod in pods:
             for wanted in pod["spec"].get("resourceClaims") or []:
-                self._claim(pod, wanted)
+                with _deleted_meanwhile():
+                    self._claim(pod, wanted)
         alive = {pod["metadata"]["uid"]: pod for pod in pods if pod.get("status", {}).get("phase") != "Succeeded"}
         users: dict[str, list] = {}
         for pod in alive.values():
             users.setdefault(self.of(pod), []).append(pod["metadata"])
         for claim in self.api.list(self.claims):
-            self._tend(claim, users.get(claim["metadata"]["name"], []), alive)
+            with _deleted_meanwhile():
+                self._tend(claim, users.get(claim["metadata"]["name"], []), alive)
 
     def of(self, pod: dict) -> str:
         """Name of a pod's claim; empty where it has none."""
@@ -145,6 +150,16 @@ class DraDriver:
         self.shared.append(_sharing(devices))
         self.api.patch(path, {"metadata": {"finalizers": [KEPT]}})
         self.api.patch(f"{path}/status", {"status": {"allocation": {"devices": devices}, "reservedFor": reserved}})
+
+
+@contextlib.contextmanager
+def _deleted_meanwhile() -> Iterator[None]:
+    """What is gone needs nothing more."""
+    try:
+        yield
+    except ClusterError as error:
+        if error.status != 404:
+            raise
 
 
 def _sharing(devices: dict) -> dict | None:
