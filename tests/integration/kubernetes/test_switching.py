@@ -96,9 +96,7 @@ def test_pods_that_were_not_given_the_mode_are_refused(spec, driver, tmp_path):
     driver.plugin = PLUGIN | {"sliced-3": (3, True)}  # it lends as many slices as it should, by another mode
     backend = Switching(spec)
 
-    with pytest.raises(
-        BackendError, match=r"replica 0 \(pod .*\) runs under MPS, and it was to be under time-slicing"
-    ):
+    with pytest.raises(BackendError, match=r"replica 0 \(pod .*\) runs under MPS, and it was to be under time-slicing"):
         backend.deploy(experiment(replicas=1), tmp_path, abort=threading.Event(), on_death=lambda _death: None)
 
     assert list(backend.close()) == [f"node {driver.node} has the sharing mode again that was found."]

@@ -49,7 +49,14 @@ def test_every_experiment_has_a_row_with_the_figures_of_the_report(folder: Path)
     assert list(table.index) == [experiment.name for experiment in analysis.experiments]
     for experiment in analysis.experiments:
         row = table.loc[experiment.name]
-        cell = (row["workload"], row["sharing"], row["replicas"], row["condition"], row["mps_limits"], row["time_slice"])
+        cell = (
+            row["workload"],
+            row["sharing"],
+            row["replicas"],
+            row["condition"],
+            row["mps_limits"],
+            row["time_slice"],
+        )
         assert cell == tuple(experiment.key)
         assert row["mps_share_percent"] == pytest.approx(
             {"mps (1/N)": 100 / experiment.key.replicas}.get(experiment.key.mode, math.nan), nan_ok=True
