@@ -107,6 +107,7 @@ class ClusterDriver:
     """Drives one namespace; use it as a context.
 
     Attributes:
+        controlled: by the real controllers and scheduler; this plays nothing but the node.
         slices: of the GPU resource that its node has.
         withdrawn: of these, how many it does not lend.
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
@@ -124,6 +125,7 @@ class ClusterDriver:
     api: KubernetesApi
     folder: Path
     node: str = "node-a"
+    controlled: bool = False
     slices: int = 10
     withdrawn: int = 0
     pull: tuple[str, str] | None = None
@@ -139,6 +141,7 @@ class ClusterDriver:
     environment: dict[str, str] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    _quota: str = ""
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -156,6 +159,8 @@ class ClusterDriver:
     def __exit__(self, *_):
         self._stop.set()
         self._thread.join(30)
+        if self._quota:
+            self.api.delete(self._quota)
         for pod in self.pods.values():
             self._end_process(pod)
         self.kubelet.close()
@@ -196,6 +201,22 @@ class ClusterDriver:
         conditions.append({"type": kind, "status": status, "reason": reason, "message": message})
         self._write_node(conditions)
 
+    def lend(self, slices: int) -> None:
+        """Let the node have as many slices from now on."""
+        self.slices = slices
+        self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+
+    def forbid_pods(self) -> None:
+        """By a quota of none."""
+        if not self.controlled:
+            self.forbidden = 'pods "x" is forbidden: exceeded quota: gpus'
+            return
+        path, hard = f"/api/v1/namespaces/{self.api.namespace}/resourcequotas/gpus", {"pods": "0"}
+        body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "gpus"}, "spec": {"hard": hard}}
+        self.api.apply(path, body)
+        self.api.patch(f"{path}/status", {"status": {"hard": hard, "used": {"pods": "0"}}})
+        self._quota = path
+
     def fail_device(self, name: str, device: str) -> None:
         """Let the device plugin call the slice that a pod holds unhealthy."""
         self.pods[name].unhealthy = device
@@ -218,6 +239,7 @@ class ClusterDriver:
         namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.api.namespace}}
         self.api.apply(f"/api/v1/namespaces/{self.api.namespace}", namespace)
         node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self.node}, "spec": {}}
+        node["metadata"]["labels"] = {"kubernetes.io/hostname": self.node}
         self.api.apply(f"/api/v1/nodes/{self.node}", node)
         self.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
         # An API server taints a new node as not ready; the controller that takes it away runs nowhere here.
@@ -252,7 +274,7 @@ class ClusterDriver:
         if self.plugin:
             self._heed_label()
         found = [pod for pod in self.api.list(self.collection) if pod["metadata"]["name"] != MPS_DAEMON]
-        for path, kind in ((self.apps, "Deployment"), (self.batch, "Job")):
+        for path, kind in () if self.controlled else ((self.apps, "Deployment"), (self.batch, "Job")):
             for owner in self.api.list(path):
                 self._control(path, kind, owner, [pod for pod in found if _owned(pod, owner)])
         if self.dra is not None:
@@ -300,12 +322,16 @@ class ClusterDriver:
         for index in range(len(running if kind == "Deployment" else alive), replicas):
             if not self.forbidden:
                 self._make_pod(kind, owner, index)
-        self._write_owner(path, kind, owner, running)
+        failed = len(alive) - len(running) if kind == "Job" else 0
+        if failed > owner["spec"].get("backoffLimit", failed):  # a Job that has failed keeps no pod
+            for pod in running:
+                self.api.delete(f"{self.collection}/{pod['metadata']['name']}")
+        self._write_owner(path, kind, owner, running, failed)
 
-    def _write_owner(self, path: str, kind: str, owner: dict, running: list) -> None:
+    def _write_owner(self, path: str, kind: str, owner: dict, running: list, failed: int) -> None:
         ready = sum(_ready(pod) for pod in running)
         count = len(running)
-        status = {"ready": ready, "active": count} if kind == "Job" else {
+        status = {"ready": ready, "active": count, "failed": failed} if kind == "Job" else {
             "observedGeneration": owner["metadata"]["generation"],
             "replicas": count,
             "updatedReplicas": count,
@@ -359,6 +385,8 @@ class ClusterDriver:
         known = self.pods.get(name)
         if "deletionTimestamp" in pod["metadata"]:
             self._terminate(name, known, pod)
+        elif not pod["spec"].get("nodeName") and self.controlled:
+            return  # the scheduler's
         elif not pod["spec"].get("nodeName"):
             message = f"0/1 nodes are available: 1 Insufficient {GPU}."
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
@@ -377,6 +405,9 @@ class ClusterDriver:
 
     def _admit(self, pod: dict) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]
+        if self.controlled:  # the pods of this machine share one network, so each needs a port of its own
+            annotations["prometheus.io/port"] = str(free_port(self.address))
+            self.api.patch(f"{self.collection}/{name}", {"metadata": {"annotations": annotations}})
         copied = [_run_to_its_end(one) for one in pod["spec"].get("initContainers", [])]
         if any(one["state"]["terminated"]["exitCode"] for one in copied):
             waiting = [_container(waiting={"reason": "PodInitializing"})]
@@ -417,7 +448,9 @@ class ClusterDriver:
         asked = json.loads(client.environment["SERVER"])
         in_pod, here = str(asked["port"]), str(free_port())
         client.environment["SERVER"] = json.dumps(asked | {"port": int(here)})
-        given = {one["name"]: one.get("value") or self.secrets[one["name"]] for one in container["env"]}
+        of_pod = {one["name"] for one in container["env"] if "fieldRef" in one.get("valueFrom", {})}  # a Job's index
+        of_others = [one for one in container["env"] if one["name"] not in of_pod]
+        given = {one["name"]: one.get("value") or self.secrets[one["name"]] for one in of_others}
         client.environment |= {name: value for name, value in self.secrets.items() if name in client.environment}
         words = [word.replace(in_pod, here) for kind in ("command", "args") for word in container.get(kind, [])]
         return replace(

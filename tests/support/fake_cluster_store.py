@@ -225,6 +225,7 @@ class Store:
         return self._told("DELETED", target, one)
 
     def _stored(self, kind: str, target: Target, one: Object) -> Object:
+        _write_quantities(one)
         self._objects[target.resource, target.namespace, target.name] = one
         return self._told(kind, target, one)
 
@@ -269,6 +270,14 @@ def _merged(old: Any, new: Any) -> Any:
         else:
             merged[key] = _merged(merged.get(key), value)
     return merged
+
+
+def _write_quantities(value: Any) -> None:
+    """Requests and limits are kept as text, whatever they were given as."""
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _write_quantities(child)
+    for amounts in (value[name] for name in ("limits", "requests") if isinstance(value, dict) and name in value):
+        amounts.update({name: str(amount) for name, amount in amounts.items()})
 
 
 def _api_version(target: Target) -> str:

@@ -353,7 +353,8 @@ class KubernetesDeployment:
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
-            alive = [one for one in self.replicas if one.index not in dead]
+            over = {pods.name(pod): pod for pod in self._pods.objects if pods.is_over(pod)}
+            alive = [one for one in self.replicas if one.index not in dead and one.pod not in over]
             unanswered = []
             if self._experiment.workload.server is not None:
                 unanswered = self._finish(alive)
@@ -364,8 +365,14 @@ class KubernetesDeployment:
                 for name in (pods.CONTAINER, pods.SERVER)
                 if pods.restarts(pod, name)
             }
+            self._save_logs({one.index: over[one.pod] for one in self.replicas if one.pod in over})
             return [*unanswered, *artifacts.results(self._api, alive, self._folder, self.workload.routes, restarted)]
-        for index, pod in enumerate(sorted(self._pods.objects, key=pods.sort_key)):
+        self._save_logs(dict(enumerate(sorted(self._pods.objects, key=pods.sort_key))))
+        return []
+
+    def _save_logs(self, of: Mapping[int, Object]) -> None:
+        """Of pods that answer nothing else, by replica."""
+        for index, pod in of.items():
             for container in [one["name"] for one in pod["spec"]["containers"]]:
                 log = artifacts.log_file(self._folder, index, container)
                 again = pods.restarts(pod, container) > 0
@@ -379,7 +386,6 @@ class KubernetesDeployment:
                         restarted=again,
                         patience_s=artifacts.QUICK_S,
                     )
-        return []
 
     def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
         """Wait until what was asked of servers is answered or given up; a sentence for each that was asked on."""

@@ -159,8 +159,6 @@ def load_job(
         plan: of all shards.
     """
     made = workload(experiment, folder.with_name(f"{folder.name}-load"), spec, campaign_id)
-    del made.body["spec"]["backoffLimit"]
-    made.body["spec"]["backoffLimitPerIndex"] = 0  # one that fails takes no other along
     template = made.body["spec"]["template"]
     template["metadata"]["labels"][LOAD_LABEL] = "true"
     term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {CAMPAIGN_LABEL: campaign_id}}}

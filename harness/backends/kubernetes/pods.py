@@ -171,6 +171,11 @@ def unhealthy_devices(pod: Object) -> list[str]:
     ]
 
 
+def is_over(pod: Object) -> bool:
+    """Whether nothing of it runs, nor will again: what it was asked for would not be answered, but its log is there."""
+    return (pod.get("status") or {}).get("phase") in {"Failed", "Succeeded"}
+
+
 def sort_key(pod: Object) -> tuple[int, str]:
     """Order of the replicas: a job's own index, else the name."""
     index = (pod["metadata"].get("annotations") or {}).get(INDEX_ANNOTATION, "0")

@@ -1,6 +1,6 @@
-"""A real API server (kube-apiserver and etcd) on loopback: no node, no controller, nothing that would run a pod.
+"""A real API server (kube-apiserver and etcd) on loopback: no node, nothing that would run a pod.
 
-The binaries are taken from the folder ``KUBEBUILDER_ASSETS`` or from PATH; tests skip where they are missing.
+Controllers and scheduler stand beside it where they are asked for. The binaries are taken from the folder ``KUBEBUILDER_ASSETS`` or from PATH; tests skip where they are missing.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def found(program: str) -> str | None:
 
 
 MISSING = [name for name in ("etcd", "kube-apiserver", "kubectl") if found(name) is None]
+CONTROLLED = all(found(name) for name in ("kube-controller-manager", "kube-scheduler"))
+"""Whether the real controllers and the real scheduler can take part."""
 WHY_NOT = f"no {', '.join(MISSING)} in KUBEBUILDER_ASSETS or PATH"
 
 
@@ -112,6 +114,20 @@ def api_server(folder: Path, *flags: str) -> Iterator[Cluster]:
     ):
         _wait_until_ready(cluster, process, folder / "apiserver.log")
         yield cluster
+
+
+@contextlib.contextmanager
+def controllers(folder: Path, cluster: Cluster) -> Iterator[None]:
+    """Run the controllers that make and delete pods, and the scheduler, until the block ends."""
+    common = [f"--kubeconfig={cluster.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1"]
+    common += [f"--cert-dir={folder / 'certificates'}", f"--secure-port={free_port()}"]
+    kinds = "--controllers=deployment-controller,replicaset-controller,job-controller,garbage-collector-controller"
+    scheduling = [*common[:-1], f"--secure-port={free_port()}"]
+    with (
+        running([str(found("kube-controller-manager")), *common, kinds], folder / "controllers.log"),
+        running([str(found("kube-scheduler")), *scheduling], folder / "scheduler.log"),
+    ):
+        yield
 
 
 def _server(folder: Path, etcd: str, port: int) -> list[str]:

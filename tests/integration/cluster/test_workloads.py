@@ -95,8 +95,9 @@ def test_a_token_is_renewed_at_half_its_life_and_a_broken_file_mended(furnished)
     assert "token" not in longer.output.replace("token_ttl", "")
 
 
-def test_nobody_reaches_a_replica_but_prometheus_and_the_api_server(furnished):
-    (rule,) = furnished.get("networkpolicy", "replicas", "--namespace", "inference")["spec"]["ingress"]
+def test_nobody_reaches_a_replica_but_prometheus_the_api_server_and_the_load_generators(furnished):
+    rule, load = furnished.get("networkpolicy", "replicas", "--namespace", "inference")["spec"]["ingress"]
+    assert load == {"from": [{"podSelector": {"matchLabels": {"gpu-sharing-harness/load": "true"}}}]}
     assert rule["ports"] == [{"protocol": "TCP", "port": 8000}]
     assert rule["from"] == [
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},

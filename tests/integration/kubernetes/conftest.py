@@ -1,5 +1,6 @@
 """The same tests on two API servers: the shipped fake, and the real one where its binaries are."""
 
+import contextlib
 import json
 import threading
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import SWITCHED
 from harness.config import KubernetesSpec
-from tests.integration.cluster.api_server import MISSING, ROOT, WHY_NOT, Cluster, api_server
+from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_NOT, Cluster, api_server, controllers
 from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.fake_cluster import FakeCluster
@@ -33,11 +34,13 @@ class Server:
     Attributes:
         kubeconfig: of the account that access.yaml makes; nothing here may need more.
         admin: of an administrator, for whoever plays the cluster.
+        controlled: by the real controllers and the real scheduler.
     """
 
     kind: str
     kubeconfig: Path
     admin: Path
+    controlled: bool = False
 
     def spec(self, **changes) -> KubernetesSpec:
         values = {
@@ -64,8 +67,8 @@ def server(request, tmp_path_factory) -> Iterator[Server]:
             kubeconfig = cluster.write_kubeconfig(folder / "kubeconfig")
             yield Server("fake", kubeconfig, kubeconfig)
     else:
-        with api_server(folder) as cluster:
-            yield Server("real", _account(cluster, folder / "harness.conf"), cluster.kubeconfig)
+        with api_server(folder) as cluster, controllers(folder, cluster) if CONTROLLED else contextlib.nullcontext():
+            yield Server("real", _account(cluster, folder / "harness.conf"), cluster.kubeconfig, CONTROLLED)
 
 
 def _account(cluster: Cluster, path: Path) -> Path:
@@ -84,7 +87,8 @@ def _account(cluster: Cluster, path: Path) -> Path:
 
 @pytest.fixture
 def driver(server, tmp_path) -> Iterator[ClusterDriver]:
-    with ClusterDriver(KubernetesApi(server.spec(kubeconfig=str(server.admin))), tmp_path / "node") as driving:
+    api = KubernetesApi(server.spec(kubeconfig=str(server.admin)))
+    with ClusterDriver(api, tmp_path / "node", controlled=server.controlled) as driving:
         yield driving
 
 

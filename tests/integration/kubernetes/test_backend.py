@@ -16,6 +16,7 @@ from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
+from tests.support.cluster_driver import ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.processes import eventually
 
@@ -83,6 +84,34 @@ def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver)
     assert list(deployment.stop(timeout_s=4)) == []
     assert driver.left() == []
     assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
+
+
+def test_a_jobs_replica_that_dies_takes_no_other_along(deploy, server, driver, deaths):
+    deployment, folder = deploy(experiment(replicas=3), by=KubernetesBackend(server.spec(kind="job"), "c0ffee"))
+    victim, *others = [status["pod"] for status in deployment.statuses()]
+
+    driver.kill(victim, reason="OOMKilled")
+    wait_for(lambda: job_status(server).get("failed"))  # its controller has seen it, and does what it does about it
+    served = [served_by(driver, pod) for pod in others]
+    wait_for(
+        lambda: all(served_by(driver, pod) > before for pod, before in zip(others, served, strict=True)), SEEN_WITHIN_S
+    )
+
+    assert [death.replica for death in deaths] == [0]
+    assert job_status(server)["active"] == 2
+    assert list(deployment.stop(timeout_s=4)) == []
+    for index in (1, 2):
+        assert len(latencies.read(layout.replica_folder(folder, index) / layout.RAW_LATENCIES)) > 1
+    assert "serving" in layout.replica_log(folder, 0).read_text()
+    assert driver.left() == []
+
+
+def job_status(server):
+    return deployment_objects(server, "batch/v1", "jobs")[0].get("status") or {}
+
+
+def served_by(driver, pod):
+    return (driver.folder / pod / layout.RAW_LATENCIES).stat().st_size
 
 
 def deployment_objects(server, version, resource):
@@ -178,24 +207,19 @@ def test_a_replica_that_does_not_drain_is_killed_and_said(deploy, driver):
 
 
 @pytest.mark.parametrize(
-    ("trouble", "error", "said"),
+    ("trouble", "said"),
     [
-        ({"pull": NO_IMAGE}, BackendError, f"replicas cannot start: {NO_IMAGE[0]}: {NO_IMAGE[1]}"),
-        ({"slices": 1}, BackendError, "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"),
-        (
-            {"forbidden": 'pods "x" is forbidden: exceeded quota: gpus'},
-            BackendError,
-            "FailedCreate: pods .* quota: gpus",
-        ),
+        (lambda driver: setattr(driver, "pull", NO_IMAGE), f"replicas cannot start: {NO_IMAGE[0]}: {NO_IMAGE[1]}"),
+        (lambda driver: driver.lend(1), "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"),
+        (ClusterDriver.forbid_pods, "FailedCreate: pods .* quota: gpus"),
     ],
     ids=["image", "slices", "quota"],
 )
-def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy, driver, trouble, error, said):
-    for name, value in trouble.items():
-        setattr(driver, name, value)
+def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy, driver, trouble, said):
+    trouble(driver)
 
     began_s = time.monotonic()
-    with pytest.raises(error, match=said):
+    with pytest.raises(BackendError, match=said):
         deploy(experiment(replicas=2))
 
     assert time.monotonic() - began_s < 2 * SEEN_WITHIN_S

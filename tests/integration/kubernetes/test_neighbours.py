@@ -104,7 +104,7 @@ def test_with_a_gpu_each_the_node_is_what_they_share(deploy, driver):
 
 
 def test_a_neighbour_that_finds_no_room_ends_the_measured_ones_too(deploy, one_gpu):
-    one_gpu.slices = 2
+    one_gpu.lend(2)
 
     with pytest.raises(BackendError, match="Unschedulable: 0/1 nodes are available: 1 Insufficient"):
         deploy(crowded())

@@ -65,10 +65,10 @@ def test_the_job_asks_for_the_gpu_and_ends_by_itself(made, driver):
     job = seen[0]
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
     assert container["command"] == ["python", "-m", "harness.campaign.profile_pod"]
     assert job["spec"]["activeDeadlineSeconds"] == 300 + 2 * 30 + 3600
-    assert job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["backoffLimitPerIndex"] == 0
     assert pod["restartPolicy"] == "Never"
     assert job["spec"]["template"]["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 

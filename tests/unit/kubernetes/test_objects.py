@@ -321,7 +321,7 @@ def test_a_job_is_bounded_in_every_way():
     assert float(environment["RUN_SECONDS"]) > 20 + 0.5
     assert body["spec"]["activeDeadlineSeconds"] > float(environment["RUN_SECONDS"])
     assert body["spec"]["ttlSecondsAfterFinished"] > 0
-    assert body["spec"]["backoffLimit"] == 0
+    assert body["spec"]["backoffLimitPerIndex"] == 0
 
 
 def test_names_are_valid_and_another_one_for_every_attempt():
