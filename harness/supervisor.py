@@ -27,7 +27,9 @@ import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Not the parent's own signal: a killed parent dies thread by thread, and is still there when the first of them is gone.
+_PARENT_DIED = signal.SIGUSR1
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, _PARENT_DIED)
 _KILL_WAIT_S = 5.0
 _POLL_S = 0.02
 MOST_LOG_BYTES = 64 << 20
@@ -219,22 +221,22 @@ def _under_parent(parent_pid: int, grace_s: float, folder: str, command: list[st
     """Run the command; returns its exit code, or 143 when it was stopped."""
     watched = {*_STOP_SIGNALS, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent_pid:  # it died before the line above
-        return 128 + signal.SIGTERM
-    child_pid = os.posix_spawn(command[0], command, os.environ, setsigmask=[])
-    while True:
+    _prctl(_PR_SET_PDEATHSIG, _PARENT_DIED)
+    died = os.getppid() != parent_pid  # before the line above
+    child_pid = None if died else os.posix_spawn(command[0], command, os.environ, setsigmask=[])
+    code = None
+    while child_pid and code is None:
         received = signal.sigwaitinfo(watched).si_signo
         if received in _STOP_SIGNALS:
             _end_tree(child_pid, grace_s)
-            if os.getppid() != parent_pid:
-                import shutil
-
-                shutil.rmtree(folder, ignore_errors=True)
-            return 128 + signal.SIGTERM
+            died = received == _PARENT_DIED or _PARENT_DIED in signal.sigpending()
+            break
         code = _reap(child_pid)
-        if code is not None:
-            return code
+    if died:
+        import shutil
+
+        shutil.rmtree(folder, ignore_errors=True)
+    return 128 + signal.SIGTERM if code is None else code
 
 
 def main(mode: str, *arguments: str) -> int:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,9 +73,12 @@ def test_the_command_gets_the_time_to_end_by_itself(tmp_path: Path) -> None:
 
 def test_it_does_not_start_for_a_parent_that_is_gone(tmp_path: Path) -> None:
     mark = tmp_path / "started"
-    with start("/bin/sh", "-c", f"touch {mark}", folder=tmp_path, parent=1) as process:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with start("/bin/sh", "-c", f"touch {mark}", folder=folder, parent=1) as process:
         assert process.wait(120) == 143
     assert not mark.exists()
+    assert not folder.exists()
 
 
 def test_when_its_parent_dies_the_tree_and_the_folder_go(tmp_path: Path) -> None:
@@ -94,6 +98,25 @@ def test_when_its_parent_dies_the_tree_and_the_folder_go(tmp_path: Path) -> None
         below = [pid, *descendants(pid)]
         parent.kill()
     assert eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in below))
+    assert not folder.exists()
+
+
+def test_a_parent_whose_threads_die_one_by_one_has_died_with_the_first(tmp_path: Path) -> None:
+    """The kernel tells of the thread that started the supervisor, while the process may be there for a while."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_and_end() -> None:
+        started.append(start("/bin/sh", "-c", "echo ready; sleep 310", folder=folder))
+        assert started[0].stdout is not None
+        assert started[0].stdout.readline() == b"ready\n"
+
+    thread = threading.Thread(target=start_and_end)
+    thread.start()
+    thread.join()
+    with started[0] as process:
+        assert process.wait(60) == 143
     assert not folder.exists()
 
 
