@@ -35,8 +35,20 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
                 advice="Create more instances (nvidia-smi mig -cgi), or take fewer replicas.",
             )
         return {VISIBLE: instances[index]}
-    uuids = used_gpus(experiment)
-    return {VISIBLE: uuids[index % len(uuids)]} if uuids else {}
+    dealt = deal(experiment, used_gpus(experiment))
+    return {VISIBLE: ",".join(dealt[index % len(dealt)])} if dealt else {}
+
+
+def deal(experiment: ExperimentSpec, uuids: Sequence[str]) -> list[Sequence[str]]:
+    """The GPUs of each place that replicas take in turn.
+
+    One each; as many as a replica has processes where they suffice for all. Under MPS one: a process is the client of one
+    daemon, and each GPU has its own.
+    """
+    wide = experiment.workload.processes
+    if experiment.sharing.traits.daemon or wide * experiment.cell.processes > len(uuids):
+        wide = 1
+    return [uuids[first : first + wide] for first in range(0, len(uuids) - wide + 1, wide)]
 
 
 def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFacts]:
@@ -46,15 +58,17 @@ def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFact
 
 
 def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
-    """UUIDs of the GPUs that the replicas take in turn; none where CUDA's own choice, or none at all, is the right one.
+    """UUIDs of the GPUs that the replicas take in turn; none where there is nothing to choose from, or an instance is given.
 
     Raises:
         BackendError: there are fewer GPUs than the campaign uses.
     """
     given = os.environ.get(VISIBLE)
-    if (given is None and experiment.gpus == 1) or (given or "").startswith("MIG-"):
+    if (given or "").startswith("MIG-"):
         return []
     gpus, _ = gpu_facts()
+    if given is None and experiment.gpus == len(gpus) == 1:
+        return []
     if gpus and len(gpus) < experiment.gpus:
         raise BackendError(
             f"the campaign uses {experiment.gpus} GPUs, and {len(gpus)} are here and let through by {VISIBLE}.",

@@ -113,10 +113,10 @@ class LocalDeployment:
         self._watcher: threading.Thread | None = None
         self._lifeline = Lifeline()
         self._replicas: list[LocalReplica] = []
-        self._mps: MpsDaemon | None = None
+        self._daemons: list[MpsDaemon] = []
         try:
-            self._mps = self._start_mps(experiment, folder, campaign_id)
-            shared = self._mps.replica_environment() if self._mps else {}
+            if experiment.sharing.traits.daemon:
+                self._start_daemons(folder)
             for position, seat in enumerate(seats_with_cpus(experiment, folder)):
                 own = replica_environment(seat)
                 environment = {
@@ -124,7 +124,7 @@ class LocalDeployment:
                     **server_environment(seat.workload, own, experiment.timing),
                     **scenario_environment(seat.workload, experiment.timing),
                     **device_environment(experiment, position),
-                    **shared,
+                    **self._client_environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
                 }
                 self._replicas.append(LocalReplica(seat, environment, self._lifeline))
@@ -138,17 +138,23 @@ class LocalDeployment:
             self.stop(timeout_s=experiment.drain_timeout_s)
             raise
 
-    def _start_mps(self, experiment: ExperimentSpec, folder: Path, campaign_id: str) -> MpsDaemon | None:
-        if not experiment.sharing.traits.daemon:
-            return None
-        return MpsDaemon(
-            campaign_id,
-            lifeline=self._lifeline,
-            logs=layout.mps_logs(folder),
-            limits=experiment.mps,
-            replicas=experiment.replicas_per_gpu,
-            gpus=used_gpus(experiment),
-        )
+    def _start_daemons(self, folder: Path) -> None:
+        """One for each GPU, so that what breaks on one stays there."""
+        logs, gpus = layout.mps_logs(folder), used_gpus(self._experiment)
+        for index, served in enumerate([[gpu] for gpu in gpus] or [[]]):
+            daemon = MpsDaemon(
+                self._campaign_id,
+                lifeline=self._lifeline,
+                logs=logs / f"gpu{index}" if len(gpus) > 1 else logs,
+                limits=self._experiment.mps,
+                replicas=self._experiment.replicas_per_gpu,
+                gpus=served,
+            )
+            self._daemons.append(daemon)
+
+    def _client_environment(self, position: int) -> dict[str, str]:
+        """What makes a replica a client of its GPU's daemon."""
+        return self._daemons[position % len(self._daemons)].replica_environment() if self._daemons else {}
 
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
@@ -218,8 +224,9 @@ class LocalDeployment:
                 replica.served = replica.served or replica.has_served()
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
-                if self._mps is not None:
-                    self._mps.require_clients([replica.gpu_pids() for replica in self._replicas])
+                for index, daemon in enumerate(self._daemons):
+                    theirs = self._replicas[index :: len(self._daemons)]
+                    daemon.require_clients({one.seat.name: one.gpu_pids() for one in theirs})
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -235,7 +242,7 @@ class LocalDeployment:
             replica.require_cpus()
             _refuse_silent_cpu(replica)
             # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
-            if self._mps is None and replica.seat.workload.server and replica.seat.workload.device is Device.CUDA:
+            if not self._daemons and replica.seat.workload.server and replica.seat.workload.device is Device.CUDA:
                 self._require_on_gpu(replica)
 
     def _require_on_gpu(self, replica: LocalReplica) -> None:
@@ -281,9 +288,8 @@ class LocalDeployment:
                     self._deaths.append(death)
                 else:
                     problems.append(str(death))
-        if self._mps is not None:
-            problems += self._mps.stop()
-            self._mps = None
+        problems += [problem for daemon in self._daemons for problem in daemon.stop()]
+        self._daemons = []
         self._lifeline.cut()
         codes = [await_end(replica.guard) for replica in self._replicas]
         if min(codes, default=0) < 0:

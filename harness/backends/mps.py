@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -79,19 +79,19 @@ class MpsDaemon:
         """What makes a process a client, within the limits."""
         return {**self._environment, **limits_environment(self._limits, self._replicas)}
 
-    def require_clients(self, replicas: Sequence[Collection[int]]) -> None:
+    def require_clients(self, replicas: Mapping[str, Collection[int]]) -> None:
         """Raise BackendError when a replica has no process that runs under this daemon.
 
         Args:
-            replicas: process ids of each.
+            replicas: process ids of each, by its name.
         """
         clients = {
             client for server in self._ask("get_server_list") for client in self._ask(f"get_client_list {server}")
         }
-        beside = [index for index, pids in enumerate(replicas) if clients.isdisjoint(pids)]
+        beside = [name for name, pids in replicas.items() if clients.isdisjoint(pids)]
         if beside:
             raise BackendError(
-                f"replica {beside[0]} runs beside MPS and not under it: the daemon's clients are {sorted(clients)}.",
+                f"{beside[0]} runs beside MPS and not under it: the daemon's clients are {sorted(clients)}.",
                 advice=f"See {self._logs}; a replica on the CPU can be no client.",
             )
 

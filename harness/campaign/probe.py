@@ -128,7 +128,9 @@ def _watch(
             started.append(lifeline.start([*command, str(place)], log=place / LOG, environment=environment))
         _await(places, READY, started, START_S)
         if daemon is not None:
-            daemon.require_clients([supervisor.descendants(process.pid) for process in started])
+            daemon.require_clients(
+                {f"process {index}": supervisor.descendants(one.pid) for index, one in enumerate(started)}
+            )
         (folder / GO).touch()
         _await(places, SLICES, started, seconds * processes + LATE_S)
     finally:

@@ -248,6 +248,11 @@ class WorkloadSpec(StrictModel):
             )
         return self
 
+    @property
+    def processes(self) -> int:
+        """Of one replica that compute, each on a GPU of its own where there are enough."""
+        return 2 if self.target == "data-parallel-training" else 1
+
     @model_validator(mode="after")
     def _has_the_gpu_it_needs(self) -> WorkloadSpec:
         if self.execution is Execution.CUDA_GRAPH and self.device is Device.CPU:

@@ -39,12 +39,15 @@ ACTIVITY = {
     "dram_active_percent": ("NVML_GPM_METRIC_DRAM_BW_UTIL", 1.0),
     "pcie_sent_bytes_per_s": ("NVML_GPM_METRIC_PCIE_TX_PER_SEC", _BYTES_PER_MIB),
     "pcie_received_bytes_per_s": ("NVML_GPM_METRIC_PCIE_RX_PER_SEC", _BYTES_PER_MIB),
+    "nvlink_sent_bytes_per_s": ("NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC", _BYTES_PER_MIB),
+    "nvlink_received_bytes_per_s": ("NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC", _BYTES_PER_MIB),
 }
 """What the GPU's processors really did since the reading before, from NVML's GPU performance monitoring (GPM), on Hopper and
 newer, without root: NVML's name and what its value is multiplied by. "GPU utilisation" says only that some kernel ran.
 
 SM active is the share of time x streaming multiprocessors (SMs) with work on them, occupancy the resident warps of those that
-the SMs can hold, DRAM active the share of the memory's bandwidth in use; PCIe is sent from the GPU to the host.
+the SMs can hold, DRAM active the share of the memory's bandwidth in use; PCIe is sent from the GPU to the host,
+NVLink to other GPUs, over all of its links.
 """
 _BITS = 64
 """Of one word of a CPU mask."""

@@ -17,6 +17,7 @@ from harness.backends.local import LocalBackend
 from harness.backends.mps import CONTROL
 from harness.config import MpsLimits, Sharing
 from harness.errors import BackendError
+from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
@@ -74,6 +75,24 @@ def test_replicas_are_clients_of_a_daemon_of_their_own_within_its_limits(control
         assert environment["CUDA_MPS_PIPE_DIRECTORY"].startswith(tempfile.gettempdir())
     assert list(deployment.stop(timeout_s=10)) == []
     assert layout.mps_logs(tmp_path / "attempt").joinpath("daemon.log").exists()
+
+
+@pytest.mark.usefixtures("fake")
+def test_each_gpu_has_a_daemon_of_its_own_with_the_replicas_there(tmp_path, campaign_id, monkeypatch):
+    gpus = [GpuFacts(name="Test", total_bytes=1, free_bytes=1, uuid=uuid) for uuid in ("GPU-a", "GPU-b")]
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: (gpus, ""))
+    deployment = deploy(tmp_path, campaign_id, replicas=3, gpus=2)
+
+    environments = [psutil.Process(target.pid).environ() for target in deployment.targets]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in environments] == ["GPU-a", "GPU-b", "GPU-a"]
+    pipes = [one["CUDA_MPS_PIPE_DIRECTORY"] for one in environments]
+    assert pipes[0] == pipes[2] != pipes[1]
+    daemons = [one.environ() for one in marked(campaign_id) if one.cmdline()[-1] == "-f"]
+    served = {(one["CUDA_MPS_PIPE_DIRECTORY"], one["CUDA_VISIBLE_DEVICES"]) for one in daemons}
+    assert served == {(pipes[0], "GPU-a"), (pipes[1], "GPU-b")}
+    assert list(deployment.stop(timeout_s=10)) == []
+    logs = layout.mps_logs(tmp_path / "attempt")
+    assert all(logs.joinpath(name, "daemon.log").exists() for name in ("gpu0", "gpu1"))
 
 
 def test_a_daemon_that_ends_by_itself_is_said(control, tmp_path, campaign_id):

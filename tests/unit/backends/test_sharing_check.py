@@ -11,7 +11,7 @@ from harness.backends.base import Severity
 from harness.backends.devices import device_environment, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, MpsLimits, Sharing
+from harness.config import Device, MpsLimits, Sharing, WorkloadSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts, gpu_facts
 from tests.support.experiments import experiment
@@ -140,7 +140,26 @@ def test_a_chosen_gpu_is_named_by_its_uuid_and_no_choice_stays_none(monkeypatch)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a")
     assert device_environment(experiment(gpus=1), 1) == {}
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert device_environment(experiment(gpus=1), 1) == {"CUDA_VISIBLE_DEVICES": "GPU-two"}
+    monkeypatch.setattr("harness.backends.devices.gpu_facts", lambda: ([gpu()], ""))
     assert device_environment(experiment(gpus=1), 1) == {}
+
+
+@pytest.mark.usefixtures("two_visible_gpus")
+@pytest.mark.parametrize(
+    ("sharing", "gpus", "replicas", "given"),
+    [
+        (Sharing.TIME_SLICING, 2, 1, ["GPU-two,GPU-five"]),
+        (Sharing.EXCLUSIVE, 2, 1, ["GPU-two,GPU-five"]),
+        (Sharing.TIME_SLICING, 2, 2, ["GPU-two", "GPU-five"]),
+        (Sharing.TIME_SLICING, 1, 1, ["GPU-two"]),
+        (Sharing.MPS, 2, 1, ["GPU-two"]),
+    ],
+)
+def test_a_replica_of_two_processes_gets_two_gpus_where_they_suffice(sharing, gpus, replicas, given):
+    spec = experiment(gpus=gpus, replicas=replicas, sharing=sharing)
+    spec = spec.model_copy(update={"workload": WorkloadSpec(name="data-parallel-training", batch_size=8)})
+    assert [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(replicas)] == given
 
 
 @pytest.mark.usefixtures("two_visible_gpus")

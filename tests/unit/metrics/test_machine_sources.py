@@ -126,6 +126,7 @@ class FakeNvml:
     NVML_GPM_METRICS_GET_VERSION, NVML_SUCCESS = 1, 0
     NVML_GPM_METRIC_SM_UTIL, NVML_GPM_METRIC_SM_OCCUPANCY, NVML_GPM_METRIC_ANY_TENSOR_UTIL = 2, 3, 5
     NVML_GPM_METRIC_DRAM_BW_UTIL, NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = 10, 20, 21
+    NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC, NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC = 60, 61
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
 
     def __init__(self, *, devices=2, init_error=None, power_error=None, processes=(), mps=None, monitored=True):
@@ -234,6 +235,7 @@ def test_what_the_processors_did_is_told_from_reading_to_reading():
         assert (activity["sm_active_percent"], activity["tensor_active_percent"]) == (2.01, 5.01)
         assert activity["sm_occupancy_percent"] == Missing("NVML: not on this GPU")
         assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20)
+        assert activity["nvlink_sent_bytes_per_s"] == pytest.approx(61.01 * 2**20)
     gpus.close()
     assert library.samples == 0
 
