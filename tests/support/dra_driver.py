@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from harness.backends.kubernetes.claims import UNPREPARED
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.errors import ClusterError
 
@@ -26,6 +27,7 @@ class DraDriver:
 
     Attributes:
         uuids: of the GPUs that it lists, by the devices' names.
+        gates: strategies that it knows.
         deaf: whether it gives devices without heeding what a claim says of sharing.
         shared: what the claims said of sharing, each time that one was allocated; None: nothing.
     """
@@ -33,6 +35,7 @@ class DraDriver:
     api: KubernetesApi
     node: str
     uuids: dict[str, str]
+    gates: frozenset[str] = frozenset({"TimeSlicing", "MPS"})
     deaf: bool = False
     shared: list[dict | None] = field(default_factory=list)
 
@@ -86,13 +89,31 @@ class DraDriver:
         """The environment that the driver gives a pod's container; None: its claim is not allocated."""
         claim = self.api.find(f"{self.claims}/{self.of(pod)}")
         devices = ((claim or {}).get("status") or {}).get("allocation", {}).get("devices")
-        if not devices:
+        if not devices or self._refused(pod, _sharing(devices)):
             return None
         environment = {"NVIDIA_VISIBLE_DEVICES": self.uuids[devices["results"][0]["device"]]}
         shared = _sharing(devices)
         if shared and shared["strategy"] == "MPS" and not self.deaf:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = "/tmp/nvidia-mps"
         return environment
+
+    def _refused(self, pod: dict, shared: dict | None) -> bool:
+        """Whether it does not know a strategy; the kubelet says so."""
+        if shared is None or shared["strategy"] in self.gates:
+            return False
+        name = pod["metadata"]["name"]
+        path = f"/api/v1/namespaces/{self.api.namespace}/events/{name}.refused"
+        gate = {"MPS": "MPSSupport", "TimeSlicing": "TimeSlicingSettings"}[shared["strategy"]]
+        message = f'"{shared["strategy"]}" is selected as the GPU sharing strategy, but the "{gate}" feature gate is not enabled'
+        about = {"kind": "Pod", "namespace": self.api.namespace, "name": name, "uid": pod["metadata"]["uid"]}
+        event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.refused"}, "type": "Warning"}
+        event |= {
+            "involvedObject": about,
+            "reason": UNPREPARED,
+            "message": f"Failed to prepare dynamic resources: {message}",
+        }
+        self.api.apply(path, event)
+        return True
 
     def _claim(self, pod: dict, wanted: dict) -> None:
         template = wanted.get("resourceClaimTemplateName")

@@ -23,6 +23,9 @@ SLICES = f"{API}/resourceslices"
 CLAIMS = f"{API}/resourceclaims"
 DRIVER = "gpu.nvidia.com"
 GPU_CLASS, INSTANCE_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
+UNPREPARED = "FailedPrepareDynamicResources"
+"""The kubelet's reason of an event; with what the driver says."""
+_GATE = "feature gate"
 _REQUEST = "gpu"
 """Name of the one request of a claim, and of a pod's one claim."""
 
@@ -128,6 +131,17 @@ def observe(
             raise _other(f"{title} computes on {has}, and its claim {name} gave it {uuid}")
         told.append(f"{experiment.cell.mode} by claim {name}")
     return told
+
+
+def refuse_unknown_setting(warnings: Sequence[Object]) -> None:
+    """Raise BackendError where the driver's settings do not allow a claim's: the kubelet would try for ever."""
+    for event in warnings:
+        message = str(event.get("message"))
+        if event.get("reason") == UNPREPARED and _GATE in message:
+            raise BackendError(
+                f"NVIDIA's DRA driver refuses the claim: {message}",
+                advice="Turn the feature gate on that it names (docs/cluster.md: TimeSlicingSettings, MPSSupport), or leave that mode out.",
+            )
 
 
 def devices(slices: Sequence[Object]) -> Iterator[tuple[str, Device, Object]]:

@@ -27,6 +27,8 @@ from harness.results.provenance import collect as this_machine
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
 
 LOOK_S = 0.25
+EVENTS_S = 5.0
+"""How often it is asked whether the driver refuses a claim."""
 FORCE_AFTER_S = 20.0
 FORCED_GONE_S = 20.0
 FINISH_S = 20.0
@@ -174,6 +176,7 @@ class KubernetesDeployment:
     def _wait_ready(self, abort: threading.Event) -> None:
         timeout_s, now_s = self._experiment.timing.ready_timeout_s, self._clock.now_s
         deadline_s, pending_since_s = self._made_s + timeout_s, math.inf
+        asked_s = self._made_s
         while True:
             self._news.clear()
             if abort.is_set():
@@ -187,6 +190,9 @@ class KubernetesDeployment:
             pending_since_s = min(pending_since_s, now_s()) if hindrance else math.inf
             if progress.stuck or (hindrance and now_s() >= pending_since_s + self._spec.pending_s):
                 raise _hindered(progress.stuck or hindrance)
+            if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
+                asked_s = now_s()
+                claims.refuse_unknown_setting(self._warnings())
             if now_s() >= deadline_s:
                 raise BackendError(
                     f"not every replica served within {timeout_s:g} s: {progress.waiting}.{self._last_event()}",
@@ -227,15 +233,18 @@ class KubernetesDeployment:
 
     def _last_event(self) -> str:
         """What a controller or kubelet complained about last, where the status of the pods does not say it."""
+        latest = max(self._warnings(), key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
+        return f" The last warning: {latest.get('reason')}: {latest.get('message')}" if latest else ""
+
+    def _warnings(self) -> list[Object]:
+        """What was complained about the pods."""
         path = f"/api/v1/namespaces/{self._spec.namespace}/events"
         try:
             found = self._api.list(path, fields="type=Warning,involvedObject.kind=Pod")
         except BackendError:
-            return ""  # not allowed, or the server is gone: it would have been a help, no more
+            return []  # not allowed, or the server is gone: it would have been a help, no more
         names = {pods.name(pod) for pod in self._pods.objects}
-        about = [event for event in found if event["involvedObject"].get("name") in names]
-        latest = max(about, key=lambda event: str(event.get("lastTimestamp") or ""), default=None)
-        return f" The last warning: {latest.get('reason')}: {latest.get('message')}" if latest else ""
+        return [event for event in found if event["involvedObject"].get("name") in names]
 
     def _learn(self, api: KubernetesApi) -> None:
         """Ask every replica what it is; and the cluster, where it is."""

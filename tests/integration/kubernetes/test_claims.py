@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from harness.backends.kubernetes import preflight
+from harness.backends.kubernetes import deployment, preflight
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
@@ -82,16 +82,16 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
 
 def test_each_exclusive_replica_of_a_job_has_a_claim_and_a_gpu_of_its_own(spec, dra, tmp_path):
     job = spec.model_copy(update={"kind": WorkloadKind.JOB})
-    deployment = start(job, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
-    assert {one["device_uuid"] for one in deployment.statuses()} == {"GPU-a", "GPU-b"}
+    running = start(job, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
+    assert {one["device_uuid"] for one in running.statuses()} == {"GPU-a", "GPU-b"}
     assert len(dra.left()) == 3  # the template and what was made of it
-    deployment.stop(timeout_s=4)
+    running.stop(timeout_s=4)
 
 
 def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp_path):
     beside = ConditionSpec(name="beside", neighbours=[neighbour("on_lent_gpu")])
     limits = MpsLimits(share=12.5, pinned_memory_gb=2)
-    deployment = start(spec, tmp_path, sharing=Sharing.MPS, replicas=2, mps=limits, condition=beside)
+    running = start(spec, tmp_path, sharing=Sharing.MPS, replicas=2, mps=limits, condition=beside)
     assert dra.shared == [
         {
             "strategy": "MPS",
@@ -101,14 +101,21 @@ def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp
     [claim] = KubernetesApi(spec).list(dra.claims)
     assert len(claim["status"]["reservedFor"]) == 3
     limited = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
-    assert [one["mps_limits"] for one in deployment.statuses()] == [limited, limited]
-    deployment.stop(timeout_s=4)
+    assert [one["mps_limits"] for one in running.statuses()] == [limited, limited]
+    running.stop(timeout_s=4)
 
 
 def test_a_mode_that_did_not_come_about_is_not_believed(spec, dra, tmp_path):
     dra.deaf = True
     with pytest.raises(BackendError, match=r"runs without MPS, and it was to be under mps"):
         start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
+
+
+def test_a_driver_without_the_modes_gate_ends_the_wait_with_its_words(spec, dra, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
+    dra.gates = frozenset()
+    with pytest.raises(BackendError, match='the "MPSSupport" feature gate is not enabled'):
+        start(spec.model_copy(update={"pending_s": 60.0}), tmp_path, sharing=Sharing.MPS, replicas=1)
 
 
 def test_another_gpu_than_the_claims_is_not_believed(spec, dra, tmp_path):
