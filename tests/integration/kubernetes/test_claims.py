@@ -4,6 +4,9 @@ import threading
 
 import pytest
 
+from harness.analysis.campaign import analyse
+from harness.analysis.report import report_of
+from harness.analysis.summary import rows
 from harness.backends.kubernetes import deployment, preflight
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.folder import create
@@ -75,6 +78,14 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert {one["device_uuid"] for one in manifest.replicas} == {"GPU-a"}
         assert all(one["sharing"].startswith(f"{spec_of.cell.mode} by claim ") for one in manifest.replicas)
+    analysis = analyse(folder.path)
+    told = report_of(analysis, tmp_path / "report").with_suffix(".md").read_text(encoding="utf-8")
+    assert {"time-slicing (short)", "time-slicing (long)"} <= {
+        key.mode for key in (cell.key for cell in analysis.cells)
+    }
+    assert "time-slicing (short)" in told
+    assert "time-slicing (long)" in told
+    assert {row[-1] for row in rows(analysis) if row[1] == "time-slicing"} == {"short", "long"}
     assert dra.shared == [{"strategy": "MPS"}, None, SHORT, LONG, SHORT, LONG, {"strategy": "MPS"}, {"strategy": "MPS"}]
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
     killed.stop(timeout_s=4)

@@ -5,13 +5,13 @@ import time
 import pytest
 
 from harness.backends.base import Severity
-from harness.backends.kubernetes import grafana, preflight
+from harness.backends.kubernetes import claims, grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
 from tests.support.experiments import campaign, experiment, neighbour
 
@@ -501,3 +501,21 @@ def test_default_limits_let_a_replica_in_and_throttle_it():
     [(severity, message)] = quota_findings(quota(**{"limits.cpu": "64"}), ranges=[limits(cpu="2")])
     assert severity is Severity.WARNING
     assert "the LimitRange l limits every replica (cpu 2)" in message
+
+
+def test_claims_need_an_api_server_that_has_them():
+    spec = SPEC.model_copy(update={"sharing_by": SharingBy.DRA})
+    assert findings(Api(), spec) == {("claims", Severity.ERROR): "the API server has no resource.k8s.io/v1."}
+    seen = {claims.API: {}, claims.SLICES: {"items": []}, claims.CLAIMS: {"items": []}}
+    assert findings(Api(seen), spec, [experiment()]) == {
+        ("claims", Severity.ERROR): "the ResourceSlices of gpu.nvidia.com list no GPU on n1."
+    }
+
+
+def test_of_a_pool_only_what_is_newest_is_there_and_of_other_drivers_nothing():
+    def listed(name, generation, driver="gpu.nvidia.com"):
+        pool = {"name": "n1", "generation": generation, "resourceSliceCount": 1}
+        return {"spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": [{"name": name}]}}
+
+    found = claims.devices([listed("gpu-0", 1), listed("gpu-1", 2), listed("nic-0", 3, "net.example")])
+    assert [device for _, device, _ in found] == [claims.Device("n1", "gpu-1")]

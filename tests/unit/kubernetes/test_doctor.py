@@ -227,6 +227,7 @@ def granted(objects, right, name):
         {},
         {"kind": "job", "namespace": "team-b", "priority_class": "night", "queue_name": "gpus"},
         {"device_plugin_configs": "nvidia/plugin-configs"},
+        {"sharing_by": "dra"},
         {"prometheus_service": "observability/kube-prometheus:web", "grafana_deployment": "dashboards/grafana"},
     ],
 )
