@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import harness
@@ -14,6 +14,7 @@ from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.report import environment, mps_limits
 from harness.errors import UsageError
+from harness.results import Manifest
 from harness.results.files import atomic_write
 
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
@@ -64,6 +65,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "answers": answered,
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
+        "settings_of": _settings_of(manifests),
         "runs": len(manifests),
         "fewest": min(repeats),
         "most": max(repeats),
@@ -73,3 +75,13 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path
+
+
+def _settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
+    """Of each workload, what of its settings decides its speed, in a few words; all that there are."""
+    found: dict[str, dict[str, None]] = {}
+    for workload in (manifest.experiment.workload for manifest in manifests):
+        server = workload.server
+        own = f"batch {workload.batch_size}, {workload.precision.value}, {workload.execution.value}"
+        found.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
+    return {name: " or ".join(words) for name, words in found.items()}

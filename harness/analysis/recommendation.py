@@ -175,9 +175,9 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     return Answer(
         "choosing",
         "Which mode for which workload?",
-        "Each cell: the best way of running and its mean, then how it compares with the best of the next way: its ratio, 95 % intervals in "
-        "brackets or after ± (Welch's test, Holm's correction over this table). Prices are in the currency of the price that was given. Where they do not differ significantly, either is named with the better mean. What the best costs elsewhere is named where the "
-        "95 % interval of that one ratio leaves no doubt.",
+        "Each cell: the best way of running and its mean, then its ratio to the best of the next way (Welch's test, Holm's correction "
+        "over this table). Where they do not differ significantly, either is named with the better mean. What the best costs elsewhere is named "
+        "where the 95 % interval of that one ratio leaves no doubt. Prices are in the currency of the price that was given.",
         _sentences(found),
         Table(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
         missing=missing,

@@ -166,6 +166,12 @@ def test_the_table_of_hostile_neighbours_is_what_the_campaign_measured(published
     assert len(rows) == 7
 
 
+def whole(figure):
+    """``122 ± 12`` as ``122 (110 to 134)``."""
+    mean, half = map(int, figure.split(" ± "))
+    return f"{mean} ({mean - half} to {mean + half})"
+
+
 def test_the_page_of_servers_repeats_rows_of_the_sets_table():
     rows = rows_of_table(PAGE, "## Servers of a language model")[-6:]
     measured = [row[1:4] + row[6:] for row in rows]
@@ -173,7 +179,9 @@ def test_the_page_of_servers_repeats_rows_of_the_sets_table():
 
     assert shown == measured
     modes = zip(rows[::2], rows[1::2], strict=True)  # time-slicing and MPS of the same number
-    expected = [[one[1], f"{one[5]}, {other[5]}", f"{one[7]}, {other[7]}"] for one, other in modes]
+    expected = [
+        [one[1], *(f"{whole(one[column])}, {whole(other[column])}" for column in (5, 7))] for one, other in modes
+    ]
     assert rows_of_table((ROOT / "README.md").read_text(), "Servers of a language model") == expected
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.analysis import comparison_page
 from harness.analysis.capacity import carried, memory_entry
 from harness.analysis.compare import compare
 from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
@@ -308,7 +309,13 @@ def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
     assert mps_limits([manifest]) == ["no limit" if limits is None else f"{limits.pinned_memory_gb:g} GB of GPU memory"]
 
 
-def test_the_page_names_the_limits_of_mps(pool: Pool, tmp_path: Path) -> None:
+def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     comparison = compare(pool)
-    page = write_page(tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare")
-    assert "Limits of a replica under MPS: no limit." in page.read_text()
+    given = tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare"
+    page = write_page(*given).read_text()
+    assert "All ran with batch 1, fp32, eager. Limits of a replica under MPS: no limit." in page
+    unlike = {workload: f"batch {index}" for index, workload in enumerate(pool.workloads(), start=1)} | {"x": "batch 9"}
+    monkeypatch.setattr(comparison_page, "_settings_of", lambda _: unlike)
+    page = write_page(*given).read_text()
+    assert "All ran with" not in page
+    assert '<span class="pm">batch 1</span></th>' in page
