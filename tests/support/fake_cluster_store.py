@@ -277,7 +277,8 @@ def _write_quantities(value: Any) -> None:
     for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         _write_quantities(child)
     for amounts in (value[name] for name in ("limits", "requests") if isinstance(value, dict) and name in value):
-        amounts.update({name: str(amount) for name, amount in amounts.items()})
+        if isinstance(amounts, dict):  # a claim's requests are a list
+            amounts.update({name: str(amount) for name, amount in amounts.items()})
 
 
 def _api_version(target: Target) -> str:
