@@ -13,6 +13,7 @@ from harness.backends.kubernetes import objects
 from harness.campaign.profile import begin, new_plan
 from harness.campaign.profile_job import ProfileJob
 from harness.campaign.verify import verify_campaign
+from harness.config import KubernetesSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results.profile import POINTS, Outcome, read_manifest
 from tests.support.cluster_driver import ROOT
@@ -22,7 +23,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
-JOBS = objects.collections("inference")["Job"]
+JOBS = objects.collections(KubernetesSpec(namespace="inference"))["Job"]
 
 
 @pytest.fixture
