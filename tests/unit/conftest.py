@@ -11,7 +11,7 @@ import pytest
 
 from harness.results.published import unpack
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "h200"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture(scope="session")
@@ -19,4 +19,4 @@ def published() -> Iterator[Callable[[str], list[Path]]]:
     """Folders of the published sets whose names match a pattern; each is unpacked once, and is not to be changed."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = functools.cache(lambda archive: unpack(archive, Path(temporary)))
-        yield lambda pattern: [folder(archive) for archive in sorted(EXAMPLES.glob(pattern))]
+        yield lambda pattern: [folder(archive) for archive in sorted(EXAMPLES.glob(f"*/{pattern}"))]
