@@ -47,6 +47,11 @@ REQUIRED_VARIABLES = (
 )
 OPTIONAL_VARIABLES = (
     "calico_network",
+    "node_profile_name",
+    "node_profile_gpu_clock_mhz",
+    "node_profile_gpu_power_w",
+    "node_profile_reserved_cpus",
+    "node_profile_quiet_units",
     "nvidia_driver_state",
     "nvidia_driver_version",
     "nvidia_driver_modules",
@@ -118,6 +123,34 @@ class Driver:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """A machine to measure on.
+
+    Attributes:
+        gpu_clock_mhz, gpu_power_w: what every GPU is held at; 0: left free.
+        reserved_cpus: the first so many are the system's.
+        quiet_units: masked.
+    """
+
+    gpu_clock_mhz: int
+    gpu_power_w: int
+    reserved_cpus: int
+    quiet_units: tuple[str, ...]
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, Any]) -> Profile | None:
+        """Make it of resolved variables; None for the profile default."""
+        if variables.get("node_profile_name") != "measuring":
+            return None
+        return cls(
+            gpu_clock_mhz=int(variables["node_profile_gpu_clock_mhz"]),
+            gpu_power_w=int(variables["node_profile_gpu_power_w"]),
+            reserved_cpus=int(variables["node_profile_reserved_cpus"]),
+            quiet_units=tuple(map(str, variables["node_profile_quiet_units"])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Expected:
     """What one node is judged by.
 
@@ -127,6 +160,7 @@ class Expected:
         nvidia_packages: the same, where the node has a GPU.
         gpu: auto, required, absent or assumed (see the inventory).
         driver_min: oldest NVIDIA driver that runs the workload image.
+        profile: how steady the machine is to be, or None where it is as the distribution runs it.
         driver: the driver that is kept at one version, or None where somebody else installs it.
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
@@ -143,6 +177,7 @@ class Expected:
     psi_required: bool
     gpu: str
     driver_min: str
+    profile: Profile | None
     driver: Driver | None
     handler: str
     node_name: str
@@ -183,6 +218,7 @@ class Expected:
             psi_required=bool(variables["preflight_psi_required"]),
             gpu=variables["nvidia_toolkit_gpu"],
             driver_min=str(variables["preflight_gpu_driver_min"]),
+            profile=Profile.from_variables(variables),
             driver=Driver.from_variables(variables),
             handler=variables["nvidia_toolkit_handler"],
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],

@@ -324,6 +324,7 @@ def machine() -> dict[str, Any]:
         "login_user": user,
         "login_home": home_of(user),
         "kubelet_joined": Path("/var/lib/kubelet/config.yaml").exists(),
+        "measuring": Path("/etc/node-profile.json").exists(),
     }
 
 

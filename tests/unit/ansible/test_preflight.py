@@ -156,6 +156,11 @@ CASES = {
         {**MANAGED, "nvidia_driver_version": "590.44.01"},
         "580 is the last driver for them",
     ),
+    "no-cpu-left-for-pods": (
+        {},
+        {"node_profile_name": "measuring", "node_profile_reserved_cpus": 16},
+        "node_profile_reserved_cpus is 16 of 16 CPUs",
+    ),
     "old-driver": (gpu(driver="470.256.02"), {}, "470.256.02, at least 580.65.06 is needed: torch 2.13.0"),
     "driver-too-old-for-torch": (gpu(driver="575.57.08"), {}, "brings CUDA 13.0. Install a newer one (apt-get install"),
     "unknown-minor": ({}, {"kubernetes_minor": "1.99"}, "kubernetes_minor is 1.99"),

@@ -19,7 +19,7 @@ LAYOUT = {
         "control_plane",
         "worker",
     ),
-    *("calico", "runtime_class", "storage", "metrics_server", "housekeeping"),
+    *("calico", "runtime_class", "storage", "metrics_server", "housekeeping", "node_profile"),
     *("device_plugin", "workload_image", "inference_namespace"),
     *("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics", "kepler"),
 }

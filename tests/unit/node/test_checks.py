@@ -51,8 +51,10 @@ KUBELET = "/var/lib/kubelet/config.yaml"
 LIMITS = "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf"
 
 
-HERE = [check for check in registered() if CONTROL_PLANE in check.kinds]
-ON_A_WORKER = [check for check in registered() if WORKER in check.kinds]
+# What is asked of a machine to measure on alone is in test_profile.py.
+EVERYWHERE = [check for check in registered() if check.area != "profile" or check.name == "profile/undone"]
+HERE = [check for check in EVERYWHERE if CONTROL_PLANE in check.kinds]
+ON_A_WORKER = [check for check in EVERYWHERE if WORKER in check.kinds]
 
 
 def verdict(paper: FakeMachine, **changes: Any) -> Verdict:
@@ -60,7 +62,7 @@ def verdict(paper: FakeMachine, **changes: Any) -> Verdict:
 
 
 def worker_verdict(paper: FakeMachine) -> Verdict:
-    return judge("n", node(paper, group_names=["nodes", "workers"]), registered())
+    return judge("n", node(paper, group_names=["nodes", "workers"]), EVERYWHERE)
 
 
 def write(path: str, text: str) -> Break:
@@ -97,6 +99,7 @@ def node_object(**spec_or_status: Any) -> Break:
 
 
 FAULTS: dict[str, tuple[Break, set[str]]] = {
+    "a profile to measure on is left": (write("/etc/node-profile.json", "{}"), {"profile/undone"}),
     "another driver is still loaded": (
         write("/proc/driver/nvidia/version", "NVIDIA UNIX Open Kernel Module for x86_64  590.44.01\n"),
         {"driver/version"},
@@ -546,7 +549,7 @@ def test_a_workers_fault_fails_its_checks_and_no_other(fault: str) -> None:
 
 def test_every_check_has_a_fault_that_fails_it() -> None:
     covered = set().union(*(names for _, names in [*FAULTS.values(), *WORKER_FAULTS.values()]))
-    assert {check.name for check in registered()} - covered == set()
+    assert {check.name for check in EVERYWHERE} - covered == set()
 
 
 def test_names_are_unique_and_have_an_area() -> None:
@@ -558,7 +561,7 @@ def test_names_are_unique_and_have_an_area() -> None:
 def test_nothing_passes_on_an_empty_machine_but_what_is_about_absence() -> None:
     found = verdict(FakeMachine())
     passed = {check.name for check in found.checks if check.ok}
-    assert passed == {"swap/fstab", "fstab/no-duplicates", "crio/cni", "nvidia/not-default"}
+    assert passed == {"swap/fstab", "fstab/no-duplicates", "crio/cni", "nvidia/not-default", "profile/undone"}
 
 
 def test_a_failed_check_brings_its_units_journal() -> None:
@@ -622,7 +625,11 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
     found = verdict(paper, nvidia_toolkit_gpu="assumed", device_plugin_gpus_assumed=2, nvidia_driver_state="present")
     assert [str(check) for check in found.failed] == []
     drivers = {check.name for check in registered() if check.area == "driver"}
-    assert {each.name for each in found.not_applicable} == drivers | {"nvidia/driver", "nvidia/cdi", "gpu/compute-mode"}
+    assert {each.name for each in found.not_applicable} == drivers | {
+        "nvidia/driver",
+        "nvidia/cdi",
+        "gpu/compute-mode",
+    }
 
 
 def test_without_a_gpu_prometheus_needs_no_job_for_it() -> None:
