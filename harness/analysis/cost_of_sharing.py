@@ -38,10 +38,10 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         "Run as",
         "Replicas",
         "Throughput",
-        "against alone",
+        "throughput against alone",
         "p50",
         "p99",
-        "against alone",
+        "p99 against alone",
         *(_FULLNESS[name] for name in fullness),
     ]
     plot = by_workload(

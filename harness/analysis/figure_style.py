@@ -113,7 +113,7 @@ def say_absent(axes: Axes, reason: str) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_facecolor(RAISED)
-    text = "\n".join(textwrap.wrap(f"not measured: {reason}", 44)[:5])
+    text = "\n".join(textwrap.wrap(f"not measured: {reason}", 34)[:6])
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=SOFT, fontsize=8.5)
 
 

@@ -134,7 +134,7 @@ def _publish_new(temporary: Path, path: Path) -> None:
     except FileExistsError as error:
         raise ConflictError(
             f"{path} exists already and is never overwritten.",
-            advice="Move it away, or give the campaign another name.",
+            advice="Move it away, or give another name.",
         ) from error
 
 
