@@ -105,7 +105,7 @@ class FakeGpus:
                 "memory_clock_mhz": 2600.0,
                 "throttle_reasons": 0.0,
                 "energy_j": 25.0 * self.readings,
-                **dict(zip(ACTIVITY, (30.0, 20.0, 10.0, 5.0, 1e6, 2e6), strict=True)),
+                **dict(zip(ACTIVITY, (30.0, 20.0, 10.0, 5.0, 1e6, 2e6, 3e6, 4e6), strict=True)),
             }
             for _ in range(self.count)
         ]
