@@ -20,19 +20,19 @@ class Feature:
         name: in the table.
         asked: what of a campaign asks for it, in words; nothing: it does not.
         lacking: why a backend cannot do it, by backend, and what to do instead; a backend that is not named can.
-        unless: the setting with which Kubernetes can do it where it lacks it; empty: none.
+        unless: the setting with which a backend that lacks it can do it, by backend.
     """
 
     name: str
     asked: Callable[[CampaignSpec], Iterator[str]]
     lacking: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    unless: str = ""
+    unless: Mapping[str, str] = field(default_factory=dict)
 
     def cell(self, backend: str) -> str:
         """What the table says of a backend."""
         if backend not in self.lacking:
             return "yes"
-        return f"{f'with {self.unless}' if self.unless and backend == KUBERNETES else 'no'}: {self.lacking[backend][0]}"
+        return f"{f'with {self.unless[backend]}' if backend in self.unless else 'no'}: {self.lacking[backend][0]}"
 
 
 def _modes(spec: CampaignSpec) -> Iterator[str]:
@@ -167,7 +167,7 @@ FEATURES = [
                 "Name its configurations in `kubernetes.device_plugin_configs`, take claims (`kubernetes.sharing_by: dra`), or run a campaign for each mode.",
             )
         },
-        unless="`kubernetes.device_plugin_configs` or `kubernetes.sharing_by: dra`",
+        unless={KUBERNETES: "`kubernetes.device_plugin_configs` or `kubernetes.sharing_by: dra`"},
     ),
     Feature(
         "how long turns under time-slicing are (`time_slice`)",
@@ -179,7 +179,7 @@ FEATURES = [
                 "Take claims (`kubernetes.sharing_by: dra`), or leave it out.",
             ),
         },
-        unless="`kubernetes.sharing_by: dra`",
+        unless={KUBERNETES: "`kubernetes.sharing_by: dra`"},
     ),
     Feature(
         "several GPUs that replicas share (`gpus`)",
@@ -190,7 +190,7 @@ FEATURES = [
                 "Use `gpus: 1`, or the device plugin.",
             )
         },
-        unless="`kubernetes.sharing_by: device-plugin`",
+        unless={KUBERNETES: "`kubernetes.sharing_by: device-plugin`"},
     ),
     Feature(
         "limits of each replica under MPS (`mps`; on a cluster within its slice's part of processors and memory)", _mps
