@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from harness.node.checks.nvidia import DRIVER, PCI, VERSION, require_gpu
+from harness.node.checks.nvidia import DRIVER, devices, driver_version, require_gpu
 from harness.node.checks.registry import Node, NotApplicableError, Observation, check, listed
 from harness.node.expected import Driver
 
@@ -24,14 +24,8 @@ def managed(node: Node) -> Driver:
     return node.expected.driver
 
 
-def _devices(node: Node) -> str:
-    return node.machine.command(
-        "find", "-L", PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+"
-    ).stdout
-
-
 def _wants_open(node: Node, modules: str) -> bool:
-    old = [one for one in _GPU_ID.findall(_devices(node)) if int(one, 16) < _TURING]
+    old = [one for one in _GPU_ID.findall(devices(node)) if int(one, 16) < _TURING]
     return modules == "open" or (modules == "auto" and not old)
 
 
@@ -39,8 +33,8 @@ def _wants_open(node: Node, modules: str) -> bool:
 def driver_is_the_pinned_one(node: Node) -> Observation:
     """The managed driver that is loaded is the one of the table."""
     wanted = managed(node).version
-    found = VERSION.search(node.machine.read(DRIVER) or "")
-    return Observation(found is not None and found[1] == wanted, wanted, found[1] if found else "none")
+    found = driver_version(node)
+    return Observation(found == wanted, wanted, found)
 
 
 @check("driver/modules", advice=f"{_AGAIN}, and reboot: the other kind is still loaded.")
@@ -68,7 +62,7 @@ def driver_and_kernel_are_held(node: Node) -> Observation:
     driver = managed(node)
     kernel = node.output("uname", "-r").strip()
     package = "nvidia-open" if _wants_open(node, driver.modules) else "cuda-drivers"
-    fabric = [driver.fabric_manager] if _SWITCH.search(_devices(node)) else []
+    fabric = [driver.fabric_manager] if _SWITCH.search(devices(node)) else []
     present = node.machine.packages()
     loose = [
         name
@@ -103,7 +97,7 @@ def persistence_daemon_runs(node: Node) -> Observation:
 def fabric_manager_runs(node: Node) -> Observation:
     """Fabric Manager runs where the GPUs are joined by NVSwitches, whoever installs the driver."""
     require_gpu(node)
-    if not _SWITCH.search(_devices(node)):
+    if not _SWITCH.search(devices(node)):
         raise NotApplicableError("the PCI bus has no NVSwitch")
     if node.machine.read(DRIVER) is None:
         raise NotApplicableError("no driver is loaded that it could serve")

@@ -15,9 +15,9 @@ DRIVER = "/proc/driver/nvidia/version"
 _REFRESH = ("nvidia-cdi-refresh.path", "nvidia-cdi-refresh.service")
 _AGAIN = "Run the nvidia_toolkit role again (--tags nvidia_toolkit)"
 _EXECUTABLE = 0o111
-PCI = "/sys/bus/pci/devices"
+_PCI = "/sys/bus/pci/devices"
 _GPU = re.compile(r"^pci:v000010DEd.*bc03", re.MULTILINE)
-VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
+_VERSION = re.compile(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)")
 
 
 def require_gpu(node: Node) -> None:
@@ -25,16 +25,23 @@ def require_gpu(node: Node) -> None:
     gpu = node.expected.gpu
     if gpu == "absent":
         raise NotApplicableError("the inventory says that this node has no GPU (nvidia_toolkit_gpu: absent)")
-    if gpu == "auto" and node.machine.read(DRIVER) is None and not _on_the_bus(node):
+    if gpu == "auto" and node.machine.read(DRIVER) is None and not _GPU.search(devices(node)):
         raise NotApplicableError(
             "there is no NVIDIA GPU on the PCI bus, and none is required (nvidia_toolkit_gpu: auto)"
         )
 
 
-def _on_the_bus(node: Node) -> bool:
-    """Whether the PCI bus shows an NVIDIA GPU; a machine without that bus has none."""
-    aliases = node.machine.command("find", "-L", PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+")
-    return _GPU.search(aliases.stdout) is not None
+def devices(node: Node) -> str:
+    """What the PCI bus says that its devices are, a line each; a machine without that bus has none."""
+    return node.machine.command(
+        "find", "-L", _PCI, "-maxdepth", "2", "-name", "modalias", "-exec", "cat", "{}", "+"
+    ).stdout
+
+
+def driver_version(node: Node) -> str:
+    """Of the driver that is loaded; ``none`` where none is."""
+    found = _VERSION.search(node.machine.read(DRIVER) or "")
+    return found[1] if found else "none"
 
 
 def _executable(node: Node, path: object) -> bool:
@@ -48,9 +55,8 @@ def driver_is_loaded(node: Node) -> Observation:
     require_gpu(node)
     if node.expected.gpu == "assumed":
         raise NotApplicableError("the GPU is assumed and not looked for (nvidia_toolkit_gpu: assumed)")
-    found = VERSION.search(node.machine.read(DRIVER) or "")
-    version, least = found[1] if found else "none", node.expected.driver_min
-    good = found is not None and version_parts(version) >= version_parts(least)
+    version, least = driver_version(node), node.expected.driver_min
+    good = version != "none" and version_parts(version) >= version_parts(least)
     return Observation(
         good, f"a loaded NVIDIA driver of at least {least}, as the torch of the workload image needs", version
     )
