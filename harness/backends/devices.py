@@ -45,7 +45,7 @@ def deal(experiment: ExperimentSpec, uuids: Sequence[str]) -> list[Sequence[str]
     One each; as many as a replica has processes where they suffice for all. Under MPS one: a process is the client of one
     daemon, and each GPU has its own.
     """
-    wide = experiment.workload.processes
+    wide = experiment.workload.processes_per_replica
     if experiment.sharing.traits.daemon or wide * experiment.cell.processes > len(uuids):
         wide = 1
     return [uuids[first : first + wide] for first in range(0, len(uuids) - wide + 1, wide)]

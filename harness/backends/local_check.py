@@ -169,7 +169,7 @@ def _gigabytes(workload: WorkloadSpec, table: Needs) -> float:
     if workload.own:
         return OWN_GB
     if workload.options.get("model_size") == "tiny":
-        return TINY_GB * workload.processes
+        return TINY_GB * workload.processes_per_replica
     first_gb, further_gb = table.get(workload.target, HOSTILE_GB)
     return first_gb + further_gb * (workload.batch_size - 1)
 

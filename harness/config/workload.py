@@ -249,8 +249,8 @@ class WorkloadSpec(StrictModel):
         return self
 
     @property
-    def processes(self) -> int:
-        """Of one replica that compute, each on a GPU of its own where there are enough."""
+    def processes_per_replica(self) -> int:
+        """That compute, each on a GPU of its own where there are enough."""
         return 2 if self.target == "data-parallel-training" else 1
 
     @model_validator(mode="after")
