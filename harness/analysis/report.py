@@ -301,8 +301,8 @@ def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
 def _limits(manifest: Manifest) -> str:
     """Of a replica; on a cluster within what the device plugin gives each slice of a GPU."""
     own = manifest.experiment.mps.in_words() if manifest.experiment.mps else "no limit"
-    by_claim = any(" by claim " in str(replica.get("sharing")) for replica in manifest.replicas)
-    if by_claim or not any(replica.get("pod") for replica in manifest.replicas):
+    in_slices = any(replica.get("pod") and not replica.get("claim") for replica in manifest.replicas)
+    if not in_slices:
         return own
     slices = sorted({int(replica["gpu_slices"]) for replica in manifest.replicas if replica.get("gpu_slices")})
     part = f"1/{' or 1/'.join(map(str, slices))}" if slices else "its part"

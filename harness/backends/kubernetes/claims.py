@@ -97,7 +97,7 @@ def parameters(experiment: ExperimentSpec) -> dict[str, Any] | None:
 def observe(
     api: Api, spec: KubernetesSpec, experiment: ExperimentSpec, found: Sequence[Object], statuses: Sequence[Object]
 ) -> list[str]:
-    """How each pod's GPU is seen to be shared, for the manifest, e.g. ``time-slicing by claim resnet50-r3-0123abcd``.
+    """The claim by which each pod is seen to have its GPU, shared as the experiment wants it.
 
     Args:
         api: of the cluster.
@@ -129,7 +129,7 @@ def observe(
         uuid, has = _text(listed.get(device, {}), "uuid"), status.get("device_uuid")
         if uuid and has and uuid != has and not experiment.sharing.traits.instances:
             raise _other(f"{title} computes on {has}, and its claim {name} gave it {uuid}")
-        told.append(f"{experiment.cell.mode} by claim {name}")
+        told.append(name)
     return told
 
 

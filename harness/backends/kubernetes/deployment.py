@@ -278,12 +278,13 @@ class KubernetesDeployment:
 
     def _read_sharing(
         self, api: KubernetesApi, found: Sequence[Object], statuses: Sequence[Mapping[str, Any]]
-    ) -> list[tuple[str, int | None]]:
-        """Of each pod, how its GPU is seen to be shared, and as how many slices. Raises BackendError where claims show another."""
+    ) -> list[tuple[str, int | None, str]]:
+        """Of each pod, how its GPU is seen to be shared, as how many slices or by which claim. Raises BackendError where a claim shows another."""
         if not self._spec.gpus_per_replica:
-            return [("", None)] * len(found)
+            return [("", None, "")] * len(found)
         if self._spec.by_claims:
-            return [(how, None) for how in claims.observe(api, self._spec, self._experiment, found, statuses)]
+            seen = claims.observe(api, self._spec, self._experiment, found, statuses)
+            return [(self._experiment.cell.mode, None, claim) for claim in seen]
         try:
             around = api.list("/api/v1/pods")
         except ClusterError:
@@ -292,10 +293,11 @@ class KubernetesDeployment:
             pods.name(node): (
                 sharing.shown(node, around, self._spec),
                 sharing.slices(node, around, self._spec),
+                "",
             )
             for node in self._nodes
         }
-        return [by_node.get(str(pod["spec"].get("nodeName")), ("", None)) for pod in found]
+        return [by_node.get(str(pod["spec"].get("nodeName")), ("", None, "")) for pod in found]
 
     def _read_nodes(self, api: KubernetesApi, names: Sequence[str]) -> list[Object]:
         try:
@@ -362,7 +364,7 @@ class KubernetesDeployment:
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
         if self.replicas:
-            over = {pods.name(pod): pod for pod in self._pods.objects if pods.is_over(pod)}
+            over = self.over()
             alive = [one for one in self.replicas if one.index not in dead and one.pod not in over]
             unanswered = []
             if self._experiment.workload.server is not None:
@@ -378,6 +380,10 @@ class KubernetesDeployment:
             return [*unanswered, *artifacts.results(self._api, alive, self._folder, self.workload.routes, restarted)]
         self._save_logs(dict(enumerate(sorted(self._pods.objects, key=pods.sort_key))))
         return []
+
+    def over(self) -> dict[str, Object]:
+        """By name, the pods that answer nothing any more."""
+        return {pods.name(pod): pod for pod in self._pods.objects if pods.is_over(pod)}
 
     def _save_logs(self, of: Mapping[int, Object]) -> None:
         """Of pods that answer nothing else, by replica."""

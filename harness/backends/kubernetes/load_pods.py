@@ -71,9 +71,10 @@ class LoadPods:
     def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
         """Have one send no more, and fetch its log."""
         log = self._folder / f"shard-{shard.index}.bin"
+        patience_s = artifacts.QUICK_S if shard.pod in self._pods.over() else PATIENCE_S
         try:
-            said = self._api.text(artifacts.proxy_path(shard, "finish"), patience_s=PATIENCE_S)
-            self._api.download(artifacts.proxy_path(shard, "requests"), log, patience_s=PATIENCE_S)
+            said = self._api.text(artifacts.proxy_path(shard, "finish"), patience_s=patience_s)
+            self._api.download(artifacts.proxy_path(shard, "requests"), log, patience_s=patience_s)
             code = json.loads(said)["exit_code"]
         except (ClusterError, ValueError, KeyError) as error:
             return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"

@@ -54,6 +54,7 @@ class PodReplica:
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
         ip: of the pod.
         gpu_slices: that each GPU of its node is lent as; None: the node does not show it.
+        claim: name of the ResourceClaim by which it has its GPU; empty: it has none.
         asks_a_server: the user's own, in a container of its pod.
         server_image_id: what ran in that.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
@@ -73,6 +74,7 @@ class PodReplica:
     restarts: int = 0
     sharing: str = ""
     gpu_slices: int | None = None
+    claim: str = ""
     ip: str = ""
     asks_a_server: bool = False
     server_image_id: str = ""
@@ -84,9 +86,9 @@ class PodReplica:
         """For sentences."""
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
-    def on_gpu(self, uuid: str, sharing: str, slices: int | None) -> PodReplica:
+    def on_gpu(self, uuid: str, sharing: str, slices: int | None = None, claim: str = "") -> PodReplica:
         """The same replica, on this device, which is shared so."""
-        return replace(self, gpu_uuid=uuid, sharing=sharing, gpu_slices=slices)
+        return replace(self, gpu_uuid=uuid, sharing=sharing, gpu_slices=slices, claim=claim)
 
     def facts(self) -> dict[str, Any]:
         """What the manifest keeps of it."""
@@ -101,6 +103,7 @@ class PodReplica:
             "gpu_uuid": self.gpu_uuid,
             "sharing": self.sharing,
             "gpu_slices": self.gpu_slices,
+            **({"claim": self.claim} if self.claim else {}),
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
             **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
         }
