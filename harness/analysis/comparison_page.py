@@ -13,6 +13,7 @@ from harness.analysis.comparison_model import Answer, Asked
 from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.report import environment, mps_limits
+from harness.config import Sharing
 from harness.errors import UsageError
 from harness.results import Manifest
 from harness.results.files import atomic_write
@@ -66,6 +67,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
         "settings_of": _settings_of(manifests),
+        "cautions": [mode.traits.caution for mode in Sharing if mode in {one.experiment.sharing for one in manifests}],
         "runs": len(manifests),
         "fewest": min(repeats),
         "most": max(repeats),

@@ -50,6 +50,7 @@ class Traits:
         plugin: the section of the device plugin's configuration that sets it; empty: that sets none.
         label: value of the node label by which GPU feature discovery shows it; empty: it does not.
         gke: value of the node label by which Google's clusters show it; likewise.
+        caution: what who takes it has to know and no figure of a comparison shows, as a sentence; empty: nothing.
     """
 
     switch: str
@@ -62,6 +63,7 @@ class Traits:
     plugin: str = ""
     label: str = ""
     gke: str = ""
+    caution: str = ""
 
 
 _TRAITS: Mapping[Sharing, Traits] = {
@@ -75,7 +77,13 @@ _TRAITS: Mapping[Sharing, Traits] = {
         gke="time-sharing",
     ),
     Sharing.MPS: Traits(
-        switch="harness sharing mps --replicas N", daemon=True, most_processes=48, plugin="mps", label="mps", gke="mps"
+        switch="harness sharing mps --replicas N",
+        daemon=True,
+        most_processes=48,
+        plugin="mps",
+        label="mps",
+        gke="mps",
+        caution="Under mps a replica that crashes can end all others on its GPU.",
     ),
     Sharing.MIG: Traits(switch="harness sharing exclusive --mig PROFILES", instances=True),
     Sharing.AS_FOUND: Traits(switch="", needs_gpu=False),

@@ -314,6 +314,7 @@ def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeyp
     given = tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare"
     page = write_page(*given).read_text()
     assert "All ran with batch 1, fp32, eager. Limits of a replica under MPS: no limit." in page
+    assert "<b>Under mps a replica that crashes can end all others on its GPU.</b>" in page
     unlike = {workload: f"batch {index}" for index, workload in enumerate(pool.workloads(), start=1)} | {"x": "batch 9"}
     monkeypatch.setattr(comparison_page, "_settings_of", lambda _: unlike)
     page = write_page(*given).read_text()
