@@ -124,6 +124,10 @@ def _of_files(server: ServerSpec) -> str:
     return " and ".join(f"`server.{name}`" for name, given in asked.items() if given)
 
 
+def _key_of_environment(server: ServerSpec) -> bool:
+    return server.api_key_env is not None and server.api_key_env not in server.secret_env
+
+
 def _modes_of_running(spec: CampaignSpec) -> Iterator[str]:
     asked = [mode.value for mode in spec.sharing if mode is not FOUND]
     yield from (f"sharing {' and '.join(asked)} of workload {name}" for name in _running(spec) if asked)
@@ -218,27 +222,39 @@ FEATURES = [
     Feature(
         "a server that runs already (`server.url`)",
         lambda spec: _servers(spec, lambda one: "`server.url`" * bool(one.url)),
-        {KUBERNETES: ("the client in a pod asks the server of that pod", _BESIDE)},
+    ),
+    Feature(
+        "one that runs on the asking machine itself (localhost in `server.url`)",
+        lambda spec: _servers(spec, lambda one: "localhost in `server.url`" * one.here),
+        {KUBERNETES: ("in a pod that address is the pod's own", "Give the address by which the cluster reaches it.")},
+    ),
+    Feature(
+        "a key out of the environment (`server.api_key_env` alone)",
+        lambda spec: _servers(spec, lambda one: "`server.api_key_env` alone" * _key_of_environment(one)),
+        {KUBERNETES: ("no pod has this machine's variables", "Name the Secret that holds it in `server.secret_env`.")},
+    ),
+    Feature(
+        "a key out of a Secret (`server.secret_env`)",
+        lambda spec: _servers(spec, lambda one: "`server.secret_env`" * bool(one.secret_env)),
+        {LOCAL: ("Secrets are a cluster's", "Export the variable that `server.api_key_env` names.")},
     ),
     Feature(
         "a line of the server's log that shows it is up (`server.ready.log`)",
         lambda spec: _servers(spec, lambda one: "`server.ready.log`" * bool(one.ready.log)),
-        {KUBERNETES: ("the client beside the server sees its port and not what it prints", "Use `path` or `tcp`.")},
+        {
+            KUBERNETES: (
+                "a container sees the port of the one beside it, and not what it prints",
+                "Use `path` or `tcp`.",
+            )
+        },
     ),
     Feature(
-        "requests to a server out of files (`server.requests.file`, `server.requests.tokenizer`, `server.trace`)",
+        "requests to a server out of files (`server.requests.file`, `server.requests.tokenizer`, `server.trace`; on a cluster up to 16 MB when compressed)",
         lambda spec: _servers(spec, _of_files),
-        {KUBERNETES: ("the client is in the pod, where this machine's files are not", "Use synthetic requests.")},
     ),
     Feature(
         "what a server publishes of itself (`server.metrics`)",
         lambda spec: _servers(spec, lambda one: "`server.metrics`" * bool(one.metrics)),
-        {
-            KUBERNETES: (
-                "the cluster's Prometheus reads pods",
-                "Have it read the port of the container `server` as well.",
-            )
-        },
     ),
     Feature(
         "a sharing mode for a server that runs already (`server.url`)",

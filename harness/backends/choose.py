@@ -17,5 +17,5 @@ def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:
     if spec.backend == "kubernetes" and spec.kubernetes is not None:
         from harness.backends.kubernetes.backend import KubernetesBackend
 
-        return KubernetesBackend(spec.kubernetes, campaign_id)
+        return KubernetesBackend(spec.kubernetes, campaign_id, spec.workloads)
     return LocalBackend(campaign_id)

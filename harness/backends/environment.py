@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from harness import supervisor
 from harness.config import LayerSpec, ServerSpec, Timing, WorkloadSpec
@@ -71,13 +72,13 @@ def server_environment(workload: WorkloadSpec, replica: Mapping[str, str], timin
     return {"SERVER": json.dumps({**_asked(workload.server, timing), "restore": restore, "logger": logger})}
 
 
-def client_environment(server: ServerSpec, timing: Timing) -> dict[str, str]:
-    """What the client in a pod asks the server in the container beside it."""
-    own = {"command": [], "env": {}, "url": [], "port": server.pod_port, "beside": True}
-    return {"SERVER": json.dumps({**_asked(server, timing), **own})}
+def client_settings(server: ServerSpec, timing: Timing) -> dict[str, Any]:
+    """What the client in a pod is told of the server: in the container beside it, or running already."""
+    beside = {"command": [], "env": {}, "port": server.pod_port, "beside": True} if server.image else {}
+    return {**_asked(server, timing), **beside}
 
 
-def _asked(server: ServerSpec, timing: Timing) -> dict[str, object]:
+def _asked(server: ServerSpec, timing: Timing) -> dict[str, Any]:
     recording = {"settle_s": max(timing.stabilise_s, timing.window_s), "record_s": timing.record_s}
     return {**server.model_dump(mode="json", exclude=OF_A_CONTAINER), **recording}
 

@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,10 +31,16 @@ def check_server(name: str, server: ServerSpec) -> list[Finding]:
         name: of the workload.
         server: it has.
     """
-    faults = [
-        Finding(Severity.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in _faults(server)
-    ]
-    return faults + [found for url in server.url if (found := _unreachable(name, url))]
+    return _said(name, _faults(server)) + [found for url in server.url if (found := _unreachable(name, url))]
+
+
+def check_files(name: str, server: ServerSpec) -> list[Finding]:
+    """Whether the files that a server's requests are made of can be read on this machine; of a workload called ``name``."""
+    return _said(name, _faults_of_files(server))
+
+
+def _said(name: str, faults: Iterable[tuple[str, str]]) -> list[Finding]:
+    return [Finding(Severity.ERROR, "server", f"the workload {name} {what}", advice) for what, advice in faults]
 
 
 def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
@@ -44,6 +50,12 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
             f"starts {program}, and there is no such program.",
             "Install it, or give its whole path in server.command.",
         )
+    yield from _faults_of_files(server)
+    if server.api_key_env is not None and not os.environ.get(server.api_key_env):
+        yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
+
+
+def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
     file, tokenizer = server.trace.file if server.trace else server.requests.file, server.requests.tokenizer
     if file is not None and not Path(file).is_file():
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
@@ -51,8 +63,6 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
         yield "needs tokenizers, which is not installed.", f"Do: {advice_on('tokenizers')}"
     elif (file or tokenizer) and (why := _why_not_asked(server)):
         yield f"cannot be asked: {why}", f"Mend {' or '.join(filter(None, (file, tokenizer)))}."
-    if server.api_key_env is not None and not os.environ.get(server.api_key_env):
-        yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
 
 
 def _why_not_asked(server: ServerSpec) -> str:

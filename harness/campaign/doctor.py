@@ -70,7 +70,8 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
         findings.append(Finding(Severity.WARNING, "pod monitor", message, advice))
     rows = {
-        "API server": (["cluster"], backend.api.url),
+        "API server": (["cluster", "version"], backend.api.url),
+        "servers": (["server"], "can be asked"),
         "namespace": (["namespace"], spec.namespace),
         "pod security": (["pod security"], "restricted"),
         "rights": (["rights"], "all"),

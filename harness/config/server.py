@@ -166,7 +166,7 @@ class ServerSpec(StrictModel):
     secret_env: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(
         default_factory=dict,
         description="With `image`: variables of its container out of Secrets of the namespace, as secret/key, e.g. {HF_TOKEN: "
-        "hub/token}; `api_key_env` names one of them.",
+        "hub/token}; `api_key_env` names one of them. With `url`: that one alone, for the client in a pod.",
     )
     claims: dict[Annotated[str, Field(pattern=r"^/\S+$")], Annotated[str, Field(pattern=SUBDOMAIN)]] = Field(
         default_factory=dict,
@@ -291,6 +291,11 @@ class ServerSpec(StrictModel):
     )
 
     @property
+    def here(self) -> bool:
+        """One of its addresses is the asking machine's own."""
+        return any(urlsplit(url).hostname in _THIS_MACHINE for url in self.url)
+
+    @property
     def elsewhere(self) -> bool:
         """One of its addresses is not this machine's own, so that what is read of this machine says nothing of it."""
         return any(urlsplit(url).hostname not in _THIS_MACHINE for url in self.url)
@@ -353,9 +358,12 @@ class ServerSpec(StrictModel):
     @model_validator(mode="after")
     def _in_a_container(self) -> ServerSpec:
         if self.image is None:
-            given = next(filter(self._is_given, _OF_AN_IMAGE), None)
+            of_an_image = [name for name in _OF_AN_IMAGE if name != "secret_env" or not self.url]
+            given = next(filter(self._is_given, of_an_image), None)
             if given is not None:
                 raise ValueError(f"`{given}` is of a container: give its `image`, or leave it out.")
+            if set(self.secret_env) - {self.api_key_env}:
+                raise ValueError("with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else.")
             return self
         if any(REPLICA_PLACEHOLDER in text for text in self._texts):
             raise ValueError(f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out.")

@@ -26,8 +26,8 @@ from harness.replica.settings import ReadSettings, Settings, from_environment
 from harness.replica.status import ReplicaStatus
 
 LOG_NAME = "latencies.bin"
-LOGS_OF_LOAD = ("requests", "gaps")
-"""What the load of a server writes, each as NAME.bin and served as /NAME."""
+FILES_OF_LOAD = {"requests": "requests.bin", "gaps": "gaps.bin", "engine_metrics": "engine_metrics.csv"}
+"""What is written while a server is asked, by the route that serves it."""
 T = TypeVar("T")
 
 
@@ -134,7 +134,7 @@ class Replica:
             "/latencies": self._answer_latencies,
             "/services": self._answer_services,
             "/finish": self._answer_finish,
-            **{f"/{name}": functools.partial(self._answer_file, f"{name}.bin") for name in LOGS_OF_LOAD},
+            **{f"/{route}": functools.partial(self._answer_file, name) for route, name in FILES_OF_LOAD.items()},
         }
         host, port = self._settings.host, self._settings.port
         try:

@@ -23,7 +23,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
 from tests.support.dra_driver import DraDriver
-from tests.support.kubelet import Kubelet
+from tests.support.kubelet import Kubelet, mounted
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -433,6 +433,7 @@ class ClusterDriver:
             always=pod["spec"].get("restartPolicy") == "Always",
             copied=copied,
         )
+        environment |= mounted(self.api, pod["spec"], made.folder)
         if client.get("command"):
             made.command = [sys.executable if word == "python" else word for word in client["command"]]
         if beside:

@@ -107,7 +107,7 @@ def _replicas() -> Iterator[Object]:
                 experiment(sharing=mode), Path("a"), KubernetesSpec(kind=kind, sharing_by="dra"), "campaign-1"
             )
             yield claimed.body
-            yield claimed.claim.body
+            yield from (one.body for one in claimed.beside)
     sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0)
     yield load_job(experiment(), Path("load"), sends, "campaign-1", plan="{}").body
 

@@ -27,9 +27,10 @@ _FILES = {
     "latencies": layout.RAW_LATENCIES,
     "services": layout.SERVICES,
     **{name: f"{name}.bin" for name in ("requests", "gaps")},
+    "engine_metrics": "engine_metrics.csv",
 }
 """What a replica wrote, by the route that hands it out."""
-_NAMES = {"services": "service times"}
+_NAMES = {"services": "service times", "engine_metrics": "server's own metrics"}
 
 
 def proxy_path(replica: PodReplica, route: str) -> str:

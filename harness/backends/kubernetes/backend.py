@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Finding, ReplicaDeath, Severity
-from harness.backends.kubernetes import grafana, objects, preflight, prometheus, query_probe, switching
+from harness.backends.kubernetes import files, grafana, objects, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.clock import Clock, SystemClock
-from harness.config import ExperimentSpec, KubernetesSpec
+from harness.config import ExperimentSpec, KubernetesSpec, WorkloadSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
 from harness.results.layout import neighbour_folder
@@ -30,6 +30,7 @@ class KubernetesBackend:
     Args:
         spec: which cluster, and how replicas stand in it.
         campaign_id: labels every object of the campaign; clean-up is by this label alone.
+        workloads: of the campaign: whether files go into its pods.
         clock: real time; pods do not live in any other.
         connect: makes the API client, when it is first needed.
         record: makes the recorder of a deployment.
@@ -41,6 +42,7 @@ class KubernetesBackend:
         self,
         spec: KubernetesSpec,
         campaign_id: str,
+        workloads: Sequence[WorkloadSpec] = (),
         *,
         clock: Clock | None = None,
         connect: Callable[[KubernetesSpec], KubernetesApi] = KubernetesApi,
@@ -51,6 +53,7 @@ class KubernetesBackend:
         self._clock = clock or SystemClock()
         self._connect = connect
         self._record = record
+        self._given = files.any_named(workloads)
         self._made: KubernetesApi | None = None
         self._mode = switching.ModeSwitch(spec, campaign_id, self._clock)
 
@@ -67,9 +70,10 @@ class KubernetesBackend:
             api = self.api
         except ClusterError as error:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
+        places = [self._place(one) for one in experiments] or [self._spec]
         return preflight.check(
             api,
-            self._spec,
+            self._spec if self._spec in places else places[0],
             experiments,
             campaign_id=self._campaign_id,
             prometheus=lambda: prometheus.server(api, self._spec),
@@ -83,7 +87,7 @@ class KubernetesBackend:
         """Delete this campaign's objects and wait until their pods are gone; a sentence for each. Raises ClusterError."""
         label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
         sentences = []
-        for kind, collection in objects.collections(self._spec).items():
+        for kind, collection in objects.collections(self._spec, given=self._given).items():
             for one in api.list(collection, labels=label):
                 name = one["metadata"]["name"]
                 api.delete(f"{collection}/{name}", propagation="Foreground")
@@ -149,7 +153,7 @@ class KubernetesBackend:
         return load
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
-        if self._spec.device_plugin_configs is None:
+        if self._place(experiment).device_plugin_configs is None:
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
@@ -157,10 +161,14 @@ class KubernetesBackend:
 
     def _deployment(self, experiment: ExperimentSpec, folder: Path) -> KubernetesDeployment:
         """The measured replicas."""
-        made = objects.workload(experiment, folder, self._spec, self._campaign_id)
-        return KubernetesDeployment(
-            self.api, self._spec, made, experiment, folder, clock=self._clock, record=self._record
-        )
+        there = self._place(experiment)
+        made = objects.workload(experiment, folder, there, self._campaign_id)
+        return KubernetesDeployment(self.api, there, made, experiment, folder, clock=self._clock, record=self._record)
+
+    def _place(self, experiment: ExperimentSpec) -> KubernetesSpec:
+        """How its pods stand in the cluster: who asks a server that runs already holds no GPU."""
+        server = experiment.workload.server
+        return objects.without_gpu(self._spec) if server and server.url else self._spec
 
     def _with_neighbours(
         self, measured: KubernetesDeployment, experiment: ExperimentSpec, folder: Path

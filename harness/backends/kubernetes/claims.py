@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from harness.backends.kubernetes import capacity
+from harness.backends.kubernetes.companion import Companion
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 from harness.errors import BackendError
@@ -37,26 +37,13 @@ class Device(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What is made beside an attempt's Deployment or Job.
-
-    Attributes:
-        path: of the object.
-        body: to apply.
-    """
-
-    path: str
-    body: dict[str, Any]
-
-
 def collections(namespace: str) -> dict[str, str]:
     """Paths of the kinds that are made, by kind."""
     place = f"{API}/namespaces/{namespace}"
     return {"ResourceClaim": f"{place}/resourceclaims", "ResourceClaimTemplate": f"{place}/resourceclaimtemplates"}
 
 
-def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Claim:
+def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Companion:
     """The claim of an attempt, or the template of its pods' claims; it is called as the attempt's Deployment or Job."""
     asked = {"devices": _devices(experiment)}
     kind = "ResourceClaimTemplate" if _each_its_own(experiment.sharing) else "ResourceClaim"
@@ -67,7 +54,7 @@ def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: M
         "metadata": metadata,
         "spec": {"metadata": {"labels": dict(labels)}, "spec": asked} if _each_its_own(experiment.sharing) else asked,
     }
-    return Claim(f"{collections(spec.namespace)[kind]}/{name}", body)
+    return Companion(f"{collections(spec.namespace)[kind]}/{name}", body)
 
 
 def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:

@@ -163,8 +163,8 @@ class KubernetesDeployment:
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True
         try:
-            if self.workload.claim is not None:
-                api.apply(self.workload.claim.path, self.workload.claim.body)
+            for one in self.workload.beside:
+                api.apply(one.path, one.body)
             api.apply(self.workload.path, self.workload.body)
         except ClusterError as error:
             self._made = error.status is None or error.status >= 500
@@ -428,8 +428,8 @@ class KubernetesDeployment:
             return []
         timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
         self._api.delete(self.workload.path, propagation="Foreground")
-        if self.workload.claim is not None:
-            self._api.delete(self.workload.claim.path)  # it goes when the last pod is gone
+        for one in self.workload.beside:
+            self._api.delete(one.path)  # a claim goes when the last pod is gone
         if self._gone_within(timeout_s + FORCE_AFTER_S):
             return self._unclean()
         sentences = []

@@ -13,7 +13,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
-from harness.config import ExperimentSpec, KubernetesSpec, WorkloadKind
+from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import ClusterError
 
 PATIENCE_S = 30.0
@@ -47,8 +47,7 @@ class LoadPods:
         own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
         changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
         of = experiment.model_copy(update=changes)
-        alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None}
-        there = spec.model_copy(update=alone)
+        there = objects.without_gpu(spec)
         made = objects.load_job(of, folder, there, campaign_id, plan=plan)
         self._pods = KubernetesDeployment(api, there, made, of, self._folder, clock=clock)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -12,11 +13,12 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.environment import client_environment, layered, scenario_environment, workload_environment
-from harness.backends.kubernetes import claims
-from harness.backends.kubernetes.claims import Claim
+from harness.backends.environment import client_settings, layered, scenario_environment, workload_environment
+from harness.backends.kubernetes import claims, files
+from harness.backends.kubernetes.companion import Companion
 from harness.backends.mps import limits_environment
 from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
+from harness.config.kubernetes import SharingBy
 from harness.config.pods import Placement
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
@@ -57,7 +59,7 @@ class Workload:
         labels: that every object of the attempt carries.
         body: to apply.
         routes: by which each of its pods hands out what it wrote, beside its status.
-        claim: to apply before it, and to delete after it; None: its pods have none, or that of the replicas they run beside.
+        beside: what its pods take from the API server: a claim of its own, files.
     """
 
     kind: str
@@ -67,7 +69,7 @@ class Workload:
     labels: dict[str, str]
     body: dict[str, Any]
     routes: tuple[str, ...] = ("latencies",)
-    claim: Claim | None = None
+    beside: tuple[Companion, ...] = ()
 
     @property
     def selector(self) -> str:
@@ -75,13 +77,20 @@ class Workload:
         return f"{EXPERIMENT_LABEL}={self.labels[EXPERIMENT_LABEL]}"
 
 
-def collections(spec: KubernetesSpec) -> dict[str, str]:
-    """Paths of the kinds that the harness makes, by kind, owners first."""
+def collections(spec: KubernetesSpec, *, given: bool = False) -> dict[str, str]:
+    """Paths of the kinds that the harness makes, by kind, owners first; ``given``: with those of files."""
     return {
         "Deployment": f"/apis/apps/v1/namespaces/{spec.namespace}/deployments",
         "Job": f"/apis/batch/v1/namespaces/{spec.namespace}/jobs",
         **(claims.collections(spec.namespace) if spec.by_claims else {}),
+        **({"ConfigMap": files.collection(spec.namespace)} if given else {}),
     }
+
+
+def without_gpu(spec: KubernetesSpec) -> KubernetesSpec:
+    """How pods stand in the cluster that ask others and compute nothing: they end by themselves and wait in no queue."""
+    alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None}
+    return spec.model_copy(update={**alone, "sharing_by": SharingBy.DEVICE_PLUGIN, "device_plugin_configs": None})
 
 
 def pods_path(namespace: str) -> str:
@@ -119,12 +128,15 @@ def workload(
     }
     kind = "Job" if spec.kind is WorkloadKind.JOB else "Deployment"
     collection = collections(spec)[kind]
-    values = _values(experiment, spec, name, labels)
+    server = experiment.workload.server
+    given = files.carried(server, spec, name, labels) if server else ()
+    values = _values(experiment, spec, name, labels) | {"given": files.sources(given), "given_dir": files.FOLDER}
     if spec.by_claims and spec.gpus_per_replica:
         values["claim"] = claims.reference(experiment, measured.name if measured else name)
     body = yaml.safe_load(_template().render(values))
-    own = claims.claim(experiment, spec, name, labels) if values["claim"] and not measured else None
-    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, _routes(experiment.workload), own)
+    claim = [claims.claim(experiment, spec, name, labels)] if values["claim"] and not measured else []
+    routes, beside = _routes(experiment.workload), (*claim, *given)
+    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, routes, beside)
 
 
 def profile_job(
@@ -184,7 +196,9 @@ def _of_other_program(made: Workload, command: tuple[str, ...], told: dict[str, 
 def _routes(asked: WorkloadSpec) -> tuple[str, ...]:
     """Of the files that a replica of this workload writes."""
     served = ("services",) if asked.scenario is not None else ()
-    return ("latencies", *served, *(("requests", "gaps") if asked.server is not None else ()))
+    if asked.server is None:
+        return ("latencies", *served)
+    return ("latencies", "requests", "gaps", *(("engine_metrics",) if asked.server.metrics else ()))
 
 
 def _name(experiment: ExperimentSpec, attempt: str) -> str:
@@ -201,7 +215,9 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
         bounded["LINGER_SECONDS"] = repr(float(KEEP_S))
-    beside = client_environment(server, timing) if server else {}
+    beside = {"SERVER": json.dumps(files.renamed(client_settings(server, timing), server))} if server else {}
+    if server and files.named(server):
+        beside[files.FOLDER_VARIABLE] = files.FOLDER
     if server and spec.gpus_per_replica:
         beside["NVIDIA_VISIBLE_DEVICES"] = "void"  # whatever the image of the replicas says: the GPU is the server's
     return {
@@ -248,7 +264,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         },
         "library": _library(experiment),
         "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
-        "server": _server(server, mps) if server else None,
+        "server": _server(server, mps) if server and server.image else None,
     }
 
 

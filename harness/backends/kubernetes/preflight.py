@@ -7,10 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes import capacity, claims_check, grafana, monitoring, quota, rbac, sharing, switching
+from harness.backends.kubernetes import (
+    capacity,
+    claims_check,
+    files,
+    grafana,
+    monitoring,
+    quota,
+    rbac,
+    sharing,
+    switching,
+)
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
+from harness.backends.kubernetes.version import check_version, makes_jobs
 from harness.backends.layer_check import check_layer_of_image
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError, PrometheusError
@@ -46,10 +57,13 @@ def check(
         nodes = None
     most = max((experiment.cell.processes for experiment in experiments), default=1)
     owners = 1 + max((len(experiment.neighbours) for experiment in experiments), default=0)
+    jobs, given = makes_jobs(spec, experiments), files.any_named([one.workload for one in experiments])
     findings = [
         *(one for experiment in experiments for one in check_layer_of_image(experiment)),
         *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
-        *_tried("rights", lambda: rbac.check_rights(api, spec)),
+        *files.check_carried(experiments),
+        *(_tried("version", lambda: check_version(api)) if jobs else ()),
+        *_tried("rights", lambda: rbac.check_rights(api, spec, jobs=jobs, given=given)),
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
         *_tried("priority class", lambda: rbac.check_priority_class(api, spec)),
         *_tried("queue", lambda: rbac.check_queue(api, spec)),

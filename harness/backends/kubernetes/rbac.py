@@ -49,11 +49,19 @@ Right = tuple[str, str, str, str]
 """Verb, API group, resource (with ``/subresource``), namespace."""
 
 
-def needed_rights(spec: KubernetesSpec) -> list[Right]:
-    """Everything that a campaign does to the cluster."""
-    own = spec.namespace
-    group, owner = ("batch", "jobs") if spec.kind is WorkloadKind.JOB else ("apps", "deployments")
-    rights = [(verb, group, owner, own) for verb in ("get", "list", "patch", "create", "delete")]
+def needed_rights(spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> list[Right]:
+    """Everything that a campaign does to the cluster.
+
+    Args:
+        spec: the cluster.
+        jobs: it makes Jobs beside its replicas, too.
+        given: files go into its pods.
+    """
+    own, job = spec.namespace, spec.kind is WorkloadKind.JOB
+    kinds = [("batch", "jobs")] * (job or jobs) + [("apps", "deployments")] * (not job) + [("", "configmaps")] * given
+    rights = [
+        (verb, group, kind, own) for group, kind in kinds for verb in ("get", "list", "patch", "create", "delete")
+    ]
     rights += [(verb, "", "pods", own) for verb in ("get", "list", "watch", "delete")]
     rights += [("get", "", "pods/log", own), ("get", "", "pods/proxy", own), ("list", "", "events", own)]
     if spec.by_claims:
@@ -117,9 +125,9 @@ def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
         yield Finding(Severity.WARNING, "pod security", message, advice)
 
 
-def check_rights(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
-    """What the account of the kubeconfig lacks; all of it in one finding."""
-    lacking = [right for right in needed_rights(spec) if not allowed(api, right)]
+def check_rights(api: Api, spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> Iterator[Finding]:
+    """What the account of the kubeconfig lacks; all of it in one finding. Arguments as of ``needed_rights``."""
+    lacking = [right for right in needed_rights(spec, jobs=jobs, given=given) if not allowed(api, right)]
     if lacking:
         yield Finding(
             Severity.ERROR,

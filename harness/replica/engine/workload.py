@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from harness.replica.custom_metrics import Counter, Histogram
 from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, HttpAsker, Outcome
 from harness.replica.engine.beside import ServerBeside
+from harness.replica.engine.given import unpacked
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.own_client import OwnAsker
@@ -124,7 +125,8 @@ class ServerWorkload:
         if asked is None or folder is None:
             return nullcontext()
         server = self._process
-        port = server.port if asked["port"] is None else asked["port"] + self._settings.replica
+        alone = self._engine.beside  # in a pod of its own no other replica has the same port
+        port = server.port if asked["port"] is None else asked["port"] + (0 if alone else self._settings.replica)
         url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{asked['path']}"
         return OwnMetrics(url, self._engine.all_headers(), step_s=asked["step_s"], folder=folder)
 
@@ -172,4 +174,7 @@ def _server(settings: Settings, engine: Engine) -> ServerProcess | RunningServer
 
 def make(settings: Settings) -> ServerWorkload:
     """Start the server that the environment names, and return when it has answered a request."""
-    return ServerWorkload(settings, from_environment())
+    engine = from_environment()
+    if settings.replica_dir is not None:
+        engine = unpacked(engine, settings.replica_dir / "given")
+    return ServerWorkload(settings, engine)

@@ -7,12 +7,15 @@ import threading
 import numpy as np
 import pytest
 
+from harness.backends.kubernetes import files
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.objects import CAMPAIGN_LABEL
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.config import SloSpec, WorkloadSpec
+from harness.config.sharing import FOUND
 from harness.errors import BackendError, ReplicaDiedError
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies, layout
@@ -20,6 +23,7 @@ from harness.results.manifest import read_manifest
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
+from tests.support.fake_streaming_server import Server, running
 from tests.support.processes import eventually
 
 pytestmark = [
@@ -150,6 +154,67 @@ def test_a_key_comes_out_of_a_secret_and_is_shown_nowhere(deploy, server, driver
     written = [file.read_bytes() for file in tmp_path.glob("attempt-*/**/*") if file.is_file()]
     assert written
     assert not [content for content in written if b"s3cr3t" in content]
+
+
+def test_requests_come_out_of_a_file_of_this_machine_and_the_servers_own_metrics_come_back(
+    deploy, server, driver, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(files, "PART_BYTES", 60)  # several parts, as of a large file
+    texts, times = tmp_path / "texts.jsonl", tmp_path / "times.json"
+    prompts = {f"the question number {number}, of its own" for number in range(40)}
+    texts.write_text("".join(json.dumps({"prompt": prompt, "output_tokens": 2}) + "\n" for prompt in prompts))
+    of = asked("--times", str(times), requests={"file": str(texts)}, metrics={"path": "/metrics", "step_s": 0.5})
+    spec = server.spec()
+    backend = KubernetesBackend(spec, "c0ffee", [of.workload])
+    deployment, folder = deploy(of, by=backend)
+    config_maps = f"/api/v1/namespaces/{spec.namespace}/configmaps"
+    made = {one["metadata"]["name"] for one in backend.api.list(config_maps, labels=f"{CAMPAIGN_LABEL}=c0ffee")}
+    log = driver.folder / deployment.statuses()[0]["pod"] / "requests.bin"
+    assert eventually(lambda: log.stat().st_size > 20 * 8 * len(FIELDS))
+
+    assert len(made) > 2
+    assert list(deployment.stop(timeout_s=4)) == []
+    assert backend.api.list(config_maps, labels=f"{CAMPAIGN_LABEL}=c0ffee") == []
+    assert set(json.loads(times.read_text())) <= prompts
+    assert set(requests_of(folder, 0)["output_tokens"]) == {2}
+    told = (layout.replica_folder(folder, 0) / "engine_metrics.csv").read_text().splitlines()
+    assert told[0] == "timestamp,series,value"
+    assert any("fake:requests_total" in line for line in told)
+
+
+def test_what_a_killed_harness_left_of_files_is_swept(server, driver):
+    of = asked(requests={"file": __file__})
+    left = KubernetesBackend(server.spec(), "c0ffee", [of.workload])
+    for one in files.carried(of.workload.server, server.spec(), "left", {CAMPAIGN_LABEL: "c0ffee"}):
+        left.api.apply(one.path, one.body)
+
+    assert left.sweep() == ["deleted ConfigMap left-0 of an earlier run."]
+    assert driver.left() == []
+
+
+def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(deploy, server, driver):
+    engines = [Server(first_s=0.01), Server(first_s=0.01)]
+    with running(*engines) as urls:
+        of = asked(replicas=2)
+        own = {"url": urls, "protocol": "openai-chat", "requests": {"output_tokens": {"mean": TOKENS}}}
+        workload = WorkloadSpec.model_validate({"name": "llm", "warmup_requests": 1, "server": own})
+        of = of.model_copy(update={"workload": workload, "sharing": FOUND})
+        deployment, folder = deploy(of, by=KubernetesBackend(server.spec(), "c0ffee"))
+        pods = KubernetesApi(server.spec()).list(driver.collection)
+        logs = [driver.folder / status["pod"] / "requests.bin" for status in deployment.statuses()]
+        assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
+        assert list(deployment.stop(timeout_s=4)) == []
+        asked_of = [len(engine.asked) for engine in engines]
+
+    assert driver.left() == []
+    assert [len(pod["spec"]["containers"]) for pod in pods] == [1, 1]
+    assert not any(pod["spec"]["containers"][0].get("resources") for pod in pods)
+    for index, url in enumerate(urls):
+        told = json.loads((layout.replica_folder(folder, index) / "replica.json").read_text())
+        assert (told["phase"], told["server_url"]) == ("finished", url)
+        found = requests_of(folder, index)
+        assert set(found["status"]) == {200}
+        assert 20 < len(found["status"]) <= asked_of[index], "each by one, beside the first and that of the warm-up"
 
 
 def test_a_campaign_of_servers_ends_with_its_figures_and_its_objective(server, driver, tmp_path):

@@ -38,9 +38,14 @@ EXAMPLES = {
     "a server of your own as a command": {"workload": "-mine, server: {command: [serve, '{port}']}"},
     "a server of your own as an image": {"workload": "-mine, server: {image: 'x/y:1', args: ['{port}']}"},
     "a server that runs already": {"workload": "-mine, server: {url: 'http://h:1'}"},
+    "one that runs on the asking machine": {"workload": "-mine, server: {url: 'http://localhost:1'}"},
+    "a key out of the environment": {"workload": "-mine, server: {url: 'http://h:1', api_key_env: KEY}"},
+    "a key out of a Secret": {
+        "workload": "-mine, server: {url: 'http://h:1', api_key_env: KEY, secret_env: {KEY: a/b}}"
+    },
     "a line of the server's log": {"workload": "-mine, server: {command: [a, '{port}'], ready: {log: up}}"},
-    "requests to a server": {"workload": "-mine, server: {command: [a, '{port}'], trace: {file: a.jsonl}}"},
-    "what a server publishes": {"workload": "-mine, server: {command: [a, '{port}'], metrics: {}}"},
+    "requests to a server": {"workload": "-mine, server: {url: 'http://h:1', trace: {file: a.jsonl}}"},
+    "what a server publishes": {"workload": "-mine, server: {url: 'http://h:1', metrics: {}}"},
     "a sharing mode for": {"more": "sharing: [mps]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "`conditions` of": {"more": "conditions: [{name: b}]", "workload": "-mine, server: {url: 'http://h:1'}"},
     "a workload of your own": {"workload": "-mine, factory: 'mine:make'"},
@@ -116,15 +121,7 @@ def test_one_mode_is_for_the_cluster_to_show(tmp_path, mode):
     assert read(tmp_path, CLUSTER, f"sharing: [{mode}]").sharing[0].value == mode
 
 
-@pytest.mark.parametrize(
-    ("asked", "name"),
-    [
-        ("trace: {file: a}", "trace"),
-        ("requests: {file: a}", "requests.file"),
-        ("requests: {tokenizer: a}", "requests.tokenizer"),
-    ],
-)
-def test_no_file_of_requests_gets_into_a_pod(tmp_path, asked, name):
-    server = f"-mine, server: {{image: 'x/y:1', args: ['{{port}}'], {asked}}}"
-    with pytest.raises(CampaignFileError, match=f"`server.{name}` of workload resnet50-mine.*files are not"):
+def test_a_server_that_runs_already_has_one_secret_its_key(tmp_path):
+    server = "-mine, server: {url: 'http://h:1', api_key_env: KEY, secret_env: {KEY: a/b, OTHER: a/c}}"
+    with pytest.raises(CampaignFileError, match="`secret_env` holds the key that `api_key_env` names, and nothing"):
         read(tmp_path, CLUSTER, workload=server)

@@ -1,17 +1,18 @@
 """What preflight says of a cluster: each finding in the object's own words, and none where nothing is wrong."""
 
+import hashlib
 import time
 
 import pytest
 
 from harness.backends.base import Severity
-from harness.backends.kubernetes import claims, grafana, preflight
+from harness.backends.kubernetes import claims, files, grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
 from tests.support.experiments import campaign, experiment, neighbour
 
@@ -58,6 +59,7 @@ class Api:
             "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
             QUOTAS: {"items": []},
             LIMITS: {"items": []},
+            "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.2"},
             **(objects or {}),
         }
         self.forbidden, self.refused, self.skew_s = set(forbidden), set(refused), skew_s
@@ -331,6 +333,52 @@ def test_rights_that_lack_are_all_in_one_sentence():
 
 def test_a_job_needs_other_rights():
     assert findings(Api(forbidden=["create deployments"]), KubernetesSpec(image=IMAGE, kind="job")) == {}
+
+
+@pytest.mark.parametrize("minor", ["28+", "8"])
+def test_a_cluster_that_is_too_old_for_jobs_is_named_before_anything_starts(minor):
+    api = Api({"/version": {"major": "1", "minor": minor, "gitVersion": f"v1.{minor}"}})
+    job = KubernetesSpec(image=IMAGE, kind="job")
+    asked = running_already("http://engine:8000")
+
+    for found in (findings(api, job), findings(api, experiments=[asked])):
+        assert f"the cluster is Kubernetes v1.{minor}, and" in found["version", Severity.ERROR]
+    assert "which Kubernetes knows from 1.29 on" in findings(api, job)["version", Severity.ERROR]
+    assert findings(api) == {}, "Deployments are as old as can be"
+
+
+def running_already(url, **server):
+    workload = WorkloadSpec.model_validate({"name": "llm", "server": {"url": url, **server}})
+    return experiment(replicas=1).model_copy(update={"workload": workload})
+
+
+def test_what_asks_a_server_that_runs_already_needs_jobs_and_files_need_config_maps(tmp_path):
+    asked = running_already("http://engine:8000", requests={"file": str(tmp_path / "texts.jsonl")})
+    (tmp_path / "texts.jsonl").write_text('{"prompt": "a"}\n')
+
+    found = findings(Api(forbidden=["create jobs", "delete configmaps"]), experiments=[asked])
+
+    assert found["rights", Severity.ERROR] == (
+        "this account may not: create jobs in inference; delete configmaps in inference."
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "texts.jsonl:1: a line is a JSON object with `prompt`, `messages` or `body`"),
+        ('{"prompt": "much"}', "are larger than 0.016 MB when compressed, and no more is carried into a pod"),
+    ],
+)
+def test_a_file_that_cannot_be_read_or_carried_is_refused(tmp_path, monkeypatch, text, said):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(text)
+    if "much" in text:
+        monkeypatch.setattr(files, "PART_BYTES", 1000)
+        path.write_text("".join(f'{{"prompt": "{hashlib.sha512(str(n).encode()).hexdigest()}"}}\n' for n in range(400)))
+    asked = running_already("http://engine:8000", requests={"file": str(path)})
+
+    assert said in findings(Api(), experiments=[asked])["server", Severity.ERROR]
 
 
 def test_grafana_that_may_not_be_scaled():

@@ -238,7 +238,7 @@ def test_what_is_to_be_applied_is_valid_and_gives_every_right_that_is_asked_for(
         kubernetes_validate.validate(one, "1.36", strict=True)
     grafana, _, deployment = spec.grafana_deployment.partition("/")
     asked = {
-        **dict.fromkeys(rbac.needed_rights(spec), ""),
+        **dict.fromkeys(rbac.needed_rights(spec, jobs=True, given=True), ""),
         **rbac.rights_to_switch(spec),
         **rbac.rights_to_look(spec),
         ("patch", "apps", "deployments", grafana): deployment,

@@ -91,6 +91,24 @@ def test_the_rights_are_valid(minor):
     assert not [rule for rule in rules if "secrets" in rule["resources"] or "pods/exec" in rule["resources"]]
 
 
+@pytest.mark.parametrize("minor", MINORS)
+def test_files_come_as_config_maps_that_only_the_client_mounts(tmp_path, minor):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "trace.jsonl").write_text("[]")
+    asked = serving(trace={"file": str(tmp_path / "trace.jsonl")}, requests={"tokenizer": str(tmp_path)})
+    found = made(asked)
+
+    assert [list(one.body["binaryData"]) for one in found.beside] == [["tokenizer.json.000"], ["trace.jsonl.000"]]
+    for one in (found.body, *(one.body for one in found.beside)):
+        kubernetes_validate.validate(one, minor, strict=True)
+    assert violations(found.body["spec"]["template"]) == []
+    client, server = found.body["spec"]["template"]["spec"]["containers"]
+    assert "given" in {one["name"] for one in client["volumeMounts"]}
+    assert "given" not in {one["name"] for one in server["volumeMounts"]}
+    told = json.loads(next(one["value"] for one in client["env"] if one["name"] == "SERVER"))
+    assert (told["trace"]["file"], told["requests"]["tokenizer"]) == ("trace.jsonl", "tokenizer.json")
+
+
 def test_the_rights_of_the_example_are_those_of_the_template():
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
     text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()

@@ -1,0 +1,108 @@
+"""Files of this machine that the clients of servers read in their pods: compressed, in ConfigMaps of one attempt."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes.companion import Companion
+from harness.backends.server_check import check_files
+from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
+from harness.errors import CampaignFileError
+
+FOLDER_VARIABLE, FOLDER = "GIVEN_DIR", "/var/run/given"
+"""How the client is told of their folder, and that folder in a pod."""
+PART_BYTES = 1_000_000
+"""A ConfigMap holds 1 MiB."""
+MOST_PARTS = 16
+_TOKENIZER = "tokenizer.json"
+
+
+def collection(namespace: str) -> str:
+    """Path of the ConfigMaps."""
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+def named(server: ServerSpec) -> dict[str, Path]:
+    """The files that a server's requests are made of, by their names in the pod."""
+    requests, found = server.requests, {}
+    if requests.file is not None:
+        found[f"requests{Path(requests.file).suffix}"] = Path(requests.file)
+    if requests.tokenizer is not None:
+        place = Path(requests.tokenizer)
+        found[_TOKENIZER] = place / _TOKENIZER if place.is_dir() else place
+    if server.trace is not None:
+        found["trace.jsonl"] = Path(server.trace.file)
+    return found
+
+
+def any_named(workloads: Sequence[WorkloadSpec]) -> bool:
+    """Whether one of these is asked what a file says."""
+    return any(one.server is not None and named(one.server) for one in workloads)
+
+
+def renamed(asked: Mapping[str, Any], server: ServerSpec) -> dict[str, Any]:
+    """What the client is told of the server, with the names that the files have in its pod."""
+    names = iter(named(server))
+    requests = {key: next(names) if asked["requests"][key] else None for key in ("file", "tokenizer")}
+    trace = {**asked["trace"], "file": next(names)} if asked["trace"] else None
+    return {**asked, "requests": {**asked["requests"], **requests}, "trace": trace}
+
+
+def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> tuple[Companion, ...]:
+    """The ConfigMaps of an attempt, called as its Deployment or Job and numbered. Raises CampaignFileError."""
+    return tuple(
+        Companion(
+            f"{collection(spec.namespace)}/{called}",
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": called, "namespace": spec.namespace, "labels": dict(labels)},
+                "binaryData": {key: base64.b64encode(data).decode()},
+            },
+        )
+        for number, (key, data) in enumerate(_parts(server))
+        for called in [f"{name}-{number}"]
+    )
+
+
+def sources(companions: Sequence[Companion]) -> list[dict[str, Any]]:
+    """Of the volume that shows them as files of one folder."""
+    return [{"configMap": {"name": one.body["metadata"]["name"]}} for one in companions]
+
+
+def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
+    """Whether what is asked can be read here, and carried into a pod."""
+    servers = {one.workload.name: one.workload.server for one in experiments if one.workload.server}
+    for name, server in servers.items():
+        found = check_files(name, server)
+        yield from found
+        try:
+            if not found:
+                list(_parts(server))
+        except CampaignFileError as error:
+            yield Finding(Severity.ERROR, "server", f"the workload {name}: {error.message}", error.advice)
+
+
+def _parts(server: ServerSpec) -> Iterator[tuple[str, bytes]]:
+    """Name and content of every part of the compressed files."""
+    size = 0
+    for name, path in named(server).items():
+        try:
+            data = gzip.compress(path.read_bytes(), mtime=0)
+        except OSError as error:
+            raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Mend the path.") from error
+        parts = range(0, len(data), PART_BYTES)
+        size += len(parts)
+        if size > MOST_PARTS:
+            raise CampaignFileError(
+                f"the files that its requests are made of are larger than {MOST_PARTS * PART_BYTES / 1e6:g} MB when compressed, "
+                f"and no more is carried into a pod ({path}).",
+                advice="Take fewer of its lines: they are asked in turn, again and again.",
+            )
+        for number, start in enumerate(parts):
+            yield f"{name}.{number:03d}", data[start : start + PART_BYTES]
