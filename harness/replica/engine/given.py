@@ -25,6 +25,6 @@ def unpacked(engine: Engine, target: Path, environment: Mapping[str, str] = os.e
     target.mkdir(parents=True, exist_ok=True)
     for name, data in parts.items():
         (target / name).write_bytes(gzip.decompress(b"".join(data)))
-    requests = {key: str(target / name) for key in ("file", "tokenizer") if (name := engine.requests.get(key))}
+    requests = {key: str(target / called) for key in ("file", "tokenizer") if (called := engine.requests.get(key))}
     trace = {**engine.trace, "file": str(target / engine.trace["file"])} if engine.trace else None
     return replace(engine, requests={**engine.requests, **requests}, trace=trace)

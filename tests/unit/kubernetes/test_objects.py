@@ -101,7 +101,7 @@ def test_files_come_as_config_maps_that_only_the_client_mounts(tmp_path, minor):
     assert [list(one.body["binaryData"]) for one in found.beside] == [["tokenizer.json.000"], ["trace.jsonl.000"]]
     for one in (found.body, *(one.body for one in found.beside)):
         kubernetes_validate.validate(one, minor, strict=True)
-    assert violations(found.body["spec"]["template"]) == []
+    assert violations(found.body["spec"]["template"]["spec"]) == []
     client, server = found.body["spec"]["template"]["spec"]["containers"]
     assert "given" in {one["name"] for one in client["volumeMounts"]}
     assert "given" not in {one["name"] for one in server["volumeMounts"]}
