@@ -31,23 +31,23 @@ class Folded(nn.Module):
         weight = (convolution.weight.float() * scale.view(-1, 1, 1, 1)).to(convolution.weight.dtype)
         bias = (normalization.bias.float() - mean.float() * scale).to(weight.dtype)
         self.weight, self.bias = nn.Parameter(weight, requires_grad=False), nn.Parameter(bias, requires_grad=False)
-        self._stride, self._padding = convolution.stride, cast("tuple[int, ...]", convolution.padding)
+        self.stride, self.padding = convolution.stride, cast("tuple[int, ...]", convolution.padding)
         self._activates = activates
         self.fused = fuse and weight.is_cuda and self._has_kernel()
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in, H, W] -> [B, out, H / stride, W / stride]."""
-        return self.relu(x) if self._activates else conv2d(x, self.weight, self.bias, self._stride, self._padding)
+        return self.relu(x) if self._activates else conv2d(x, self.weight, self.bias, self.stride, self.padding)
 
     def relu(self, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
         """The same, with ``shortcut`` added, and a ReLU."""
         if not self.fused:
-            found = conv2d(x, self.weight, self.bias, self._stride, self._padding)
+            found = conv2d(x, self.weight, self.bias, self.stride, self.padding)
             return torch.relu_(found if shortcut is None else found.add_(shortcut))
         if shortcut is None:
-            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self._stride, self._padding, (1, 1), 1)
+            return torch.cudnn_convolution_relu(x, self.weight, self.bias, self.stride, self.padding, (1, 1), 1)
         return torch.cudnn_convolution_add_relu(
-            x, self.weight, shortcut, 1.0, self.bias, self._stride, self._padding, (1, 1), 1
+            x, self.weight, shortcut, 1.0, self.bias, self.stride, self.padding, (1, 1), 1
         )
 
     def _has_kernel(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.replica.errors import SettingError
-from harness.replica.models import checkpoint, execution
+from harness.replica.models import checkpoint, execution, quantised
 from harness.replica.models.classifier import Classifier
 from harness.replica.models.folded import Folded
 from harness.replica.models.image_input import Ahead, Feed, FromBytes, Resident
@@ -116,13 +116,34 @@ def fold_norms(model: nn.Module, *, fuse: bool) -> None:
                     parent.activation = nn.Identity()
 
 
+def quantise(model: ResNet, wanted: str, watch: Callable[[], object]) -> int:
+    """Have the folded convolutions after the stem compute in a format; returns how many they are.
+
+    Args:
+        model: its normalisations are folded.
+        wanted: the format.
+        watch: lets images through it, by whose numbers the scales are chosen.
+    """
+    stem, encoder = (cast("nn.Sequential", model.resnet.get_submodule(name)) for name in ("embedder", "encoder"))
+    dtype, convolutions = next(model.parameters()).dtype, quantised.replace(encoder)
+    with torch.inference_mode():
+        watch()
+    for one in convolutions:
+        one.quantise(quantised.FORMATS[wanted])
+    stem.append(quantised.ToBytes(convolutions[0].scale_in, quantised.FORMATS[wanted]))
+    encoder.append(quantised.FromBytes(convolutions[-1].scale_out, dtype))
+    return len(convolutions)
+
+
 def _named(**modules: nn.Module) -> nn.Sequential:
     """Return a sequence whose steps have names, for tensors to be called what checkpoints call them."""
     return nn.Sequential(OrderedDict(modules))
 
 
-OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark")
+OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark", *quantised.FORMATS)
 HOST, DEVICE, HOST_UINT8 = INPUTS = ("host", "device", "host-uint8")
+_WATCHED_IMAGES = 64
+"""Whose largest numbers are those of all."""
 _BATCHES = 4
 """Of bytes that are fed in turn: too many for the CPU's cache where batches are large."""
 
@@ -136,8 +157,10 @@ class ResNet50(Classifier):
         settings.known_options(*OPTIONS)
         shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
+        number_format = quantised.asked_format(settings, device)
         torch.backends.cudnn.benchmark = settings.option("cudnn_benchmark", default=False)
-        model: nn.Module = checkpoint.build(lambda: ResNet(shape), settings, device)
+        network = checkpoint.build(lambda: ResNet(shape), settings, device)
+        model: nn.Module = network
         layout = torch.channels_last if settings.option("channels_last", default=False) else torch.contiguous_format
         model.to(memory_format=layout)  # type: ignore[call-overload]
         facts = execution.describe(settings, device, model)
@@ -167,6 +190,10 @@ class ResNet50(Classifier):
                 lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
             )
             pool = [batch.to(device) for batch in pool] if kind == DEVICE else pool
+        if number_format:
+            facts[f"{number_format}_convolutions"] = quantise(
+                network, number_format, lambda: model(pool[0][:_WATCHED_IMAGES].to(device))
+            )
         super().__init__(model, pool, settings, device)
         self._facts = facts | {"input": kind}
         self._ahead: Ahead | None = None

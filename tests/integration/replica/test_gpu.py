@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from harness.replica import registry
+from harness.replica.errors import SettingError
 from harness.replica.settings import Settings
 
 pytestmark = [
@@ -99,6 +100,33 @@ def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():
         expected, logits = (one.model(plain.pool[0]).float() for one in (plain, folded))
     assert folded.describe()["fused_convolutions"] >= 52
     torch.testing.assert_close(logits, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
+def test_convolutions_in_bytes_give_about_the_logits_of_the_others(name, execution):
+    def made(device, **more):
+        options = {"channels_last": True, "fold_norms": True, name: True} | more
+        way = execution if device == "cuda" else "eager"
+        return registry.load(
+            Settings(device=device, precision="fp16", execution=way, batch_size=3, seed=2, options=options)
+        )
+
+    ours, computed_by_torch, plain = made("cuda"), made("cpu"), made("cuda", **{name: False})
+    with torch.inference_mode():
+        found, same, expected = (one._forward(one.pool[0]).float().cpu() for one in (ours, computed_by_torch, plain))
+    assert ours.describe()[f"{name}_convolutions"] == 52
+    size = float(expected.pow(2).mean().sqrt())
+    assert 0.001 < float((found - expected).pow(2).mean().sqrt()) / size < 0.15
+    # The same sums, rounded; those that fall between two bytes may fall either way.
+    assert float((found - same).pow(2).mean().sqrt()) / size < 0.03
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8"])
+def test_channels_that_the_kernel_does_not_take_are_refused(name):
+    options = {"channels_last": True, "fold_norms": True, name: True} | TINY
+    with pytest.raises(SettingError, match="take the base model_size"):
+        registry.load(Settings(device="cuda", precision="fp16", options=options))
 
 
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
