@@ -37,7 +37,8 @@ class Workload(Protocol):
     device_name, parameters, ...); ``outcome() -> dict``, facts for it about what was served; ``published()``, what
     ``/metrics`` shows besides (see ``harness.replica.custom_metrics``); ``think_s() -> float``, a pause before the next
     request, which is not latency; ``serve_up_to()``, which returns what serves any number of inputs up to the batch
-    size in one pass, for dynamic batching; ``load(metrics, latency_log)``, the frontend that asks a server of the
+    size in one pass, for dynamic batching; ``begin_up_to()``, which returns what begins such a pass and returns what waits
+    for it, or None; ``load(metrics, latency_log)``, the frontend that asks a server of the
     workload's own; ``serving()``, a context that is entered once around all requests; and
     ``close()``, after the last request.
     """

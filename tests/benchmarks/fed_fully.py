@@ -1,27 +1,43 @@
 """Whether images in host memory can keep a GPU as busy as images that are on it already, and how many images a second that is.
 
-    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6
+    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6 [--format fp8] [--http]
 
 ResNet-50, each workload once with its input on the device and once with bytes in host memory (`input: host-uint8`), loaded in one
 process and run in turn for `--seconds`, in the order A B B A, so that the card's clocks and its power cap meet both alike. Printed
-are images per second, the median of the rounds, and the ratio within each round with a 95 % t-interval of its mean. Without a GPU: the tiny model.
+are images per second, the median of the rounds, and the ratio within each round with a 95 % t-interval of its mean. With ``--http`` the
+bytes are asked for over HTTP on loopback, by four clients that send one whole batch after the other. Without a GPU: the tiny model.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import http.client
+import json
 import statistics
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from harness.replica import registry
+from harness.replica.custom_metrics import Histogram
+from harness.replica.frontends.batching import Ledger
+from harness.replica.frontends.frontend import Passes, warm_up
+from harness.replica.frontends.serving import HttpFrontend
+from harness.replica.metrics import RequestMetrics
+from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
 from tests.benchmarks.loop_efficiency import summary
 
 BAR_RATIO, BAR_IMAGES_PER_S = 0.97, 30_000
+CLIENTS = 4
+HTTP = parse_scenario('{"kind": "http"}')
+
+Rate = Callable[[Any, float], float]
+"""Of a workload, in inputs per second, over so many seconds."""
 
 
 def main() -> None:
@@ -38,16 +54,18 @@ def measure(options: argparse.Namespace, execution: str, *, cudnn_benchmark: boo
     """Print what one way to run it gives."""
     gpu = torch.cuda.is_available()
     made = [load(options, execution, kind, cudnn_benchmark=cudnn_benchmark) for kind in ("device", "host-uint8")]
-    rates = in_turn(made, seconds=options.seconds, rounds=options.rounds)
+    ways: list[Rate] = [inputs_per_s, over_http(made[1], options.batch_size) if options.http else inputs_per_s]
+    rates = in_turn(made, seconds=options.seconds, rounds=options.rounds, ways=ways)
     fused = made[0].describe()["fused_convolutions"]
     for workload in made:
         workload.close()
     device, host = map(statistics.median, rates)
     ratios = [of_host / of_device for of_device, of_host in zip(*rates, strict=True)]
-    print(f"{execution}, cudnn_benchmark {cudnn_benchmark}, {fused} fused convolutions:")
+    low = "".join(f", {key} {value}" for key, value in made[0].describe().items() if key.endswith("8_convolutions"))
+    print(f"{execution}, cudnn_benchmark {cudnn_benchmark}, {fused} fused convolutions{low}:")
     print(f"  input on the device     {device:10,.0f} images/s, best round {max(rates[0]):,.0f}")
     print(
-        f"  bytes in host memory    {host:10,.0f} images/s, best round {max(rates[1]):,.0f} (bar {BAR_IMAGES_PER_S:,})"
+        f"  bytes in host memory{' (HTTP)' if options.http else ''}    {host:10,.0f} images/s, best round {max(rates[1]):,.0f} (bar {BAR_IMAGES_PER_S:,})"
     )
     print(f"  host / device: {summary(ratios)} (bar {BAR_RATIO})", flush=True)
     del made, workload
@@ -59,6 +77,7 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
     """One workload, warm."""
     gpu = torch.cuda.is_available()
     own = {"model_size": "base" if gpu else "tiny", "input": kind, "channels_last": True, "fold_norms": True}
+    own |= {options.format: True} if options.format else {}
     workload = registry.load(
         Settings(
             workload="resnet50",
@@ -67,6 +86,7 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
             execution=execution,
             torch_threads=options.threads,
             options=own | {"cudnn_benchmark": cudnn_benchmark},
+            scenario=HTTP if options.http and kind == "host-uint8" else None,
         )
     )
     with workload.serving():
@@ -75,14 +95,62 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
     return workload
 
 
-def in_turn(two: Sequence[Any], *, seconds: float, rounds: int) -> list[list[float]]:
+def in_turn(
+    two: Sequence[Any], *, seconds: float, rounds: int, ways: Sequence[Rate] | None = None
+) -> list[list[float]]:
     """Inputs per second of each of two workloads, by round; in the order A B B A."""
     rates: list[list[float]] = [[], []]
+    measured = ways or [inputs_per_s] * 2
     with two[0].serving():
         for number in range(rounds):
             for which in (0, 1) if number % 2 == 0 else (1, 0):
-                rates[which].append(inputs_per_s(two[which], seconds))
+                rates[which].append(measured[which](two[which], seconds))
     return rates
+
+
+def over_http(workload: Any, batch_size: int) -> Rate:
+    """Return what measures a workload behind HTTP."""
+    with workload.serving():
+        serve = Passes(workload, batch_size)
+        warm_up(workload, serve, batch_size)
+
+    def rate(_workload: Any, seconds: float) -> float:
+        stopping = threading.Event()
+        frontend = HttpFrontend(
+            HTTP,
+            serve,
+            batch_size=batch_size,
+            ledger=Ledger(RequestMetrics(), Histogram("inference_service_seconds", "."), None, None),
+            on_depth=lambda _depth: None,
+            host="127.0.0.1",
+            phase=lambda: "draining" if stopping.is_set() else "serving",
+        )
+        answered: list[float] = []
+        ask = functools.partial(ask_until, stopping, frontend.port, batch_size, answered)
+        clients = [threading.Thread(target=ask) for _ in range(CLIENTS)]
+        timer = threading.Timer(seconds + 0.2, stopping.set)
+        for one in (*clients, timer):
+            one.start()
+        frontend.run(stopping)
+        frontend.close()
+        for one in (*clients, timer):
+            one.join()
+        kept = [at_s for at_s in answered if at_s > answered[0] + 0.2]
+        return (len(kept) - 1) * batch_size / (kept[-1] - kept[0])
+
+    return rate
+
+
+def ask_until(stopping: threading.Event, port: int, batch_size: int, answered: list[float]) -> None:
+    """Send one batch after the other, and note when each was answered."""
+    body, connection = json.dumps({"inputs": batch_size}), http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    while not stopping.is_set():
+        connection.request("POST", "/infer/batch", body)
+        response = connection.getresponse()
+        response.read()
+        if response.status == 200:
+            answered.append(time.perf_counter())
+    connection.close()
 
 
 def inputs_per_s(workload: Any, seconds: float) -> float:
@@ -101,6 +169,8 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--precision", default="fp16", choices=("fp32", "fp16", "bf16"))
+    parser.add_argument("--format", choices=("fp8", "int8"), help="of the convolutions (default: the precision)")
+    parser.add_argument("--http", action="store_true", help="ask for the bytes over HTTP")
     parser.add_argument("--executions", nargs="+", default=["cuda-graph"], choices=("eager", "compiled", "cuda-graph"))
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -53,14 +54,14 @@ class Batcher:
         self._on_depth = on_depth
         self._queue: deque[Pending] = deque()
         self._inputs = 0
-        self._serving: list[Pending] = []
+        self._serving: deque[list[Pending]] = deque()
         self._closed = False
         self._changed = threading.Condition(threading.Lock())
 
     @property
     def depth(self) -> int:
         """Requests that wait or are being served."""
-        return len(self._queue) + len(self._serving)
+        return len(self._queue) + sum(map(len, self._serving))
 
     def offer(self, request: Pending) -> bool:
         """Queue a request, from any thread; False when the queue is full or closed."""
@@ -87,6 +88,11 @@ class Batcher:
                     break
             return self._pop()
 
+    def take_full(self) -> Sequence[Pending]:
+        """Return the next batch, which another ``done`` must follow, if a full one waits; empty otherwise."""
+        with self._changed:
+            return self._pop() if self._queue and self._inputs >= self._max_inputs else ()
+
     def _pop(self) -> list[Pending]:
         batch = [self._queue.popleft()]
         inputs = batch[0].inputs
@@ -94,13 +100,13 @@ class Batcher:
             batch.append(self._queue.popleft())
             inputs += batch[-1].inputs
         self._inputs -= inputs
-        self._serving = batch
+        self._serving.append(batch)
         return batch
 
     def done(self) -> None:
-        """The batch last taken is served."""
+        """The batch first taken is served."""
         with self._changed:
-            self._serving = []
+            self._serving.popleft()
             self._on_depth(self.depth)
 
     def nudge(self) -> None:
@@ -115,16 +121,25 @@ class Batcher:
             self._changed.notify_all()
 
     def drop(self) -> Sequence[Pending]:
-        """Close, and return what was not served: the batch taken and not done, and what still waits."""
+        """Close, and return what was not served: the batches taken and not done, and what still waits."""
         with self._changed:
             self._closed = True
-            dropped = [*self._serving, *self._queue]
-            self._serving, self._queue, self._inputs = [], deque(), 0
+            dropped = [*itertools.chain(*self._serving), *self._queue]
+            self._serving, self._queue, self._inputs = deque(), deque(), 0
             return dropped
 
 
 class Serve(Protocol):
     """Serves inputs in as few passes of the model as they need."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether ``begin`` returns while the model still computes."""
+        ...
+
+    def begin(self, inputs: int) -> Callable[[], object]:
+        """Begin to serve; what is returned waits until the results are there."""
+        ...
 
     def __call__(self, inputs: int) -> None:
         """Return when the results are there."""
@@ -166,18 +181,54 @@ class Ledger:
             self._service_log.append(self.epoch_ns + start_ns, end_ns - start_ns)
 
 
-def serve_next(
-    batcher: Batcher, serve: Serve, ledger: Ledger, answer: Callable[[Sequence[Pending], int, int], None]
-) -> int:
-    """Serve the next batch, if one comes soon; returns how many requests it had."""
-    batch = batcher.take()
-    if not batch:
-        return 0
-    start_ns = time.perf_counter_ns()
-    serve(sum(request.inputs for request in batch))
-    end_ns = time.perf_counter_ns()
-    answer(batch, start_ns, end_ns)
-    for request in batch:
-        ledger.add(request, start_ns, end_ns)
-    batcher.done()
-    return len(batch)
+@dataclass(slots=True)
+class _Begun:
+    """A batch that is being computed."""
+
+    batch: Sequence[Pending]
+    start_ns: int
+    wait: Callable[[], object]
+
+
+class Service:
+    """Serves what waits, batch after batch; where the model allows it, a full one is begun while the one before is computed.
+
+    Args:
+        batcher: where requests wait.
+        serve: the model.
+        ledger: takes what was served.
+        answer: told the requests of a batch, and when its service began and ended.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        serve: Serve,
+        ledger: Ledger,
+        answer: Callable[[Sequence[Pending], int, int], None],
+    ) -> None:
+        self._batcher, self._serve, self._ledger, self._answer = batcher, serve, ledger, answer
+        self._begun: _Begun | None = None
+        self._last_end_ns = 0
+
+    def serve_next(self) -> int:
+        """Serve the next batch, if one comes soon; returns how many requests it had."""
+        begun = self._begun or self._begin(self._batcher.take())
+        if begun is None:
+            return 0
+        self._begun = self._begin(self._batcher.take_full()) if self._serve.ahead else None
+        begun.wait()
+        end_ns = time.perf_counter_ns()
+        # The model was the one before's until that was answered.
+        start_ns, self._last_end_ns = max(begun.start_ns, self._last_end_ns), end_ns
+        self._answer(begun.batch, start_ns, end_ns)
+        for request in begun.batch:
+            self._ledger.add(request, start_ns, end_ns)
+        self._batcher.done()
+        return len(begun.batch)
+
+    def _begin(self, batch: Sequence[Pending]) -> _Begun | None:
+        if not batch:
+            return None
+        start_ns = time.perf_counter_ns()
+        return _Begun(batch, start_ns, self._serve.begin(sum(request.inputs for request in batch)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from bisect import bisect_left
@@ -109,7 +110,7 @@ def of_scenario(
         CannotBeMetError: the latency limit is below one service time, or the port is taken.
     """
     assert settings.scenario is not None  # noqa: S101 - the caller's promise
-    serve = in_passes(workload, settings.batch_size)
+    serve = Passes(workload, settings.batch_size)
     warm_up(workload, serve, settings.batch_size)
     pass_s = _fastest_pass_s(serve, settings.batch_size)
     _refuse_hopeless(settings.scenario, _fastest_pass_s(serve, 1) if settings.batch_size > 1 else pass_s)
@@ -129,28 +130,39 @@ def batch_sizes(largest: int) -> list[int]:
     return sorted({min(2**power, largest) for power in range(largest.bit_length() + 1)})
 
 
-def in_passes(workload: Workload, batch_size: int) -> Serve:
-    """Return what serves any number of inputs in passes of at most ``batch_size``.
+class Passes:
+    """Serves any number of inputs in passes of at most ``batch_size``.
 
     A workload that cannot serve part of a batch serves a whole one: it is padded. So is a batch of a size that is not
     among ``batch_sizes``, to the next one.
     """
-    sizes = batch_sizes(batch_size)
-    sized: Callable[[], Callable[[int], int]] | None = getattr(workload, "serve_up_to", None)
-    if batch_size > 1 and sized is not None:
-        one_pass = sized()
-    else:
 
-        def one_pass(_inputs: int) -> int:
-            return workload.infer()
+    def __init__(self, workload: Workload, batch_size: int) -> None:
+        self._sizes, self._batch_size = batch_sizes(batch_size), batch_size
+        begins: Callable[[], Callable[[int], Callable[[], object]] | None] | None
+        begins = getattr(workload, "begin_up_to", None)
+        sized: Callable[[], Callable[[int], int]] | None = getattr(workload, "serve_up_to", None)
+        begin = begins() if begins else None
+        self._begin: Callable[[int], Callable[[], object]]
+        self.ahead = begin is not None
+        if begin is not None:
+            self._begin = begin
+        elif batch_size > 1 and sized is not None:
+            one_pass = sized()
+            self._begin = lambda inputs: functools.partial(one_pass, inputs)
+        else:
+            self._begin = lambda _inputs: workload.infer
 
-    def serve(inputs: int) -> None:
-        while inputs > 0:
-            part = min(inputs, batch_size)
-            one_pass(sizes[bisect_left(sizes, part)])
-            inputs -= part
+    def begin(self, inputs: int) -> Callable[[], object]:
+        """Serve all passes but the last, and begin that; what is returned waits for it."""
+        while inputs > self._batch_size:
+            self._begin(self._batch_size)()
+            inputs -= self._batch_size
+        return self._begin(self._sizes[bisect_left(self._sizes, inputs)])
 
-    return serve
+    def __call__(self, inputs: int) -> None:
+        """Serve."""
+        self.begin(inputs)()
 
 
 def warm_up(workload: Workload, serve: Serve, batch_size: int) -> None:

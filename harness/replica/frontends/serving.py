@@ -24,7 +24,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from harness.replica.errors import CannotBeMetError
-from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, serve_next
+from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
 from harness.replica.scenario import Scenario
 
 INTENDED_HEADER = "x-intended-ns"
@@ -76,11 +76,11 @@ class HttpFrontend:
         host: str,
         phase: Callable[[], str],
     ) -> None:
-        self._serve = serve
         self._batch_size = batch_size
         self._ledger = ledger
         self._phase = phase
         self._batcher = Batcher(batch_size, scenario.max_wait_ms / 1e3, scenario.max_queue, on_depth)
+        self._service = Service(self._batcher, serve, ledger, self._answer)
         self._accepted = self._refused = self._served = self._inputs = self._batches = 0
         self._recent_ns: deque[int] = deque(maxlen=_RECENT)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -115,11 +115,11 @@ class HttpFrontend:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._thread.start()
         while not stopping.is_set():
-            serve_next(self._batcher, self._serve, self._ledger, self._answer)
+            self._service.serve_next()
         self._batcher.close()
         end_s = time.monotonic() + DRAIN_S
         while self._batcher.depth and time.monotonic() < end_s:
-            serve_next(self._batcher, self._serve, self._ledger, self._answer)
+            self._service.serve_next()
 
     def close(self) -> None:
         """Turn away what still waits, and stop listening once the answers are out."""

@@ -1,7 +1,8 @@
 """Images as they are decoded, bytes in host memory, on their way to a model on the device.
 
-A thread copies each batch into a page-locked buffer, from where it goes to the device on a stream of its own while the model
-computes on the batches before; one kernel there makes normalised numbers of the bytes.
+Each batch is copied into a page-locked buffer, from where it goes to the device on a stream of its own while the model
+computes on the batches before; one kernel there makes normalised numbers of the bytes. A thread does so ahead of the model where
+all batches are known beforehand; where requests come at times of their own, whoever serves them does, once they are there.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Resident:
     def __init__(self, batches: Sequence[Tensor]) -> None:
         self._next = itertools.cycle(batches).__next__
 
-    def through(self, step: Callable[[Tensor], Tensor]) -> Tensor:
+    def through(self, step: Callable[[Tensor], Tensor], _inputs: int) -> Tensor:
         """Return what ``step`` makes of the next batch; it may still be computing."""
         return step(self._next())
 
@@ -67,13 +68,33 @@ class _Slot:
     """One buffer of the ring, on the host and on the device."""
 
     def __init__(self, batch: Tensor, device: torch.device) -> None:
-        self.on_gpu = device.type == "cuda"
-        self.host = torch.empty_like(batch, pin_memory=self.on_gpu)
-        self.there = torch.empty_like(batch, device=device) if self.on_gpu else self.host
-        if self.on_gpu:
+        self._device, self._on_gpu = device, device.type == "cuda"
+        self._host = torch.empty_like(batch, pin_memory=self._on_gpu)
+        self._there = torch.empty_like(batch, device=device) if self._on_gpu else self._host
+        if self._on_gpu:
             # Blocking: a thread that waits must not take a core from those that compute.
-            self.arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            self.used = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            self._used = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+
+    def fill(self, batch: Tensor, stream: torch.cuda.Stream | None) -> None:
+        """Take so many inputs as ``batch`` has, by ``stream`` where there is a GPU, once what was there has been computed on."""
+        if stream is None:
+            self._host[: len(batch)].copy_(batch)
+            return
+        self._used.synchronize()
+        self._host[: len(batch)].copy_(batch)
+        with torch.cuda.stream(stream):
+            self._there[: len(batch)].copy_(self._host[: len(batch)], non_blocking=True)
+            self._arrived.record(stream)
+
+    def through(self, step: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return what ``step`` makes of it; it may still be computing."""
+        if self._on_gpu:
+            torch.cuda.current_stream(self._device).wait_event(self._arrived)
+        found = step(self._there)
+        if self._on_gpu:
+            self._used.record(torch.cuda.current_stream(self._device))
+        return found
 
 
 class Feed:
@@ -94,16 +115,12 @@ class Feed:
         self._thread = threading.Thread(target=self._fill_all, name="image-feed", daemon=True)
         self._thread.start()
 
-    def through(self, step: Callable[[Tensor], Tensor]) -> Tensor:
+    def through(self, step: Callable[[Tensor], Tensor], _inputs: int) -> Tensor:
         """Return what ``step`` makes of the next batch; it may still be computing. Raises what the feeding thread raised."""
         slot = self._ready.get()
         if isinstance(slot, BaseException):
             raise slot
-        if slot.on_gpu:
-            torch.cuda.current_stream(self._device).wait_event(slot.arrived)
-        found = step(slot.there)
-        if slot.on_gpu:
-            slot.used.record(torch.cuda.current_stream(self._device))
+        found = slot.through(step)
         self._free.put(slot)
         return found
 
@@ -114,44 +131,53 @@ class Feed:
 
     def _fill_all(self) -> None:
         try:
-            stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            stream = _copying_stream(self._device)
             for batch in itertools.cycle(self._batches):
                 slot = self._free.get()
                 if slot is None:
                     return
-                self._fill(slot, batch, stream)
+                slot.fill(batch, stream)
                 self._ready.put(slot)
         except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the batch
             self._ready.put(error)
 
-    def _fill(self, slot: _Slot, batch: Tensor, stream: torch.cuda.Stream | None) -> None:
-        if stream is None:
-            slot.host.copy_(batch)
-            return
-        slot.used.synchronize()  # what was in it has been computed on
-        slot.host.copy_(batch)
-        with torch.cuda.stream(stream):
-            slot.there.copy_(slot.host, non_blocking=True)
-            slot.arrived.record(stream)
+
+class OnDemand:
+    """Brings a batch to the device when it is asked for, while the model may still compute on the one before."""
+
+    def __init__(self, batches: Sequence[Tensor], device: torch.device) -> None:
+        self._next = itertools.cycle(batches).__next__
+        self._slots = itertools.cycle([_Slot(batches[0], device) for _ in range(2)])
+        self._stream = _copying_stream(device)
+
+    def through(self, step: Callable[[Tensor], Tensor], inputs: int) -> Tensor:
+        """Return what ``step`` makes of a batch whose first ``inputs`` are new; it may still be computing."""
+        slot = next(self._slots)
+        slot.fill(self._next()[:inputs], self._stream)
+        return slot.through(step)
+
+    def close(self) -> None:
+        """Nothing runs."""
 
 
-class Ahead:
-    """Answers to batches that are known beforehand: the next one is computed while the answer to this one is read.
+def _copying_stream(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+class Answers:
+    """Classes of batches, which are awaited while the next one is computed.
 
     Args:
         source: of the batches; closed with this.
-        step: a batch on the device -> logits [B, classes].
-        batch_size: B.
+        batch_size: most inputs of one.
         device: where it computes.
     """
 
-    def __init__(
-        self, source: Feed | Resident, step: Callable[[Tensor], Tensor], batch_size: int, device: torch.device
-    ) -> None:
-        self._source, self._step = source, step
+    def __init__(self, source: Feed | OnDemand | Resident, batch_size: int, device: torch.device) -> None:
+        self._source = source
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         on_gpu = self._stream is not None
-        self._answers = itertools.cycle(
+        self._buffers = itertools.cycle(
             [
                 (
                     torch.empty(batch_size, dtype=torch.int64, pin_memory=on_gpu),
@@ -160,23 +186,33 @@ class Ahead:
                 for _ in range(2)
             ]
         )
-        self._begun: tuple[Tensor, torch.cuda.Event | None] | None = None
+        self._begun: Callable[[], Tensor] | None = None
 
-    def answer(self) -> Tensor:
-        """Return the classes [B] of the next batch, on the host, until they are overwritten two calls later."""
-        classes, there = self._begun or self._begin()
-        self._begun = self._begin()
+    def begin(self, step: Callable[[Tensor], Tensor], inputs: int) -> Callable[[], Tensor]:
+        """Begin to compute the logits [B, classes] of the next batch.
+
+        Returns:
+            What waits for its classes [B] on the host, which are overwritten by the second batch after it.
+        """
+        classes, there = next(self._buffers)
+        found = self._source.through(step, inputs).argmax(-1)
+        classes[: len(found)].copy_(found, non_blocking=True)
         if there is not None:
-            there.synchronize()
-        return classes
+            there.record(self._stream)
+
+        def wait() -> Tensor:
+            if there is not None:
+                there.synchronize()
+            return classes
+
+        return wait
+
+    def next(self, step: Callable[[Tensor], Tensor], inputs: int) -> Tensor:
+        """Return the classes of the next batch, as ``begin``; the one after it is begun before."""
+        wait = self._begun or self.begin(step, inputs)
+        self._begun = self.begin(step, inputs)
+        return wait()
 
     def close(self) -> None:
         """End the source."""
         self._source.close()
-
-    def _begin(self) -> tuple[Tensor, torch.cuda.Event | None]:
-        classes, there = next(self._answers)
-        classes.copy_(self._source.through(self._step).argmax(-1), non_blocking=True)
-        if there is not None:
-            there.record(self._stream)
-        return classes, there

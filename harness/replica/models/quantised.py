@@ -153,7 +153,7 @@ def asked_format(settings: Settings, device: torch.device) -> str | None:
 
 
 def replace(model: nn.Module) -> list[QuantisedConvolution]:
-    """Have every folded convolution of ``model`` watch its numbers; returns them in the order in which they are computed."""
+    """Have every folded convolution of ``model`` watch its numbers; returns them, a block's shortcut before its others."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, Folded):

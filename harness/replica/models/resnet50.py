@@ -18,7 +18,7 @@ from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, quantised
 from harness.replica.models.classifier import Classifier
 from harness.replica.models.folded import Folded
-from harness.replica.models.image_input import Ahead, Feed, FromBytes, Resident
+from harness.replica.models.image_input import Answers, Feed, FromBytes, OnDemand, Resident
 from harness.replica.models.layers import Conv2d, Linear
 from harness.replica.settings import Settings
 
@@ -181,7 +181,7 @@ class ResNet50(Classifier):
             size = (settings.batch_size, pixels, pixels, 3)
             pool = execution.input_pool(
                 lambda: torch.randint(256, size, dtype=torch.uint8, generator=generator),
-                torch.device("cpu") if ahead else device,  # the feed has page-locked buffers of its own
+                torch.device("cpu"),  # what brings them to the device has page-locked buffers of its own
                 _BATCHES,
             )
         else:
@@ -196,26 +196,38 @@ class ResNet50(Classifier):
             )
         super().__init__(model, pool, settings, device)
         self._facts = facts | {"input": kind}
-        self._ahead: Ahead | None = None
-        if ahead and kind != HOST:
-            source = Feed(pool, device) if kind == HOST_UINT8 else Resident(pool)
-            self._ahead = Ahead(source, self._forward, settings.batch_size, device)
+        self._ahead = ahead and kind != HOST
+        self._answers: Answers | None = None
+        if kind == HOST_UINT8 or self._ahead:
+            source = Resident(pool) if kind == DEVICE else Feed(pool, device) if ahead else OnDemand(pool, device)
+            self._answers = Answers(source, settings.batch_size, device)
 
     def infer(self) -> int:
         """Serve one batch; returns its size."""
-        if self._ahead is None:
+        if self._answers is None:
             return super().infer()
-        self._ahead.answer()
+        if self._ahead:
+            self._answers.next(self._forward, self._batch_size)
+        else:
+            self._answers.begin(self._forward, self._batch_size)()
         return self._batch_size
 
     def serve_up_to(self) -> Callable[[int], int]:
         """Return what serves any number of inputs up to the batch size in one pass; of those known beforehand a whole batch."""
         return (lambda inputs: min(inputs, self.infer())) if self._ahead else super().serve_up_to()
 
+    def begin_up_to(self) -> Callable[[int], Callable[[], object]] | None:
+        """Return what begins such a pass and returns what waits for it; None: nothing is gained by that."""
+        answers = self._answers
+        if answers is None or self._ahead:
+            return None
+        step = execution.accelerate_up_to(self.model, self.pool[0], self._settings, self._device)
+        return lambda inputs: answers.begin(lambda batch: step(batch, inputs), inputs)
+
     def close(self) -> None:
         """End what brings the images."""
-        if self._ahead is not None:
-            self._ahead.close()
+        if self._answers is not None:
+            self._answers.close()
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:

@@ -9,6 +9,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.errors import SettingError
+from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
 
 pytestmark = [
@@ -85,8 +86,29 @@ def test_images_that_are_fed_in_bytes_get_the_answers_of_the_cpu(execution, fold
     found = []
     for workload in workloads:
         with workload.serving():
-            found.append([workload._ahead.answer().clone() for _ in range(10)])
+            found.append([workload._answers.next(workload._forward, 8).clone() for _ in range(10)])
         workload.close()
+    assert_same(found[1], found[0])
+
+
+@pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
+def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others_are_computed(execution):
+    def made(device, execution):
+        options = {"model_size": "tiny", "input": "host-uint8", "channels_last": True}
+        scenario = parse_scenario('{"kind": "server", "rate": 1, "test_s": 1}')
+        return registry.load(
+            Settings(device=device, execution=execution, batch_size=8, options=options, scenario=scenario)
+        )
+
+    found = []
+    for workload in made("cpu", "eager"), made("cuda", execution):
+        with workload.serving():
+            begin, begun, classes = workload.begin_up_to(), None, []
+            for inputs in (8, 8, 5, 8, 1, 8, 8):
+                begun, before = (inputs, begin(inputs)), begun
+                if before is not None:
+                    classes.append(before[1]()[: before[0]].clone())
+        found.append(classes)
     assert_same(found[1], found[0])
 
 

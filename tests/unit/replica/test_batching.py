@@ -8,8 +8,8 @@ import pytest
 
 from harness.replica.custom_metrics import Histogram
 from harness.replica.errors import SettingError
-from harness.replica.frontends.batching import Batcher, Ledger, Pending, serve_next
-from harness.replica.frontends.frontend import batch_sizes, in_passes, warm_up
+from harness.replica.frontends.batching import Batcher, Ledger, Pending, Service
+from harness.replica.frontends.frontend import Passes, batch_sizes, warm_up
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
 from harness.replica.scenario import parse_scenario
@@ -104,24 +104,70 @@ def test_an_empty_queue_lets_the_server_look_around():
     assert batcher().take() == ()
 
 
+class Model:
+    """Says what it is told to do; ``ahead``: it computes while others are begun."""
+
+    def __init__(self, *, ahead=False, takes_s=0.0):
+        self.ahead, self.said, self._takes_s = ahead, [], takes_s
+
+    def begin(self, inputs):
+        def wait():
+            time.sleep(self._takes_s)
+            self.said.append(f"wait {inputs}")
+
+        self.said.append(f"begin {inputs}")
+        return wait
+
+
+class Kept:
+    """A ledger that keeps when services began and ended."""
+
+    def __init__(self):
+        self.services = []
+
+    def add(self, _request, start_ns, end_ns):
+        self.services.append((start_ns, end_ns))
+
+
+def test_a_full_batch_is_begun_while_the_one_before_is_computed_and_no_other():
+    depths, model, kept, answered = [], Model(ahead=True, takes_s=0.002), Kept(), []
+    queue = batcher(max_inputs=4, on_depth=depths.append)
+    offered(queue, 4, 2, 2, 3)
+    service = Service(queue, model, kept, lambda batch, *_: answered.append([one.token for one in batch]))
+
+    assert [service.serve_next() for _ in range(3)] == [1, 2, 1]
+
+    assert model.said == ["begin 4", "begin 4", "wait 4", "wait 4", "begin 3", "wait 3"]
+    assert answered == [[0], [1, 2], [3]]
+    assert depths == [1, 2, 3, 4, 3, 1, 0]
+    ends = [end for _, end in kept.services]
+    assert [start for start, _ in kept.services[1:3]] == [ends[0]] * 2, "the model was the first one's until then"
+    assert queue.depth == 0
+
+
+def test_what_is_begun_and_not_answered_is_turned_away_with_what_waits():
+    queue = batcher(max_inputs=2)
+    offered(queue, 2, 2, 1)
+    Service(queue, Model(ahead=True), Kept(), lambda *_: None).serve_next()
+
+    assert [request.token for request in queue.drop()] == [1, 2]
+    assert queue.depth == 0
+
+
 def test_latency_counts_from_the_intended_time_and_service_time_stands_beside_it(tmp_path):
     metrics, services = RequestMetrics(), Histogram("inference_service_seconds", "x")
     logs = LatencyLog(tmp_path / "latencies.bin"), LatencyLog(tmp_path / "services.bin")
     ledger = Ledger(metrics, services, *logs)
-    queue, served = batcher(), []
+    queue, model = batcher(), Model(takes_s=0.01)
     now_ns = time.perf_counter_ns()
     queue.offer(Pending(3, now_ns - 50 * MS, now_ns, None))
 
-    def serve(inputs):
-        served.append(inputs)
-        time.sleep(0.01)
-
-    assert serve_next(queue, serve, ledger, lambda *_: None) == 1
+    assert Service(queue, model, ledger, lambda *_: None).serve_next() == 1
     for log in logs:
         log.close()
     latency, service = (np.fromfile(tmp_path / name, "<i8") for name in ("latencies.bin", "services.bin"))
 
-    assert served == [3]
+    assert model.said == ["begin 3", "wait 3"]
     assert latency[1] >= 60 * MS
     assert 10 * MS <= service[1] < latency[1] - 45 * MS
     assert latency[0] + latency[1] == service[0] + service[1]
@@ -150,6 +196,15 @@ class Sized(Whole):
         return serve
 
 
+class Begins(Sized):
+    def begin_up_to(self):
+        def begin(inputs):
+            self.passes.append(f"begin {inputs}")
+            return lambda: self.passes.append(f"wait {inputs}")
+
+        return begin
+
+
 @pytest.mark.parametrize(
     ("workload", "batch_size", "inputs", "passes"),
     [
@@ -157,10 +212,11 @@ class Sized(Whole):
         (Whole(), 4, 9, ["all", "all", "all"]),
         (Sized(), 4, 9, [4, 4, 1]),
         (Sized(), 1, 2, ["all", "all"]),
+        (Begins(), 4, 9, ["begin 4", "wait 4", "begin 4", "wait 4", "begin 1", "wait 1"]),
     ],
 )
 def test_inputs_are_served_in_as_few_passes_as_they_need(workload, batch_size, inputs, passes):
-    in_passes(workload, batch_size)(inputs)
+    Passes(workload, batch_size)(inputs)
 
     assert workload.passes == passes
 
@@ -168,7 +224,7 @@ def test_inputs_are_served_in_as_few_passes_as_they_need(workload, batch_size, i
 def test_every_size_that_will_be_computed_was_computed_before_the_replica_is_ready():
     for batch_size in (1, 5, 64, 100):
         workload = Sized()
-        serve = in_passes(workload, batch_size)
+        serve = Passes(workload, batch_size)
         warm_up(workload, serve, batch_size)
         warmed = set(workload.passes)
 

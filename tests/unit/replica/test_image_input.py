@@ -8,7 +8,7 @@ import torch
 from harness.replica.errors import SettingError
 from harness.replica.models import resnet50
 from harness.replica.models.folded import Folded
-from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes
+from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes, OnDemand
 from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
 
@@ -68,7 +68,7 @@ def test_a_feed_brings_every_batch_in_turn_and_never_overwrites_one_in_use():
     batches = [torch.full((2, 2, 2, 3), value, dtype=torch.uint8) for value in (1, 2, 3, 4, 5)]
     feed = Feed(batches, CPU)
 
-    seen = [feed.through(lambda batch: batch.clone()).unique().tolist() for _ in range(12)]
+    seen = [feed.through(lambda batch: batch.clone(), 2).unique().tolist() for _ in range(12)]
     feed.close()
 
     assert seen == [[value] for value in itertools.islice(itertools.cycle([1, 2, 3, 4, 5]), 12)]
@@ -78,7 +78,7 @@ def test_a_feed_brings_every_batch_in_turn_and_never_overwrites_one_in_use():
 def test_a_feed_is_ahead_by_its_buffers_and_no_more():
     feed = Feed([torch.zeros(1, 2, 2, 3, dtype=torch.uint8)], CPU)
     for _ in range(3):
-        feed.through(lambda batch: batch)
+        feed.through(lambda batch: batch, 1)
     feed.close()
 
     assert feed._ready.qsize() <= SLOTS
@@ -87,10 +87,10 @@ def test_a_feed_is_ahead_by_its_buffers_and_no_more():
 def test_what_fails_while_feeding_is_raised_where_the_batch_is_awaited():
     shapes = [torch.zeros(1, size, size, 3, dtype=torch.uint8) for size in (2, 5)]
     feed = Feed(shapes, CPU)
-    feed.through(lambda batch: batch)
+    feed.through(lambda batch: batch, 1)
 
     with pytest.raises(RuntimeError, match="size of tensor"):
-        feed.through(lambda batch: batch)
+        feed.through(lambda batch: batch, 1)
     feed.close()
 
 
@@ -107,7 +107,7 @@ def test_bytes_get_the_answers_that_their_numbers_get(fed, channels_last):
     assert ours.describe()["input"] == "host-uint8"
     assert ours.describe()["parameters"] == plain.describe()["parameters"]
     expected = [ours.classify(batch).tolist() for batch in ours.pool]
-    assert [ours._ahead.answer().tolist() for _ in range(6)] == [*expected, *expected[:2]]
+    assert [ours._answers.next(ours._forward, 3).tolist() for _ in range(6)] == [*expected, *expected[:2]]
     assert len(set(map(tuple, expected))) > 1, "one answer to everything would prove nothing"
     assert ours.infer() == 3
 
@@ -116,10 +116,22 @@ def test_offline_is_fed_ahead_and_what_comes_at_times_of_its_own_is_not(fed):
     offline, server = fed(scenario=OFFLINE), fed(scenario=SERVER)
 
     assert [offline.serve_up_to()(inputs) for inputs in (3, 2)] == [3, 2]
-    assert server._ahead is None
-    serve = server.serve_up_to()
-    assert [serve(inputs) for inputs in (3, 1)] == [3, 1]
+    assert offline.begin_up_to() is None
+    begin = server.begin_up_to()
+    one, other = begin(3), begin(2)
+    expected = [server.classify(batch).tolist() for batch in server.pool]
+    assert [one().tolist(), other()[:2].tolist()] == [expected[0], expected[1][:2]], "each has its own answers"
+    assert len(set(map(tuple, expected))) > 1, "one answer to everything would prove nothing"
     assert server.infer() == 3
+
+
+def test_what_is_brought_on_demand_is_of_the_size_that_is_asked_for_and_overwritten_two_batches_later():
+    source = OnDemand([torch.full((2, 2, 2, 3), value, dtype=torch.uint8) for value in (1, 2, 3)], CPU)
+
+    first, second = (source.through(lambda batch: batch, inputs) for inputs in (2, 1))
+    assert [first.unique().tolist(), second[:1].unique().tolist()] == [[1], [2]]
+    assert source.through(lambda batch: batch, 1)[:, 0, 0, 0].tolist() == [3, 1], "the second place is what it was"
+    assert first[0].unique().tolist() == [3]
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
