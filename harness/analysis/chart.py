@@ -47,6 +47,8 @@ _REFERENCE = re.compile(r"(url\(#|^#)([\w-]+)")
 _BELONGS = re.compile(r"(s\d+)-\d+$")
 _MOST_POINTS = 240
 """Of a line without markers; of more, the highest and lowest of each stretch, which look the same."""
+_REPLACED = "replaced"
+"""Marks a legend that a page shows in its own way."""
 _LONG_PATH, _MARGIN, _LARGEST = 400, 4.0, 1.75
 _SWATCH = '<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true">{}</svg>'
 
@@ -81,8 +83,8 @@ class Chart:
     data: str
 
 
-def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
-    """The chart of a figure, which is used up by it: its legends and its long lines are not what they were.
+def chart(figure: Figure, name: str, title: str, alt: str) -> tuple[Chart, bytes]:
+    """The chart of a figure, and the whole figure as an SVG file; its long lines are not what they were.
 
     Args:
         figure: finished; its axes are linear or logarithmic.
@@ -92,9 +94,9 @@ def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
     """
     reader = _Reader(figure)
     panels = [reader.panel(axes) for axes in figure.axes]
-    for legend in [*figure.legends, *(found for axes in figure.axes if (found := axes.get_legend()))]:
-        _replace(legend, reader.names)
-    root = _drawn(figure, panels, f"c{zlib.crc32(name.encode()):x}")
+    for axes in figure.axes:
+        _replace(axes.get_legend(), reader.names)
+    root, whole = _drawn(figure, panels, f"c{zlib.crc32(name.encode()):x}")
     root.attrib |= {"role": "img", "aria-label": title, "aria-description": alt}
     swatches = {label: _swatch(root, f"s{index}") for label, index in reader.names.items() if label}
     keys = [Key(f"s{reader.names[label]}", label, swatch) for label, swatch in swatches.items()]
@@ -103,7 +105,7 @@ def chart(figure: Figure, name: str, title: str, alt: str) -> Chart:
     ):  # One look in several panels.
         keys = [replace(key, name=_with_panel(key.name, reader.names[key.name], panels)) for key in keys]
     data = json.dumps(panels, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
-    return Chart(ET.tostring(root, "unicode"), tuple(keys) if len(keys) > 1 else (), data)
+    return Chart(ET.tostring(root, "unicode"), tuple(keys) if len(keys) > 1 else (), data), whole
 
 
 def _with_panel(name: str, index: int, panels: list[dict[str, Any]]) -> str:
@@ -240,14 +242,18 @@ def _thin(line: Line2D) -> None:
     line.set_data(x[index], y[index])
 
 
-def _replace(legend: Legend, names: dict[str, int]) -> None:
-    """Take a legend away whose entries all stand in the page's own."""
-    if all(text.get_text() in names for text in legend.get_texts()):
-        legend.remove()
+def _replace(legend: Legend | None, names: dict[str, int]) -> None:
+    """Mark a legend whose entries all stand in the page's own."""
+    if legend and all(text.get_text() in names for text in legend.get_texts()):
+        legend.set_gid(_REPLACED)
+        legend.set_in_layout(False)
 
 
-def _drawn(figure: Figure, panels: list[dict[str, Any]], prefix: str) -> ET.Element:
-    """Matplotlib's SVG by panels, without what a page has no use for, its colours the page's and its ids the chart's own."""
+def _drawn(figure: Figure, panels: list[dict[str, Any]], prefix: str) -> tuple[ET.Element, bytes]:
+    """Matplotlib's SVG by panels, without what a page has no use for, its colours the page's and its ids the chart's own.
+
+    And that SVG as it is.
+    """
     for index, axes in enumerate(figure.axes):
         axes.set_gid(f"panel-{index}")
     stream = io.BytesIO()
@@ -268,13 +274,16 @@ def _drawn(figure: Figure, panels: list[dict[str, Any]], prefix: str) -> ET.Elem
         for child in list(parent):
             if child.tag.endswith("}style"):
                 parent.remove(child)
+            elif child.get("id") == _REPLACED:
+                shapes = [found for found in child.iter() if found.tag.endswith("}defs")]
+                parent[:] = [one for each in parent for one in (shapes if each is child else [each])]
     for place in root:
         for element in place[-1].iter():
             if element is not place[-1]:
                 _clean(element, ids)
         _flatten(place[-1])
     _share_styles(root, prefix)
-    return root
+    return root, stream.getvalue()
 
 
 def _grid(figure: Figure, panels: list[dict[str, Any]]) -> ET.Element:

@@ -76,7 +76,7 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
         }
         figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (_ROW_IN * len(rows) + 0.7)))
         figure.legend(handles.values(), handles.keys(), loc="upper right", ncols=max(1, min(6, len(handles))))
-        return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}")
+        return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}", png=False)
 
 
 def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture | None:
@@ -98,7 +98,7 @@ def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture
         axes.grid(visible=False, axis="y")
         figure.tight_layout()
         spoken = ", ".join(f"{one.label} {number(mean)} {label}" for one, mean in zip(points, means, strict=True))
-        return finished(figure, f"comparison-{name}", title, f"{title}: {spoken}")
+        return finished(figure, f"comparison-{name}", title, f"{title}: {spoken}", png=False)
 
 
 def _arm(upper: float | None, lower: float | None) -> float:

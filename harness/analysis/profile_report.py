@@ -70,7 +70,7 @@ def write_profile_report(analysis: ProfileAnalysis, out: Path | None = None) -> 
         SUMMARY_JSON: json.dumps(summary(analysis), indent=1) + "\n",
     }
     for picture in pictures:
-        files[f"{PLOTS}/{picture.name}.png"] = picture.png
+        files[f"{PLOTS}/{picture.file}"] = picture.image
     for name, data in files.items():
         atomic_write(out / name, data, replace=True)
     with storage_errors(out, "read"):

@@ -106,7 +106,7 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     page = templates.get_template("report.html.j2").render(content)
     atomic_write(out / REPORT_HTML, page, replace=True)
     tables = [SUMMARY_CSV, SUMMARY_JSON, CAMPAIGN_PARQUET]
-    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{picture.name}.png" for picture in drawn)]
+    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{picture.file}" for picture in drawn)]
     with storage_errors(out, "read"):
         sums = "".join(f"{sha256_of(out / name)}  {name}\n" for name in written)
     atomic_write(out / REPORT_SUMS, sums, replace=True)
@@ -117,7 +117,7 @@ def _write_plots(folder: Path, pictures: list[Picture]) -> None:
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        atomic_write(folder / f"{picture.name}.png", picture.png, replace=True)
+        atomic_write(folder / picture.file, picture.image, replace=True)
 
 
 def _content(

@@ -48,7 +48,7 @@ def timeline(experiment: Experiment) -> Picture:
             if name in experiment.measured.figures
         ]
         alt = f"{shown.capitalize()} of {experiment.name} over {data.duration_s:g} s. {', '.join(figures)}"
-        return finished(figure, f"timeline-{experiment.name}", f"{experiment.name} over time", alt)
+        return finished(figure, f"timeline-{experiment.name}", f"{experiment.name} over time", alt, png=False)
 
 
 def _has_gpu(data: ExperimentData) -> bool:

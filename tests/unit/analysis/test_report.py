@@ -41,7 +41,7 @@ def test_everything_lies_beside_the_page(folder: Path) -> None:
     assert {"report.html", "report.md", "summary.csv", "summary.json"} <= names
     plots = {path.name for path in (folder / "plots").iterdir()}
     assert plots == {"scaling-resnet50.png"} | {
-        f"timeline-resnet50_r{r}_time-slicing_rep{k}.png" for r, k in [(1, 1), (1, 2), (3, 1), (3, 2), (8, 1)]
+        f"timeline-resnet50_r{r}_time-slicing_rep{k}.svg" for r, k in [(1, 1), (1, 2), (3, 1), (3, 2), (8, 1)]
     }
     assert not list(folder.glob(".*"))
 
