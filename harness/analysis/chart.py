@@ -163,14 +163,12 @@ class _Reader:
         return index
 
     def _containers(self, axes: Axes) -> Iterator[dict[str, Any]]:
-        names = (text.get_text().replace("\n", " ") for text in axes.get_yticklabels())
-        labels = dict(zip(axes.get_yticks(), names, strict=True))
         bars: dict[str, Any] = {}
         for container in axes.containers:
             name = name_of(container)
             if isinstance(container, BarContainer):
                 index = self._mark(name, container.patches)
-                bars = _bars(container.patches, labels) | {"s": index}
+                bars = _bars(container.patches, _labels(axes)) | {"s": index}
                 yield bars
             elif isinstance(container, ErrorbarContainer):
                 line, caps, arms = container.lines
@@ -214,6 +212,11 @@ def _points(line: Line2D) -> dict[str, Any]:
 
 def _data(line: Line2D) -> tuple[Floats, Floats]:
     return np.asarray(line.get_xdata(orig=False), dtype=float), np.asarray(line.get_ydata(orig=False), dtype=float)
+
+
+def _labels(axes: Axes) -> dict[Any, str]:
+    names = (text.get_text().replace("\n", " ") for text in axes.get_yticklabels())
+    return dict(zip(axes.get_yticks(), names, strict=True))
 
 
 def _bars(patches: Iterable[Rectangle], labels: dict[Any, str]) -> dict[str, Any]:
