@@ -1,7 +1,11 @@
-"""The harness's commands, each forked from a process that has imported it: for tests that start it over and over."""
+"""The harness's commands, each forked from a process that has imported it: for tests that start it over and over.
+
+So are replicas, from one that has imported torch.
+"""
 
 import atexit
 import functools
+import importlib
 import os
 import runpy
 import signal
@@ -9,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,12 +22,23 @@ from typing import NoReturn
 ROOT = Path(__file__).parents[2]
 
 
+HARNESS = ("harness.backends.local", "harness.campaign.runner", "harness.campaign.verify", "harness.cli.app")
+
+
 class Commands:
-    """Starts one command after another; ends with the block."""
+    """Starts one command after another; ends with the block.
+
+    Args:
+        module: each is ``python -m`` of it.
+        imported: before the first.
+    """
+
+    def __init__(self, module: str = "harness", imported: Sequence[str] = HARNESS) -> None:
+        self._module, self._imported = module, imported
 
     def __enter__(self):
         self._connection, theirs = Pipe()
-        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        command = [sys.executable, "-m", __name__, str(theirs.fileno()), self._module, *self._imported]
         self._process = subprocess.Popen(command, cwd=ROOT, pass_fds=[theirs.fileno()])
         theirs.close()
         return self
@@ -64,10 +79,20 @@ class Command:
         self._connection, self.pid, self._log = connection, pid, log
         self.returncode: int | None = None
 
+    def send_signal(self, number: int) -> None:
+        """Until its end is asked for, the pid is nobody else's."""
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """End it as ``kill -9`` does, and wait until it is gone."""
-        os.kill(self.pid, signal.SIGKILL)  # until its end is asked for, the pid is nobody else's
+        self.send_signal(signal.SIGKILL)
         self.end()
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code, once it has ended."""
+        self.end(timeout_s)
+        assert self.returncode is not None
+        return self.returncode
 
     def end(self, timeout_s: float = 280) -> str:
         """Wait for its end; returns what it said."""
@@ -95,12 +120,9 @@ def harness(
     return _commands().run(*words, timeout_s=timeout_s, cwd=cwd, environment=environment)
 
 
-def main(descriptor: int) -> None:
-    import harness.backends.local
-    import harness.campaign.runner
-    import harness.campaign.verify
-    import harness.cli.app  # noqa: F401
-
+def main(descriptor: int, module: str, *imported: str) -> None:
+    for name in imported:
+        importlib.import_module(name)
     connection = Connection(descriptor)
     while True:
         try:
@@ -113,21 +135,21 @@ def main(descriptor: int) -> None:
             os.chdir(cwd)
             os.environ.clear()
             os.environ.update(environment)
-            run(words, *streams)
+            run(module, words, *streams)
         connection.send(pid)
         connection.recv()
         connection.send(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
 
-def run(words: list[str], stdout: str, stderr: str) -> NoReturn:
+def run(module: str, words: list[str], stdout: str, stderr: str) -> NoReturn:
     code = 1
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         for number, path in ((1, stdout), (2, stderr)):
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
         sys.path[0] = str(Path.cwd())
-        sys.argv = ["harness", *words]
-        runpy.run_module("harness", run_name="__main__")
+        sys.argv = [module, *words]
+        runpy.run_module(module, run_name="__main__")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -140,4 +162,4 @@ def run(words: list[str], stdout: str, stderr: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(int(sys.argv[1]), *sys.argv[2:])

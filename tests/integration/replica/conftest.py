@@ -14,18 +14,30 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.forked import Commands
+
 REPOSITORY = Path(__file__).parents[3]
 
 
-class ReplicaProcess:
-    """One ``python -m harness.replica`` in a folder of its own."""
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Commands]:
+    """Replicas forked from a process that has imported torch, which is most of what a small one costs."""
+    with Commands("harness.replica", ["torch", "harness.replica.runner"]) as commands:
+        yield commands
 
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+
+class ReplicaProcess:
+    """One ``python -m harness.replica`` in a folder of its own, or what is like it but for its start."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], forked: Commands | None = None) -> None:
         self.folder = folder
         self.log = folder / "replica.log"
         clean = {name: value for name, value in os.environ.items() if name not in {"WORKLOAD", "REPLICA"}}
         defaults = {"HOST": "127.0.0.1", "PORT": "0", "DEVICE": "cpu", "TORCH_THREADS": "1", "REPLICA_DIR": str(folder)}
         self.started_s = time.monotonic()
+        if forked:
+            self.process = forked.start(log=self.log, cwd=folder, environment=clean | defaults | environment)
+            return
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "harness.replica"],
@@ -93,21 +105,22 @@ def start(tmp_path) -> Iterator[Callable[..., ReplicaProcess]]:
     """Return a function that starts a replica; ``source`` becomes the module ``own`` beside it."""
     replicas: list[ReplicaProcess] = []
 
-    def start_replica(source: str = "", **environment: str) -> ReplicaProcess:
+    def start_replica(source: str = "", *, forked: Commands | None = None, **environment: str) -> ReplicaProcess:
         folder = tmp_path / f"replica-{len(replicas)}"
         folder.mkdir()
         if source:
             (folder / "own.py").write_text(source)
             environment.setdefault("WORKLOAD", "own:make")
-        replica = ReplicaProcess(folder, environment)
+        replica = ReplicaProcess(folder, environment, forked)
         replicas.append(replica)
         return replica
 
     yield start_replica
     for replica in replicas:
-        if replica.process.poll() is None:
+        if replica.process.returncode is None:
             replica.process.kill()
-            replica.process.wait()
+            if isinstance(replica.process, subprocess.Popen):
+                replica.process.wait()
 
 
 OWN = """

@@ -16,6 +16,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.minutes]
 
 REPOSITORY = Path(__file__).parents[3]
 TINY = '{"model_size": "tiny"}'
+STARTED = {"data-parallel-training", "resnet50"}
+"""By ``python -m``: one starts a second process in its own way, and one shows what a start imports by itself."""
 
 
 def test_life_of_a_replica(start, own_source):
@@ -285,8 +287,9 @@ def test_thinking_is_no_latency_and_what_a_workload_publishes_begins_after_the_w
 
 
 @pytest.mark.parametrize("workload", BUILTIN)
-def test_built_in_workloads_serve(start, workload):
-    replica = start(WORKLOAD=workload, WORKLOAD_OPTIONS=TINY, BATCH_SIZE="2", PRECISION="bf16")
+def test_built_in_workloads_serve(start, with_torch, workload):
+    forked = None if workload in STARTED else with_torch
+    replica = start(WORKLOAD=workload, WORKLOAD_OPTIONS=TINY, BATCH_SIZE="2", PRECISION="bf16", forked=forked)
     replica.wait_until_ready()
     status = replica.status
     assert (status["device"], status["precision"], status["torch"] is not None) == ("cpu", "bf16", True)
@@ -305,9 +308,9 @@ def test_built_in_workloads_serve(start, workload):
         ("whisper", {"WORKLOAD_OPTIONS": '{"new_tokens": 440}'}),
     ],
 )
-def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, workload, options):
+def test_a_signal_in_the_middle_of_a_long_request_ends_it_in_time(start, with_torch, workload, options):
     """At full size a step takes seconds on a CPU: it is finished soon, or abandoned between two layers."""
-    replica = start(WORKLOAD=workload, WARMUP_REQUESTS="0", **options)
+    replica = start(WORKLOAD=workload, WARMUP_REQUESTS="0", forked=with_torch, **options)
     replica.wait_for_phase("serving", timeout_s=120)
     time.sleep(0.5)
     code, took_s = replica.stop()
@@ -335,9 +338,9 @@ def test_a_second_process_ends_with_its_replica_also_in_the_middle_of_a_step(sta
     replica.wait_for(lambda: ended(second), timeout_s=60)
 
 
-def test_a_training_that_fails_says_at_which_step(start):
+def test_a_training_that_fails_says_at_which_step(start, with_torch):
     options = '{"model_size": "tiny", "tokens": 8, "learning_rate": 1.0e30}'
-    replica = start(WORKLOAD="bert-training", WORKLOAD_OPTIONS=options, BATCH_SIZE="2")
+    replica = start(WORKLOAD="bert-training", WORKLOAD_OPTIONS=options, BATCH_SIZE="2", forked=with_torch)
     assert replica.process.wait(120) == 1
     assert replica.last_line.startswith("replica: the loss of training step ")
 
