@@ -9,7 +9,7 @@ from pathlib import Path
 VOCABULARY = 32_000
 
 
-def write(folder: Path, *, layers: int, hidden: int, heads: int) -> None:
+def write(folder: Path, *, layers: int = 2, hidden: int = 64, heads: int = 4) -> None:
     """Save model and tokenizer as ``transformers`` loads them. An answer is as long as it was asked for: nothing ends it."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers

@@ -1,9 +1,5 @@
-"""A model of images and texts with random weights, whose tokenizer takes each letter for one token.
+"""A model of images and texts with random weights, whose tokenizer takes each letter for one token."""
 
-python -m tests.support.random_vlm FOLDER
-"""
-
-import sys
 from pathlib import Path
 
 SIDE, PATCH = 32, 8
@@ -50,7 +46,3 @@ def write(folder: Path) -> None:
     model.lm_head.weight.data[[*range(TEXTLESS), image]] = 0  # never the likeliest: an answer is to be seen as text
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
-
-
-if __name__ == "__main__":
-    write(Path(sys.argv[1]))

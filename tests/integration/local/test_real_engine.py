@@ -23,8 +23,20 @@ pytestmark = pytest.mark.integration
 TOKENS = 8
 
 
-def saved(module, folder):
-    subprocess.run([sys.executable, "-m", f"tests.support.{module}", folder], check=True, capture_output=True)
+SAVE = """
+import sys
+from pathlib import Path
+from tests.support import random_llm, random_vlm
+random_llm.write(Path(sys.argv[1], "llm"))
+random_vlm.write(Path(sys.argv[1], "vlm"))
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Both saved by one process, which imports for seconds what saves them."""
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([sys.executable, "-c", SAVE, folder], check=True, capture_output=True)
     return folder
 
 
@@ -61,8 +73,8 @@ def figures(log):
     return dict(zip(FIELDS, np.fromfile(log, dtype="<i8").reshape(-1, len(FIELDS)).T, strict=True))
 
 
-def test_every_token_of_an_engines_stream_is_timed(tmp_path):
-    model = saved("random_llm", tmp_path / "model")
+def test_every_token_of_an_engines_stream_is_timed(models, tmp_path):
+    model = models / "llm"
     letters(VOCABULARY).save(str(model / "tokenizer.json"))  # under which a word is as many tokens as it has letters
     for log in asked_of_engines(model, tmp_path, 2, {"tokenizer": str(model)}):
         asked = figures(log)
@@ -75,8 +87,8 @@ def test_every_token_of_an_engines_stream_is_timed(tmp_path):
         assert (asked["latency_ns"] > asked["ttft_ns"]).all()
 
 
-def test_an_engine_sees_the_image_beside_the_text(tmp_path):
-    model = saved("random_vlm", tmp_path / "model")
+def test_an_engine_sees_the_image_beside_the_text(models, tmp_path):
+    model = models / "vlm"
     requests = {"tokenizer": str(model), "image": {"width": 64, "height": 48}}
     (log,) = asked_of_engines(model, tmp_path, 1, requests)
     asked = figures(log)
