@@ -106,7 +106,8 @@ def finished(figure: Figure, name: str, title: str, alt: str, *, png: bool = Tru
     """The figure as picture and chart; it is used up. As an SVG it is drawn once for both, in half the time."""
     for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
         if not axis.get_label_text():
-            axis.set_label_coords(0, 0)  # otherwise all ticks are measured to keep a label that is not there clear of them
+            # Otherwise all ticks are measured to keep a label that is not there clear of them.
+            axis.set_label_coords(0, 0)
     pixels = to_png(figure) if png else b""
     drawn, vectors = chart(figure, name, title, alt)
     return Picture(name, title, alt, f"{name}.{'png' if png else 'svg'}", pixels or vectors, drawn)
