@@ -159,5 +159,7 @@ def _to_bytes(x, out, elements, multiplier, WHOLE: tl.constexpr, ELEMENTS: tl.co
 @triton.jit
 def _rounded(x, WHOLE: tl.constexpr):
     if WHOLE:
-        return tl.floor(tl.minimum(tl.maximum(x, -127.0), 127.0) + 0.5).to(tl.int8)
-    return tl.minimum(tl.maximum(x, -448.0), 448.0).to(tl.float8e4nv)
+        found = tl.floor(tl.minimum(tl.maximum(x, -127.0), 127.0) + 0.5).to(tl.int8)
+    else:
+        found = tl.minimum(tl.maximum(x, -448.0), 448.0).to(tl.float8e4nv)
+    return found
