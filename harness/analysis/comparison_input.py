@@ -73,12 +73,15 @@ class Pool:
         analyses: the campaigns, as given.
         setups: in the order of the sides.
         unlike: what is not the same everywhere, in sentences.
+        beside: a campaign with conditions among others without: it is compared with nothing but its own first condition, so that
+            it may be of another machine.
     """
 
     by: By
     analyses: list[CampaignAnalysis]
     setups: list[Setup]
     unlike: list[str]
+    beside: CampaignAnalysis | None = None
 
     @property
     def sides(self) -> list[str]:
@@ -134,7 +137,8 @@ def gather(
     Args:
         folders: of campaigns.
         by: campaign, sharing or condition; None: campaigns when several measured
-            the same, else sharing modes, else conditions.
+            the same, else sharing modes, else conditions. Unless campaigns or conditions are asked for, one campaign with
+            conditions among others without stands beside them.
         unlike: compare even what was measured on unlike machines.
         read: gives the analysis of a folder.
 
@@ -148,6 +152,8 @@ def gather(
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
     _refuse_twice(folders)
     analyses = [read(folder) for folder in folders]
+    beside = _apart(analyses) if by in {None, By.SHARING} else None
+    analyses = [one for one in analyses if one is not beside]
     manifests = _manifests(analyses)
     if not manifests:
         raise ResultsPathError(
@@ -159,7 +165,13 @@ def gather(
     sides = By(by) if by else _natural(analyses)
     setups = _setups(analyses, sides)
     followed = [REPEATS_FOLLOWED] if any(one.progress for one in analyses) else []
-    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups), *followed])
+    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups), *followed], beside)
+
+
+def _apart(analyses: Sequence[CampaignAnalysis]) -> CampaignAnalysis | None:
+    """The one campaign with conditions among several; None where more have some, or none has."""
+    found = [one for one in analyses if one.spec is not None and one.spec.conditions]
+    return found[0] if len(found) == 1 < len(analyses) else None
 
 
 def _one_after_another(setups: Sequence[Setup]) -> list[str]:

@@ -62,14 +62,21 @@ class Asked:
         latency_limit_s: p99 that must be kept; None: no limit.
         price_per_gpu_hour: of one GPU; None: not given.
         price_per_kwh: of electric energy; None: not given.
+        currency: of both; empty: not given.
     """
 
     latency_limit_s: float | None = None
     price_per_gpu_hour: float | None = None
     price_per_kwh: float | None = None
+    currency: str = ""
 
 
-def asked(latency_limit_ms: float | None, price_per_gpu_hour: float | None, price_per_kwh: float | None) -> Asked:
+NOTHING_ASKED = Asked()
+
+
+def asked(
+    latency_limit_ms: float | None, price_per_gpu_hour: float | None, price_per_kwh: float | None, currency: str = ""
+) -> Asked:
     """What was asked, checked. Raises UsageError for a limit or a price that cannot be one."""
     given = {
         "--latency-limit-ms": latency_limit_ms,
@@ -81,7 +88,7 @@ def asked(latency_limit_ms: float | None, price_per_gpu_hour: float | None, pric
         if value is not None and not free and not (0 < value < math.inf):
             raise UsageError(f"{option} {value:g} cannot be: it takes a positive number.", advice=f"E.g. {option} 50")
     limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
-    return Asked(limit_s, price_per_gpu_hour, price_per_kwh)
+    return Asked(limit_s, price_per_gpu_hour, price_per_kwh, currency)
 
 
 def cells(pool: Pool) -> Iterator[tuple[str, Setup, int, Cell]]:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import harness
 from harness.analysis import capacity, context_switch, cost_of_sharing, isolation, price, recommendation
+from harness.analysis.comparability import gpu_names
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Pool
-from harness.analysis.comparison_model import Answer, Asked
+from harness.analysis.comparison_model import NOTHING_ASKED, Answer, Asked
 from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
+from harness.analysis.price import prices
 from harness.analysis.report import environment, mps_limits
 from harness.config import Sharing
 from harness.errors import UsageError
@@ -35,11 +37,24 @@ def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:
 
 
 def overheads(pool: Pool) -> Interference | None:
-    """Every condition against the first, paired by repeat; None without conditions, or over several campaigns."""
-    return interference(pool.analyses[0]) if len(pool.analyses) == 1 else None
+    """Every condition of one campaign against its first, paired by repeat; None without conditions, or with several such campaigns."""
+    alone = pool.beside or (pool.analyses[0] if len(pool.analyses) == 1 else None)
+    return interference(alone) if alone else None
 
 
-def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[Answer], command: str) -> Path:
+def company(pool: Pool, found: Interference | None) -> list[str]:
+    """What a campaign that stands beside the others says of company, and with which settings and GPU that was measured."""
+    if pool.beside is None or found is None:
+        return []
+    manifests = [one.data.manifest for one in pool.beside.experiments]
+    settings = ", ".join(f"{name} with {words}" for name, words in _settings_of(manifests).items())
+    where = gpu_names(manifests[0]) if manifests[0].gpus else "no GPU"
+    return [*found.worst(), f"Measured apart: {pool.beside.name}, {settings}, on {where}."]
+
+
+def write_page(
+    path: Path, pool: Pool, comparison: Comparison, answered: list[Answer], command: str, asked: Asked = NOTHING_ASKED
+) -> Path:
     """Write the page; one that is there already is replaced.
 
     Args:
@@ -48,6 +63,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         comparison: its lines.
         answered: the questions.
         command: the command line that makes the page again.
+        asked: what the answers were given for.
 
     Raises:
         UsageError: the folder does not exist, or the name is not that of a page.
@@ -58,7 +74,7 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
             f"{path} cannot be the page: it takes a name ending in .html in a folder that exists.",
             advice="E.g. --html comparison.html",
         )
-    manifests = pool.manifests()
+    manifests, against_first = pool.manifests(), overheads(pool)
     repeats = [len(cell.used) for setup in pool.setups for cell in setup.cells.values()]
     content = {
         "pool": pool,
@@ -73,7 +89,9 @@ def write_page(path: Path, pool: Pool, comparison: Comparison, answered: list[An
         "most": max(repeats),
         "command": command,
         "version": harness.__version__,
-        **tables(overheads(pool)),
+        "company": company(pool, against_first),
+        "prices": prices(asked),
+        **tables(against_first),
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path

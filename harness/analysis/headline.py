@@ -32,7 +32,7 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
     if analysis.ladders:
         return (sentences(best) or [sentence for ladder in analysis.ladders for sentence in ladder.sentences()])[:MOST]
     if against_first and against_first.overheads:
-        return against_first.verdicts()[:MOST]
+        return [*against_first.worst(), *against_first.verdicts()][:MOST]
     if analysis.progress and (asked := analysis.progress.sentences()):
         return asked[:MOST]
     return (_decided(analysis) or answers(analysis))[:MOST]

@@ -16,10 +16,11 @@ from pathlib import Path
 import pandas as pd
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, shared
-from harness.analysis.format import number
+from harness.analysis.format import number, replicas_in_words, whole_interval
 from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, student, t_interval
+from harness.errors import ReasonCode
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder
 
@@ -88,12 +89,14 @@ class Interference:
         limit_percent: overhead that they may have.
         overheads: by cell (with its condition) and measure; the reason where no repeat can be paired.
         neighbours: the figures of the workloads beside.
+        died: by cell, in how many of its runs the measured replicas died with their neighbour, and of how many runs.
     """
 
     baseline: str
     limit_percent: float
     overheads: dict[Key, dict[str, Overhead | str]] = field(default_factory=dict)
     neighbours: list[NeighbourCell] = field(default_factory=list)
+    died: dict[Key, tuple[int, int]] = field(default_factory=dict)
 
     def sentences(self) -> list[str]:
         """The answer, one sentence per cell and condition."""
@@ -108,12 +111,36 @@ class Interference:
             told.append(f"{self._where(key)}: {MEASURES[name].title}, {in_words(found[name])}.")
         return told
 
+    def worst(self) -> list[str]:
+        """What company takes at most, and what dies of it: a sentence per workload and number of replicas, mode by mode."""
+        told = []
+        for workload, replicas in dict.fromkeys((key.workload, key.replicas) for key in self.overheads):
+            losses: dict[str, Overhead] = {}
+            for key, found in self.overheads.items():
+                loss = found["throughput"]
+                if (key.workload, key.replicas) == (workload, replicas) and isinstance(loss, Overhead):
+                    losses[key.mode] = max(loss, losses.get(key.mode, loss), key=lambda one: one.percent.mean)
+            parts = [
+                f"{number(loss.percent.mean)} % under {mode}{_bracketed(loss.percent, loss.key.condition)}"
+                for mode, loss in losses.items()
+            ]
+            lost = [f"throughput lost at most {', '.join(parts)}"] if parts else []
+            dead = [
+                f"under {key.mode} it died {key.condition} in {died} of {runs} runs"
+                for key, (died, runs) in self.died.items()
+                if (key.workload, key.replicas) == (workload, replicas)
+            ]
+            told.append(
+                f"{workload}, {replicas_in_words(replicas)}, against {self.baseline}: {'; '.join(lost + dead)}."
+            )
+        return told
+
     def _sentence(self, key: Key, found: Mapping[str, Overhead | str]) -> str:
         parts = "; ".join(f"{MEASURES[name].title}: {in_words(one)}" for name, one in found.items())
         return f"{self._where(key)}: {parts}."
 
     def _where(self, key: Key) -> str:
-        cell = f"{key.workload}, {key.replicas} replica{'s' if key.replicas > 1 else ''}, {key.mode}"
+        cell = f"{key.workload}, {replicas_in_words(key.replicas)}, {key.mode}"
         return f"{key.condition} against {self.baseline} ({cell}), limit {self.limit_percent:g} %"
 
 
@@ -129,6 +156,9 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     cells = {cell.key: cell for cell in analysis.cells}
     for cell in analysis.cells:
         found.neighbours.extend(_neighbours(cell))
+        died = sum(ReasonCode.VICTIM_DIED in each.data.manifest.verdict.codes for each in cell.experiments)
+        if died:
+            found.died[cell.key] = died, len(cell.experiments)
         if cell.condition == baseline:
             continue
         against = cells.get(cell.key._replace(condition=baseline))
@@ -137,6 +167,11 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
             for name in COMPARED
         }
     return found
+
+
+def _bracketed(percent: Estimate, condition: str) -> str:
+    interval = whole_interval(percent)
+    return f" ({condition}{f', {interval}' if interval else ''})"
 
 
 def _outcome(overhead: Overhead | str) -> Outcome:
@@ -149,9 +184,7 @@ def in_words(overhead: Overhead | str) -> str:
         return f"{Outcome.NOT_DECIDABLE.value}, {overhead}"
     percent = overhead.percent
     size = f"{number(percent.mean)} % overhead"
-    interval = ""
-    if percent.low is not None and percent.high is not None:
-        interval = f" (95 % interval {number(percent.low)} to {number(percent.high)} %)"
+    interval = f" (95 % interval {bounds} %)" if (bounds := whole_interval(percent)) else ""
     reason = f", {overhead.why}" if overhead.outcome is Outcome.NOT_DECIDABLE else ""
     return f"{size}{interval}: {overhead.outcome.value}{reason}"
 

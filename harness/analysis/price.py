@@ -57,13 +57,20 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
             figure_entry(gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")),
         ]
         if priced:
-            row.append(figure_entry(cost_per_million(cell, asked), "", cell.absent.get("energy", "no throughput")))
+            cost = cost_per_million(cell, asked)
+            row.append(figure_entry(cost, asked.currency, cell.absent.get("energy", "no throughput")))
         rows.append(row)
     plot = by_workload(
         pool,
         "price",
         "Cost of a million inferences" if priced else "Energy of a million inferences",
-        [Row("cost", "cost", pick=lambda cell: cost_per_million(cell, asked))]
+        [
+            Row(
+                "cost",
+                f"cost, {asked.currency}" if asked.currency else "cost",
+                pick=lambda cell: cost_per_million(cell, asked),
+            )
+        ]
         if priced
         else [Row("energy", "kWh", pick=kwh_per_million)],
     )
@@ -76,7 +83,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "price",
         "At what price?",
         "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
-        "is one input, as the replicas counted them." + _prices(asked),
+        "is one input, as the replicas counted them." + (f" Prices: {prices(asked)}." if priced else ""),
         [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
         Table(["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3),
         [plot] if plot else [],
@@ -84,13 +91,11 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     )
 
 
-def _prices(asked: Asked) -> str:
-    given = []
-    if asked.price_per_gpu_hour is not None:
-        given.append(f"{asked.price_per_gpu_hour:g} per GPU hour")
-    if asked.price_per_kwh is not None:
-        given.append(f"{asked.price_per_kwh:g} per kWh of the GPUs")
-    return f" Prices: {' and '.join(given)}, in your currency." if given else ""
+def prices(asked: Asked) -> str:
+    """Those that were given, e.g. ``3.5 USD per GPU hour, 0.25 USD per kWh``; empty without any."""
+    given = ((asked.price_per_gpu_hour, "GPU hour"), (asked.price_per_kwh, "kWh"))
+    unit = f" {asked.currency}" if asked.currency else ""
+    return ", ".join(f"{price:g}{unit} per {what}" for price, what in given if price is not None)
 
 
 def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
@@ -104,7 +109,7 @@ def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
     if not known:
         return ""
     cheap, dear = min(known, key=lambda one: one[0].mean), max(known, key=lambda one: one[0].mean)
-    unit, verb = ("", "cost") if priced else ("kWh", "take")
+    unit, verb = (asked.currency, "cost") if priced else ("kWh", "take")
     head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
     if cheap is dear:
         return f"{head}."

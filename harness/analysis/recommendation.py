@@ -11,7 +11,7 @@ from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, counts, missing_modes
 from harness.analysis.format import Entry, figure_entry, quantity, ratio_entry, replicas_in_words
 from harness.analysis.price import costs_per_million
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
+from harness.analysis.statistics import NO_DIFFERENCE, SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"
 """Names of two goals, which a report takes alone."""
@@ -70,7 +70,12 @@ def goals(asked: Asked) -> list[Goal]:
         []
         if asked.price_per_gpu_hour is None and asked.price_per_kwh is None
         else [
-            Goal("lowest price per million inferences", lambda cell: costs_per_million(cell, asked), "", highest=False)
+            Goal(
+                "lowest price per million inferences",
+                lambda cell: costs_per_million(cell, asked),
+                asked.currency,
+                highest=False,
+            )
         ]
     )
     return [
@@ -103,6 +108,7 @@ class Choice:
         best: label and cell.
         next: label and cell of the runner-up.
         p: of Welch's test between the two, Holm-corrected over all choices; None when a side has one run.
+        among: comparisons that it was corrected for.
     """
 
     workload: str
@@ -110,6 +116,7 @@ class Choice:
     best: tuple[str, Cell]
     next: tuple[str, Cell]
     p: float | None
+    among: int = 1
 
     @property
     def clear(self) -> bool:
@@ -125,7 +132,9 @@ class Choice:
         corrected = (
             alone is not None and alone.low is not None and alone.high is not None and not alone.low <= 1 <= alone.high
         )
-        return "significant" if self.clear else "no significant difference" + (", Holm-corrected" if corrected else "")
+        if self.clear:
+            return "significant"
+        return NO_DIFFERENCE + (f" among all {self.among} comparisons" if corrected else "")
 
     @property
     def costs(self) -> list[str]:
@@ -162,7 +171,7 @@ def choices(pool: Pool, asked: Asked) -> list[Choice]:
     ]
     tested = [index for index, choice in enumerate(found) if choice.p is not None]
     for index, p in zip(tested, holm([found[index].p or 0.0 for index in tested]), strict=True):
-        found[index] = replace(found[index], p=p)
+        found[index] = replace(found[index], p=p, among=len(tested))
     return found
 
 
@@ -175,9 +184,12 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     return Answer(
         "choosing",
         "Which mode for which workload?",
-        "Each cell: the best way of running and its mean, then its ratio to the best of the next way (Welch's test, Holm's correction "
-        "over this table). Where they do not differ significantly, either is named with the better mean. What the best costs elsewhere is named "
-        "where the 95 % interval of that one ratio leaves no doubt. Prices are in the currency of the price that was given.",
+        "Each cell: the best way of running and its mean, then its ratio to the next way, each with the number of replicas at which it does "
+        "best by the goal; that of the next way is named where it is another (Welch's test, Holm's correction over this table). An interval is of its "
+        "one ratio. It can leave 1 out where the difference is not significant among all comparisons: of twenty such intervals one errs by "
+        "chance, and the correction allows for that. "
+        "Where there is no significant difference, either is named with the better mean. What the best costs by other measures, against the same "
+        "runner-up, is named where the interval of that one ratio leaves no doubt.",
         _sentences(found),
         Table(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
         missing=missing,
@@ -218,14 +230,14 @@ HEADERS = ["Workload", "Goal", "Best", "Runner-up", "How sure", "Costs elsewhere
 
 
 def _row(choice: Choice) -> list[str | Entry]:
-    goal = choice.goal
+    goal, runner_up = choice.goal, _named(choice.next)
     return [
         choice.workload,
         goal.name,
         _named(choice.best) if choice.clear else f"either (here {_named(choice.best)})",
-        _named(choice.next),
+        runner_up,
         choice.certainty,
-        "; ".join(choice.costs) if choice.clear else "",
+        f"{', '.join(choice.costs)} against {runner_up}" if choice.clear and choice.costs else "",
         _entry(goal, choice.best[1]),
         ratio_entry(gain(choice)),
     ]

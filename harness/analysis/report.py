@@ -35,6 +35,7 @@ from harness.analysis.load_bands import load_state
 from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.narrative import absent_of, answers, caveats, remarks
 from harness.analysis.scaling_plots import overview, scaling
+from harness.analysis.stacked import stacked
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
@@ -284,6 +285,7 @@ def environment() -> jinja2.Environment:
         "where": placement.of_cell,
         "places": lambda experiment: placement.in_words(experiment.data.manifest),
         "ratio_entry": ratio_entry,
+        "stacked": stacked,
         "small": lambda value: DASH if value is None else f"{value:.2g}",
         "absent": absent_of,
         "remarks": remarks,

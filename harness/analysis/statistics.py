@@ -22,6 +22,7 @@ MIN_BATCH_ROWS = 4
 CORRELATED = 0.3
 ROWS_TO_TELL = 60
 """Below this, a correlation is too badly known to be corrected for in full."""
+NO_DIFFERENCE = "no significant difference"
 NO_SPREAD = "the runs of each side are all equal: the figure is too coarse to show their spread"
 _SAME = 1e-9
 """Figures that differ by less, relatively, are equal but for the arithmetic."""
@@ -282,7 +283,7 @@ class Difference:
         if not self.significant:
             alone = self.welch_p is not None and self.welch_p < SIGNIFICANCE
             # Its interval, which stands for itself, leaves out "no difference" then: say why the answer does not.
-            return "no significant difference" + (", Holm-corrected" if alone else "")
+            return NO_DIFFERENCE + (" among all comparisons" if alone else "")
         direction = "higher" if self.b.mean > self.a.mean else "lower"
         return direction if self.change is None else f"{100 * abs(self.change):.1f} % {direction}"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer.core import TyperGroup
 
 from harness import __version__
 from harness.cli import campaign, node, output, probe, profile, publishing, results, scenarios
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -21,6 +23,16 @@ campaign was not reproduced · 13 worse than the baseline (--fail-on regression)
 (--fail-on degraded) · 130 interrupted (resume goes on)."""
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
+_EXAMPLES = {
+    "FILE_OR_NAME": "quickstart",
+    "ARCHIVE": "CAMPAIGN.tar.xz",
+    "DIR": "results",
+    "file": "mine.yaml",
+    "mode": "mps",
+    "out": "exported",
+    "workload": "resnet50",
+}
+"""Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
 
 
 class _Panels(TyperGroup):
@@ -35,6 +47,25 @@ class _Panels(TyperGroup):
         for panel, commands in panels.items():
             with formatter.section(panel):
                 formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run a command; one that was called without what it needs says what that is. Raises UsageError for it."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            if error.message or error.param is None or error.ctx is None:
+                raise
+            name = error.param.metavar or error.param.name or ""
+            help_text = getattr(error.param, "help", "") or ""
+            command = error.ctx.command_path
+            example = f"{command} {_EXAMPLES.get(name) or _newest_campaign()}"
+            raise UsageError(f"{command} needs {name}: {help_text}", advice=f"For instance: {example}") from error
+
+
+def _newest_campaign() -> str:
+    """A folder that the reader may have meant."""
+    found = [path for path in Path("results").glob("*") if (path / "campaign.yaml").is_file()]
+    return str(max(found, key=lambda path: path.stat().st_mtime, default=Path("results/CAMPAIGN")))
 
 
 app = typer.Typer(

@@ -26,7 +26,11 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     path: Annotated[
-        Path, typer.Argument(help="Folder of a campaign or of one experiment; or a published set, as everywhere.")
+        Path,
+        typer.Argument(
+            metavar="RESULTS/CAMPAIGN",
+            help="Folder of a campaign or of one experiment; or a published set, as everywhere.",
+        ),
     ],
     *,
     signers: Annotated[
@@ -158,12 +162,13 @@ def compare(
         typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas fit on a GPU then?"),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Of one GPU, in your currency.")
+        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Of one GPU.")
     ] = None,
     price_per_kwh: Annotated[
         float | None,
-        typer.Option("--price-per-kwh", callback=not_negative, help="Of the energy of the GPUs, in your currency."),
+        typer.Option("--price-per-kwh", callback=not_negative, help="Of the energy of the GPUs."),
     ] = None,
+    currency: Annotated[str, typer.Option("--currency", help="Of these prices, e.g. USD.")] = "",
     unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Also print every test and the answers behind the decision.")
@@ -176,20 +181,21 @@ def compare(
     from harness.analysis.compare import compare as compare_sides
     from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
-    from harness.analysis.comparison_page import answers, overheads, write_page
+    from harness.analysis.comparison_page import answers, company, overheads, write_page
     from harness.campaign.gate import gate_of_comparison, judge_analyses
 
     if json:
         output.use_json()
     gate = gate_of_comparison(fail_on, len(campaigns), within)
-    wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh)
+    wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as pool:
         judged = judge_analyses(gate, pool.analyses)
         found = compare_sides(pool)
         answered = answers(pool, found, wanted)
-        page = write_page(html, pool, found, answered, command=_again()) if html else None
+        page = write_page(html, pool, found, answered, _again(), wanted) if html else None
         against_first = overheads(pool)
-        sentences = against_first.sentences() if against_first else []
+        short = [] if details or json else company(pool, against_first)
+        sentences = short or (against_first.sentences() if against_first else [])
     if json:
         output.document(_comparison_document(found, answered, page) | {"overheads": sentences} | judged.document())
     else:
@@ -261,9 +267,9 @@ def _print_decision(decision: Answer) -> None:
             workload = row["Workload"]
             output.result(f"\n{workload}")
         output.entry(f"  {row['Goal']}: {row['Best']}, {row['Figure']}")
-        costs = f"; costs {row['Costs elsewhere']}" if row["Costs elsewhere"] else ""
+        costs = f"; but {row['Costs elsewhere']}" if row["Costs elsewhere"] else ""
         against = f"{row['Best / runner-up']} {row['Runner-up']}{costs}"
-        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"])
+        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"].partition(" among ")[0])
     for gap in decision.missing:
         output.entry(f"({gap})")
 

@@ -187,29 +187,18 @@
     });
   }
 
-  // On a narrow screen each row stands by itself, with the name of every figure beside it.
-  function stackable(table) {
-    const names = [...table.tHead.rows[0].cells].map(header => header.textContent.trim());
-    table.classList.add("stack");
-    table.setAttribute("role", "table");
-    for (const part of [table.tHead, ...table.tBodies]) part.setAttribute("role", "rowgroup");
-    for (const row of table.rows) {
-      row.setAttribute("role", "row");
-      for (const cell of row.cells) {
-        const isHead = cell.tagName === "TH";
-        cell.setAttribute("role", !isHead ? "cell" : cell.scope === "row" ? "rowheader" : "columnheader");
-        if (!isHead) cell.dataset.name = names[cell.cellIndex];
-      }
-    }
+  // On a narrow screen, where each row stands by itself, a long table begins with a few of them.
+  function shorten(table) {
     const rows = table.tBodies[0].rows.length;
     if (rows <= FEW_ROWS) return;
     const all = made("button", {type: "button", textContent: `Show all ${rows} rows`, className: "tool all"});
-    all.addEventListener("click", () => { table.classList.add("whole"); all.remove(); });
+    table.classList.add("short");
+    all.addEventListener("click", () => { table.classList.remove("short"); all.remove(); });
     table.after(all);
   }
 
   document.querySelectorAll("figure.chart").forEach(chart);
-  for (const table of document.querySelectorAll(".scroll > table:not(.decision)")) if (table.tHead) stackable(table);
+  document.querySelectorAll(".stack").forEach(shorten);
   for (const table of document.querySelectorAll("table:not(.decision)"))
     if (table.tHead && table.tBodies[0]?.rows.length > 1) sortable(table);
 

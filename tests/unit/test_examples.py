@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.format import DASH
+from harness.analysis.format import DASH, TIMES
 from harness.analysis.statistics import t_interval
 from harness.campaign.folder import open_folder
 from harness.campaign.plan import expand
@@ -169,10 +169,10 @@ def test_the_table_of_hostile_neighbours_is_what_the_campaign_measured(published
     assert len(rows) == 7
 
 
-def whole(figure):
-    """``122 ± 12`` as ``122 (110 to 134)``."""
+def whole(figure, unit):
+    """``122 ± 12`` as ``122 ms (110 to 134)``."""
     mean, half = map(int, figure.split(" ± "))
-    return f"{mean} ({mean - half} to {mean + half})"
+    return f"{mean} {unit} ({mean - half} to {mean + half})"
 
 
 def test_the_page_of_servers_repeats_rows_of_the_sets_table():
@@ -183,7 +183,8 @@ def test_the_page_of_servers_repeats_rows_of_the_sets_table():
     assert shown == measured
     modes = zip(rows[::2], rows[1::2], strict=True)  # time-slicing and MPS of the same number
     expected = [
-        [one[1], *(f"{whole(one[column])}, {whole(other[column])}" for column in (5, 7))] for one, other in modes
+        [one[1], *(whole(each[column], unit) for column, unit in ((5, "ms"), (7, "J")) for each in (one, other))]
+        for one, other in modes
     ]
     assert rows_of_table((ROOT / "README.md").read_text(), "Servers of a language model") == expected
 
@@ -200,7 +201,7 @@ def test_the_readmes_table_is_what_the_campaigns_measured(published):
 
     def both(measured, workload, digits, **mode):
         rate, energy = (ratio(measured, workload, measure, **mode) for measure in ("throughput", "energy"))
-        return f"{rate:.{digits}f} times, {percent(energy)}"
+        return f"throughput {TIMES} {rate:.{digits}f}, energy {percent(energy)}"
 
     expected = [
         [
@@ -208,8 +209,11 @@ def test_the_readmes_table_is_what_the_campaigns_measured(published):
             both(eager, key, 1),
             both(busy, key, 2),
             both(shares, key, 2, mode="mps 2-over-n") if key != "whisper" else DASH,
-            ", ".join(f"{shares[key, '8', mode, 'gpu_sm_active'][0]:.0f} %" for mode in ("time-slicing", "mps")),
-            percent(ratio(busy, key, "throughput", replicas="1")),
+            ", ".join(
+                f"{mode.replace('mps', 'MPS')} {shares[key, '8', mode, 'gpu_sm_active'][0]:.0f} %"
+                for mode in ("time-slicing", "mps")
+            ),
+            f"throughput {percent(ratio(busy, key, 'throughput', replicas='1'))}",
         ]
         for name in ("ResNet50", "DistilBERT", "Whisper")
         for key in [name.lower()]

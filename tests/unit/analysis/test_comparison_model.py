@@ -163,7 +163,7 @@ def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
     most = found["highest throughput with many replicas"]
     assert most.clear
     # Its own interval leaves 1 out: the correction alone says that it is not significant.
-    assert replace(most, p=0.2).certainty == "no significant difference, Holm-corrected"
+    assert replace(most, p=0.2, among=21).certainty == "no significant difference among all 21 comparisons"
     assert (most.best[0], most.best[1].replicas) == ("mps", 8)
     fairest = found["fairest between many replicas"]
     assert not fairest.clear
@@ -313,8 +313,10 @@ def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeyp
     comparison = compare(pool)
     given = tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare"
     page = write_page(*given).read_text()
-    assert "All ran with batch 1, fp32, eager. Limits of a replica under MPS: no limit." in page
-    assert "<b>Under mps a replica that crashes can end all others on its GPU.</b>" in page
+    assert (
+        "All ran with batch 1, fp32, eager. <b>Under mps a replica that crashes can end all others on its GPU.</b>"
+        in page
+    )
     unlike = {workload: f"batch {index}" for index, workload in enumerate(pool.workloads(), start=1)} | {"x": "batch 9"}
     monkeypatch.setattr(comparison_page, "_settings_of", lambda _: unlike)
     page = write_page(*given).read_text()

@@ -12,17 +12,20 @@ import pytest
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Key, analyse
 from harness.analysis.chart import Chart
+from harness.analysis.comparison_input import gather
+from harness.analysis.comparison_page import company, overheads
 from harness.analysis.figure_style import Picture
 from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
 from harness.analysis.interference_tables import tables
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
 from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
+from harness.errors import ReasonCode
 from harness.metrics.rows import Row, series_name
 from harness.results import ExperimentWriter, finalise
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
-from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for
+from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 
 SHAPE = Shape(gpu=False, record_s=20)
 METRICS = ["throughput", "total_count"]
@@ -212,6 +215,37 @@ def test_neighbours_have_figures_of_their_own_and_enter_nobody_elses(found, anal
     assert whisper.estimates["fairness"].mean == pytest.approx(0.5)
     [beside] = [cell for cell in analysis.cells if cell.condition == "beside"]
     assert beside.estimates["throughput"].mean == pytest.approx(0.8 * sum(DRIFT.values()) / 3, rel=0.01)
+
+
+def test_what_company_takes_at_most_and_kills_is_one_sentence(analysis):
+    (dead,) = [cell for cell in analysis.cells if cell.condition == "hooked"]
+    manifest = dead.experiments[0].data.manifest
+    verdict = manifest.verdict.model_copy(update={"codes": [ReasonCode.VICTIM_DIED]})
+    data = replace(dead.experiments[0].data, manifest=manifest.model_copy(update={"verdict": verdict}))
+    killed = replace(dead, experiments=[replace(dead.experiments[0], data=data), *dead.experiments[1:]])
+    found = interference(replace(analysis, cells=[killed if cell is dead else cell for cell in analysis.cells]))
+
+    assert found is not None
+    (said,) = found.worst()
+    assert said.startswith(
+        "resnet50, 1 replica, against alone: throughput lost at most 20.0 % under time-slicing (beside, "
+    )
+    assert said.endswith("; under time-slicing it died hooked in 1 of 3 runs.")
+
+
+def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran_on(analysis, tmp_path):
+    plain = analyse(write_campaign(tmp_path / "plain", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=True)))
+    read = {plain.folder: plain, analysis.folder: analysis}
+
+    pool = gather([*read], read=read.__getitem__)
+
+    assert pool.analyses == [plain]
+    assert {setup.rest[-1] for setup in pool.setups} == {""}
+    said, measured = company(pool, overheads(pool))
+    assert "lost at most 20.0 % under time-slicing" in said
+    assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
+    assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
+    assert company(gather([analysis.folder], read=read.__getitem__), interference(analysis)) == []
 
 
 def test_one_repeat_is_said_and_not_decided(analysis):

@@ -179,7 +179,7 @@ def test_a_difference_that_only_the_correction_takes_away_says_so() -> None:
     found = replace(difference([100.0, 101.0, 99.0], [104.0, 105.0, 103.0]), adjusted_p=0.2)
 
     assert found.welch_p < 0.05
-    assert found.sentence == "no significant difference, Holm-corrected"
+    assert found.sentence == "no significant difference among all comparisons"
 
 
 def test_single_runs_cannot_be_told_apart() -> None:

@@ -1,10 +1,14 @@
 """Processes that watch a GPU: started, awaited, ended, whatever they do. Their program is a stand-in; the real one needs a GPU."""
 
+import re
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
+from harness.analysis.time_slices import Turns
 from harness.campaign import probe
+from harness.cli.app import app
 from harness.config import Sharing
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
@@ -100,3 +104,20 @@ def test_no_gpu_and_a_mode_without_turns_are_refused(monkeypatch):
         probe.gpu_to_probe(Sharing.TIME_SLICING)
     with pytest.raises(UsageError, match="Under sharing mig processes take no turns"):
         probe.gpu_to_probe(Sharing.MIG)
+
+
+def test_the_figures_fit_80_columns(monkeypatch):
+    turns = Turns(
+        seconds=1.0,
+        slice_s=[0.00209, 0.00211],
+        switch_s=[0.000152, 0.000153],
+        switching_share=0.0681,
+        together_share=0.0,
+    )
+    monkeypatch.setattr(probe, "gpu_to_probe", lambda _: GPU)
+    monkeypatch.setattr(probe, "probe", lambda *_, **__: [turns] * 5)
+    done = CliRunner().invoke(app, ["probe"], env={"COLUMNS": "80"})
+
+    assert "take turns of 2.10 ± 0 ms" in done.stdout
+    assert len(re.findall(r"(?m)^(turn|switch|time of the GPU that nobody has) +[\d.]+ ± ", done.stdout)) == 3
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80

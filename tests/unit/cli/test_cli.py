@@ -68,6 +68,24 @@ def test_every_command_explains_itself(command):
     assert "Usage:" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("command", "wanted", "example"),
+    [
+        ("verify", "RESULTS/CAMPAIGN: Folder of a campaign or of one experiment", "verify results/mine"),
+        ("plan", "FILE_OR_NAME: A campaign file, or one that is shipped", "plan quickstart"),
+    ],
+)
+def test_a_command_without_what_it_needs_says_what_and_how(command, wanted, example, tmp_path):
+    folder = tmp_path / "results" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "campaign.yaml").touch()
+    done = harness(command, cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert f"harness {command} needs {wanted}" in done.stderr
+    assert done.stderr.endswith(f"harness {example}\n")
+
+
 def test_help_is_instant():
     def cpu_s():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -104,7 +122,7 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
     ("words", "said"),
     [
         (["rnu"], "Did you mean 'run'?"),
-        (["run"], "Missing argument"),
+        (["run"], "harness run needs FILE_OR_NAME"),
         (["run", "quikstart"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
         (["resume", "/nowhere"], "is no campaign folder"),
