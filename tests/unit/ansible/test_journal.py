@@ -25,3 +25,13 @@ def test_it_is_no_longer_than_asked_for_and_begins_with_the_first_errors():
 
 def test_an_empty_journal_says_nothing():
     assert journal.excerpt("\n", 40) == ""
+
+
+def test_a_line_of_a_whole_configuration_does_not_hide_the_cause():
+    # CRI-O writes its configuration in one line of 7,000 characters at every start
+    configuration = f'level=info msg="Current CRI-O configuration: {"x" * 7000}" the end'
+    found = journal.excerpt(f"{configuration}\nlevel=fatal msg=no such file", 40).splitlines()
+    assert found[1] == "level=fatal msg=no such file"
+    assert len(found[0]) < 600
+    assert found[0].startswith('level=info msg="Current CRI-O configuration')
+    assert found[0].endswith("the end")
