@@ -82,7 +82,7 @@ KUBEADM: dict[str, Any] = {
             *("cgroupDriver", "failSwapOn", "serverTLSBootstrap", "evictionHard", "evictionSoft", "clusterDNS"),
             *("imageGCHighThresholdPercent", "imageGCLowThresholdPercent", "imageMinimumGCAge", "imageMaximumGCAge"),
             *("containerLogMaxSize", "containerLogMaxFiles", "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
-            *("podPidsLimit", "seccompDefault", "tlsCipherSuites"),
+            *("podPidsLimit", "seccompDefault", "streamingConnectionIdleTimeout", "tlsCipherSuites"),
             *("maxPods", "resolvConf", "clusterDomain", "containerRuntimeEndpoint", "systemReserved", "kubeReserved"),
         )
     ),

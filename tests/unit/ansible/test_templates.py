@@ -1,5 +1,6 @@
 """Every template, rendered with the shipped variables, against the schema of what it becomes."""
 
+import configparser
 import json
 import re
 import tomllib
@@ -177,6 +178,29 @@ def test_a_bridge_has_the_control_plane_s_addresses():
     bridge, ports = json.loads(written)["plugins"]
     assert bridge["ipam"]["ranges"] == [[{"subnet": "10.244.0.0/16"}]]
     assert (bridge["mtu"], ports["type"]) == (1400, "portmap")
+
+
+def test_idle_connections_to_the_kubelet_end_though_kubeadm_writes_a_zero():
+    settings = yaml.safe_load(render(TEMPLATES / "kubelet-housekeeping.yaml.j2"))
+    assert settings["streamingConnectionIdleTimeout"] == "4h0m0s"
+
+
+def test_a_bridge_s_cables_keep_the_hardware_address_that_cni_gave_them():
+    # systemd's own default is `persistent`: the bridge plugin then finds another address than it noted, and fails the pod
+    link = configparser.ConfigParser()
+    link.read_string(render(ROOT / "roles/calico/templates/pod-veth.link.j2"))
+    assert dict(link["Match"]) == {"driver": "veth", "originalname": "veth*"}
+    assert link["Link"]["MACAddressPolicy"] == "none"
+    written = yaml.safe_load((ROOT / "roles/calico/vars/main.yml").read_text())["__calico_bridge_files"]
+    removed = next(
+        task["loop"]
+        for task in yaml.safe_load((ROOT / "roles/calico/tasks/reset.yml").read_text())
+        if "state" in str(task)
+    )
+    assert all(
+        any(path == kept or path.startswith(f"{kept}/") for kept in removed)
+        for path in (one["path"] for one in written)
+    )
 
 
 def test_the_clean_up_is_bounded_and_selects_failed_pods_alone():

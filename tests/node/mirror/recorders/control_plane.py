@@ -22,6 +22,13 @@ from recorded import API_PORT, CLUSTER_VERSION, CRIO_SOCKET, KUBELET_HEALTH_PORT
 
 ETC = Path("/etc/kubernetes")
 KUBELET = Path("/var/lib/kubelet")
+# Durations that kubeadm writes as 0s where nobody set them; the kubelet takes its own defaults for them.
+UNSET_DURATIONS = (
+    *("cpuManagerReconcilePeriod", "evictionPressureTransitionPeriod", "fileCheckFrequency", "httpCheckFrequency"),
+    *("imageMaximumGCAge", "imageMinimumGCAge", "nodeStatusReportFrequency", "nodeStatusUpdateFrequency"),
+    *("runtimeRequestTimeout", "shutdownGracePeriod", "shutdownGracePeriodCriticalPods"),
+    *("streamingConnectionIdleTimeout", "syncFrequency", "volumeStatsAggPeriod"),
+)
 KUBECONFIGS = ("admin.conf", "super-admin.conf", "kubelet.conf", "controller-manager.conf", "scheduler.conf")
 # Those of them that `kubeadm certs` knows: the kubelet renews its own.
 RENEWED = ("admin.conf", "super-admin.conf", "controller-manager.conf", "scheduler.conf")
@@ -239,7 +246,7 @@ def kubelet_dns(networking: dict[str, Any]) -> dict[str, Any]:
 def start_kubelet(settings: dict[str, Any], flags: str = "") -> None:
     """Write what the kubelet reads and start it, as kubeadm does."""
     KUBELET.mkdir(parents=True, exist_ok=True)
-    defaults = {
+    defaults = dict.fromkeys(UNSET_DURATIONS, "0s") | {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "authentication": {
