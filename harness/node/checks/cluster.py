@@ -18,6 +18,7 @@ from harness.node.checks.registry import (
 _HERE = (CONTROL_PLANE,)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 _FAILED_PODS_MAX = 100
+_UPGRADE_MARK = "gpu-sharing-harness/cordoned-by-upgrade"
 
 
 def this_node(node: Node) -> dict[str, Any]:
@@ -80,13 +81,15 @@ def node_is_ready(node: Node) -> Observation:
 
 @check(
     "cluster/schedulable",
-    advice="`kubectl uncordon` it, and remove the taints: every node has to take pods.",
+    advice="`kubectl uncordon` it, and remove the taints: every node has to take pods. What an upgrade cordoned its next run releases.",
 )
 def node_takes_pods(node: Node) -> Observation:
     """No taint and no cordon keeps pods away."""
-    spec = this_node(node).get("spec", {})
+    item = this_node(node)
+    spec, marked = item.get("spec", {}), _UPGRADE_MARK in item["metadata"].get("annotations", {})
     obstacles = [f"{taint['key']}:{taint['effect']}" for taint in spec.get("taints", [])]
-    obstacles += ["cordoned"] if spec.get("unschedulable") else []
+    cordoned = "cordoned by an upgrade that did not finish" if marked else "cordoned"
+    obstacles += [cordoned] if spec.get("unschedulable") else []
     return Observation(not obstacles, "no taint, not cordoned", listed(obstacles))
 
 

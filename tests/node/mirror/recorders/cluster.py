@@ -124,8 +124,10 @@ def require_api() -> None:
 def read(kind: Kind, namespace: str, name: str) -> Object | None:
     """One object with its status, or None."""
     if kind.name == "Pod":
-        pods = [item for item in _pods() if item["metadata"]["name"] == name]
-        return pods[0] if pods and namespace == "kube-system" else None
+        named = (namespace, name)
+        return next(
+            (item for item in _pods() if (item["metadata"]["namespace"], item["metadata"]["name"]) == named), None
+        )
     path = _path(kind.name, namespace if kind.namespaced else "", name)
     return with_status(json.loads(path.read_text())) if path.exists() else None
 
@@ -212,6 +214,8 @@ def with_status(item: Object) -> Object:
         item["status"] = {"succeeded": 1, "conditions": [{"type": "Complete", "status": "True"}]}
     elif kind == "PersistentVolumeClaim":
         item["status"] = {"phase": "Bound"}
+    elif kind == "PodDisruptionBudget":
+        item["status"] = _budget_status(item)
     return item
 
 
@@ -243,9 +247,34 @@ def control_plane_node() -> str:
 
 
 def _pods() -> Iterator[Object]:
-    """The static pods of the control plane, once it has a node; nothing here runs any other."""
+    """The static pods of the control plane, once it has a node, and what somebody applied; nothing here runs them."""
     node = control_plane_node()
     yield from static_pods.pods(node) if node else ()
+    for pod in _stored("Pod"):
+        yield pod | {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+
+
+def can_leave(pod: Object, node: str) -> bool:
+    """Whether a drain of the node takes this pod away."""
+    metadata = pod["metadata"]
+    kinds = [owner["kind"] for owner in metadata.get("ownerReferences", ())]
+    static = "kubernetes.io/config.mirror" in metadata.get("annotations", {})
+    return pod["spec"].get("nodeName") == node and not static and "DaemonSet" not in kinds
+
+
+def budgets(pod: Object) -> list[Object]:
+    """The disruption budgets that choose a pod."""
+    place, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels", {})
+    found = listing(kind_of("poddisruptionbudget"), place)
+    return [one for one in found if one["spec"]["selector"]["matchLabels"].items() <= labels.items()]
+
+
+def _budget_status(budget: Object) -> Object:
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    chosen = [pod for pod in _stored("Pod") if wanted <= pod["metadata"].get("labels", {}).items()]
+    healthy, least = len(chosen), int(budget["spec"].get("minAvailable", 0))
+    counts = {"currentHealthy": healthy, "expectedPods": healthy, "desiredHealthy": least}
+    return {**counts, "disruptionsAllowed": max(0, healthy - least)}
 
 
 def _node_status(item: Object) -> Object:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import access
 import cluster
@@ -45,7 +46,7 @@ def main() -> None:
         "patch": patch,
         "cordon": cordon,
         "uncordon": cordon,
-        "drain": cordon,
+        "drain": drain,
         "top": top,
         "cluster-info": top,
         "config": access.config,
@@ -182,7 +183,7 @@ def selected(item: Object, arguments: list[str]) -> bool:
                 return False
         elif name not in labels or (equals and labels[name] != value):
             return False
-    fields = {"metadata.name": item["metadata"]["name"]}
+    fields = {"metadata.name": item["metadata"]["name"], "spec.nodeName": item.get("spec", {}).get("nodeName", "")}
     fields |= {f"status.{name}": str(value) for name, value in item.get("status", {}).items()}
     fields["status.successful"] = str(item.get("status", {}).get("succeeded", 0))
     for term in filter(None, option(arguments, "--field-selector").split(",")):
@@ -286,9 +287,34 @@ def patch(words: list[str], arguments: list[str]) -> None:
         base = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": item["metadata"]}
         change["metadata"] = base["metadata"] | change.get("metadata", {})
         stored, wanted = cluster.merged(base | change, namespace_of(arguments))
+        wanted = without_null(wanted)
         cluster.write(wanted)
         suffix = " (no change)" if stored == wanted else ""
         print(f"{cluster.kind_of_object(item).label}/{item['metadata']['name']} patched{suffix}")
+
+
+def without_null(value: Any) -> Any:
+    """What a merge patch leaves: an entry that it sets to null is gone."""
+    if not isinstance(value, dict):
+        return value
+    return {key: without_null(one) for key, one in value.items() if one is not None}
+
+
+def drain(words: list[str], arguments: list[str]) -> None:
+    """Cordon, then evict what is no DaemonSet's and no manifest's, as far as the budgets allow it."""
+    cordon(words, ["drain"])
+    leaving = [pod for pod in cluster.listing(cluster.kind_of("pod"), None) if cluster.can_leave(pod, words[0])]
+    for pod in leaving:
+        place, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        if not pod["metadata"].get("ownerReferences") and "--force" not in arguments:
+            fail(f"error: cannot delete Pods declare no controller (use --force to override): {place}/{name}")
+        if kept := [one for one in cluster.budgets(pod) if one["status"]["disruptionsAllowed"] < 1]:
+            fail(
+                f"error when evicting pods/{name!r}: it would violate the disruption budget {kept[0]['metadata']['name']}"
+            )
+        cluster.delete(cluster.kind_of("pod"), place, name)
+        print(f"pod/{name} evicted")
+    print(f"node/{words[0]} drained")
 
 
 def cordon(words: list[str], arguments: list[str]) -> None:
