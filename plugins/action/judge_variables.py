@@ -7,6 +7,7 @@ several have to be together in RULES below. A wrong one is refused with its name
 
 from __future__ import annotations
 
+import datetime as dt
 import difflib
 import ipaddress
 import json
@@ -126,6 +127,7 @@ KINDS: dict[str, Judge] = {
     "address": _is(ipaddress.IPv4Address),
     "network": _is(network),
     "cron": _cron,
+    "date": _is(dt.date.fromisoformat),
     "image": _image,
     "folder": _folder,
     "own_folder": _own_folder,
@@ -414,6 +416,19 @@ def bridged_alone(task_vars: Mapping[str, Any], given: Mapping[str, Any]) -> Ite
         )
 
 
+def ended(given: Mapping[str, Any], today: dt.date) -> list[str]:
+    """The warning of a minor that upstream mends no longer; a new node on one is refused by preflight."""
+    last = given.get("preflight_end_of_life")
+    if last is None or today <= dt.date.fromisoformat(last):
+        return []
+    return [
+        (
+            f"Kubernetes {given['kubernetes_minor']} has ended on {last}, and upstream mends nothing of it any more. Set"
+            " kubernetes_minor to the next one and run playbooks/upgrade.yml."
+        )
+    ]
+
+
 class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
     """Judges the variables of the host it runs for; talks to no machine."""
 
@@ -430,8 +445,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         specs = {path.parts[-3]: self.load(path)["argument_specs"]["main"]["options"] for path in paths}
         return Table(table["__preflight_kinds"], table["__preflight_values"], specs)
 
-    def reasons(self, task_vars: Mapping[str, Any]) -> Iterator[str]:
-        """Every reason not to go on."""
+    def reasons(self, task_vars: Mapping[str, Any], given: dict[str, Any]) -> Iterator[str]:
+        """Every reason not to go on; puts the value of every variable into given."""
         table, defaults = self.table(), self.defaults()
         yield from table.unknown(list(task_vars))
         known = {**defaults, **task_vars}
@@ -444,7 +459,6 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
             )
             return
         yield from one_control_plane(task_vars)
-        given: dict[str, Any] = {}
         yield from self.resolve(table, task_vars, defaults, given)
         yield from table.wrong(given)
         yield from bridged_alone(task_vars, given)
@@ -476,9 +490,11 @@ class ActionModule(ActionBase):  # type: ignore[misc]  # Ansible has no types
         """The result: failed with every reason, or ok and unchanged."""
         super().run(tmp, task_vars)
         variables = task_vars or {}
-        reasons = list(self.reasons(variables))
+        given: dict[str, Any] = {}
+        reasons = list(self.reasons(variables, given))
         if not reasons:
-            return {"changed": False}
+            today = dt.datetime.now(dt.UTC).date()
+            return {"changed": False, "warnings": ended(given, today)}
         host = variables.get("inventory_hostname", "the machine")
         listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
         return {"failed": True, "msg": f"Nothing was changed. {host} cannot be set up with these variables:\n{listed}"}

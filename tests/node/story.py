@@ -29,6 +29,8 @@ MACHINE_VARIABLES: dict[str, Any] = {
     "preflight_psi_required": False,
     "preflight_cpus_min": 1,
     "preflight_disk_volumes_counted": False,
+    # The calendar changes no outcome here.
+    "preflight_end_of_life_allowed": True,
     "nvidia_toolkit_gpu": "assumed",
     "device_plugin_gpus_assumed": 1,
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],

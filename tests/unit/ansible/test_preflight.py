@@ -181,6 +181,21 @@ CASES = {
         {},
         "Kubernetes 1.34.11-1.1 is installed",
     ),
+    "minor-that-has-ended": (
+        {},
+        {"kubernetes_minor": "1.34", "preflight_end_of_life": "2026-10-27"},
+        "Kubernetes 1.34 has ended on 2026-10-27: upstream mends nothing of it any more",
+    ),
+    "minor-that-has-ended-allowed": (
+        {},
+        {"preflight_end_of_life": "2026-10-27", "preflight_end_of_life_allowed": True},
+        None,
+    ),
+    "minor-that-has-ended-installed": (
+        {"kubelet": {"installed": True, "version": "1.35.8-1.1", "held": True}},
+        {"preflight_end_of_life": "2026-10-27"},
+        None,
+    ),
     "mirror-403": ({"urls": {"http://mirror/Release": "answers 403 Forbidden"}}, {}, "answers 403 Forbidden"),
     "mirror-with-a-password": (
         {"urls": {"http://me:secret@mirror/Release": "answers 401"}},
@@ -204,7 +219,9 @@ def host(changes, variables):
     }
     # Every variable is resolved, which takes a second a host: where the machine differs, they are those of the good one.
     judged = (bool(variables) and variables is not MANAGED) or not changes
-    return {"fake": {"node": node, "probe": probe}, "judged": judged, "ansible_connection": "local", **variables}
+    given = {"fake": {"node": node, "probe": probe}, "judged": judged, "ansible_connection": "local"}
+    # Of the cases alone: the calendar changes no other outcome.
+    return {**given, "preflight_end_of_life": "9999-12-31", **variables}
 
 
 @pytest.fixture(scope="module")

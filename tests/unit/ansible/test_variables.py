@@ -1,5 +1,6 @@
 """The judge of variables: one table for all of them, what each may be, and a thousand that they may not be."""
 
+import datetime as dt
 import json
 import random
 
@@ -316,6 +317,14 @@ def test_an_inventory_of_its_own_need_not_have_our_group_variables():
     action._loader = DataLoader()
     host = {"inventory_hostname": "one", "groups": {"control_plane": ["one"]}}
     action._templar = Templar(loader=action._loader, variables=host)
-    assert list(action.reasons(host)) == []
-    (reason,) = action.reasons(host | {"kubernetes_minor": "1.99"})
+    assert list(action.reasons(host, {})) == []
+    (reason,) = action.reasons(host | {"kubernetes_minor": "1.99"}, {})
     assert reason.startswith("kubernetes_minor is 1.99; the table of versions has ")
+
+
+@pytest.mark.parametrize(("today", "warned"), [("2026-10-27", False), ("2026-10-28", True)])
+def test_a_minor_that_has_ended_is_warned_of_with_its_date(today, warned):
+    given = {"kubernetes_minor": "1.34", "preflight_end_of_life": "2026-10-27"}
+    said = judge.ended(given, dt.date.fromisoformat(today))
+    assert bool(said) is warned
+    assert all("Kubernetes 1.34 has ended on 2026-10-27" in one for one in said)
