@@ -56,6 +56,7 @@ OPTIONAL_VARIABLES = (
     "nvidia_driver_version",
     "nvidia_driver_modules",
     "nvidia_driver_fabric_manager",
+    "proxy_used",
     "control_plane_kubeconfig_users",
     "ansible_user",
     "worker_node_name",
@@ -165,6 +166,7 @@ class Expected:
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
         namespace: where replicas are made.
+        proxied: whether what is fetched goes through a proxy.
         network: who makes the pod network: calico, bridge or none (somebody else).
         harness_users: whose ``~/.kube/harness.conf`` is let in there.
     """
@@ -183,6 +185,7 @@ class Expected:
     node_name: str
     pod_cidr: str
     network: str
+    proxied: bool
     kubernetes_version: str
     crio_version: str
     users: tuple[str, ...]
@@ -224,6 +227,7 @@ class Expected:
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],
             network=str(variables.get("calico_network") or "calico"),
+            proxied=bool(variables.get("proxy_used")),
             kubernetes_version=kubernetes.partition("-")[0],
             crio_version=crio.partition("-")[0],
             users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),

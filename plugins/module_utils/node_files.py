@@ -32,7 +32,7 @@ class Files:
             key = base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
             return path.read_text(encoding="utf-8") if path.exists() else str(one["content"]).replace("RANDOM_KEY", key)
         if one["source"] is None:
-            return str(one["content"])
+            return str(one.get("secret") or one["content"])
         source = Path(one["source"])
         return "" if self.module.check_mode and not source.exists() else source.read_text(encoding="utf-8")
 

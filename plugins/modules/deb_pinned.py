@@ -10,6 +10,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ..module_utils.apt_get import AptGet
 from ..module_utils.apt_source import Source
+from ..module_utils.proxied import OPTION, use_proxy
 
 DOCUMENTATION = r"""
 module: deb_pinned
@@ -50,6 +51,7 @@ options:
   upgrade_with: {description: What to say one should run when O(upgrade) would be needed., type: str,
                  default: playbooks/upgrade.yml}
   lock_timeout_s: {description: Seconds to wait for another apt or dpkg., type: int, default: 120}
+  proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
   state: {description: Whether the packages are there; C(absent) removes them with their configuration., type: str,
           choices: [present, absent], default: present}
 author: [the project]
@@ -269,9 +271,11 @@ def main() -> None:
             "upgrade_with": {"type": "str", "default": "playbooks/upgrade.yml"},
             "lock_timeout_s": {"type": "int", "default": 120},
             "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
+            **OPTION,
         },
         supports_check_mode=True,
     )
+    use_proxy(module)
     module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C", "DEBIAN_FRONTEND": "noninteractive"}
     packages = Packages(module)
     changed = packages.present() if module.params["state"] == "present" else packages.remove()

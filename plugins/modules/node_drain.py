@@ -18,7 +18,7 @@ description:
   - What would never leave is named before anything is touched. Those are pods that nothing makes again, pods with an emptyDir
     where that may not be lost, and pods that a disruption budget keeps. A budget that is short because pods are
     still starting is waited for.
-  - A cordon of this module carries a mark, by which a later run, also one after a kill, knows it. One without the mark is
+  - A cordon of this module has a mark, by which a later run, also one after a kill, knows it. One without the mark is
     somebody else's and stays.
   - A node that does not get empty in time takes pods again.
 options:

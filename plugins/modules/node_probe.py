@@ -20,6 +20,8 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 
+from ..module_utils.proxied import OPTION, use_proxy
+
 DOCUMENTATION = r"""
 module: node_probe
 short_description: Reads the state of a machine in one call and changes nothing
@@ -41,6 +43,7 @@ options:
   users: {description: Users whose home folders are read., type: list, elements: str, default: []}
   urls: {description: Addresses that should answer 200; all are asked at once., type: list, elements: str, default: []}
   urls_timeout_s: {description: Seconds until a silent address is given up., type: int, default: 15}
+  proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
 author: [the project]
 """
 
@@ -354,10 +357,12 @@ def main() -> None:
         argument_spec={
             "machine": {"type": "bool", "default": False},
             "urls_timeout_s": {"type": "int", "default": 15},
+            **OPTION,
             **lists,
         },
         supports_check_mode=True,
     )
+    use_proxy(module)
     module.run_command_environ_update = {"LC_ALL": "C", "LANG": "C"}
     result: dict[str, Any] = {"changed": False, "probe": probe(module)}
     if module.params["machine"]:

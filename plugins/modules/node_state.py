@@ -29,6 +29,7 @@ options:
       path: {description: Where., type: path, required: true}
       content: {description: "What; this or O(files[].source).", type: str}
       source: {description: A file on the machine that is copied., type: path}
+      secret: {description: What as well; no log and no result shows it., type: str}
       mode: {description: Permissions in octal., type: str, default: "0644"}
       owner: {description: User who owns it and its folder; empty leaves that to whoever runs this., type: str,
               default: ""}
@@ -83,6 +84,7 @@ def specification() -> dict[str, Any]:
     file = {
         "path": {"type": "path", "required": True},
         "content": {"type": "str"},
+        "secret": {"type": "str", "no_log": True},
         "source": {"type": "path"},
         "mode": {"type": "str", "default": "0644"},
         "owner": {"type": "str", "default": ""},
@@ -95,7 +97,10 @@ def specification() -> dict[str, Any]:
         "paths": {"type": "list", "elements": "str", "default": []},
         "optional": {"type": "bool", "default": False},
     }
-    either = {"mutually_exclusive": [("content", "source")], "required_one_of": [("content", "source")]}
+    either = {
+        "mutually_exclusive": [("content", "secret", "source")],
+        "required_one_of": [("content", "secret", "source")],
+    }
     return {
         "files": {"type": "list", "elements": "dict", "default": [], "options": file, **either},
         "links": {"type": "dict", "default": {}},

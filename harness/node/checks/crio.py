@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterable
 from typing import Any
 
-from harness.node.checks.registry import CannotLookError, Node, Observation, check, listed
+from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
 
 DROP_INS = "/etc/crio/crio.conf.d"
 _UNIT = "crio.service"
@@ -20,6 +20,10 @@ _FILES = (
     "/usr/libexec/crio/crun",
     "/usr/libexec/crio/runc",
 )
+# Both may hold the proxy's password.
+_PROXY = "/etc/default/node-proxy"
+_PROXY_FILES = (_PROXY, "/etc/apt/apt.conf.d/90-node-proxy")
+_PRIVATE = 0o600
 _EXECUTABLE = 0o111
 # Older ones refuse every container that CRI-O makes: "unknown version specified".
 _CRUN_MIN = "1.14.3"
@@ -91,6 +95,21 @@ def service_has_read_its_files(node: Node) -> Observation:
     younger = [path for path, state in states.items() if state and started_s and state.changed_at_s > started_s + 1]
     found = "no start time" if started_s is None else f"changed since it started: {listed(younger)}"
     return Observation(started_s is not None and not younger, "started after its files were written", found)
+
+
+@check("crio/proxy", advice=f"{_AGAIN}: it writes the proxy's files and restarts CRI-O.", unit=_UNIT)
+def proxy_is_used(node: Node) -> Observation:
+    """CRI-O runs with the proxy of the inventory, where there is one; what may hold its password only root reads."""
+    if not node.expected.proxied:
+        raise NotApplicableError("http_proxy and https_proxy are empty")
+    process = node.output("systemctl", "show", "--property=MainPID", "--value", _UNIT).strip()
+    told = dict(one.partition("=")[::2] for one in node.text(f"/proc/{process}/environ").split("\0"))
+    lines = [line.partition("=")[::2] for line in node.text(_PROXY).splitlines() if not line.startswith("#")]
+    untold = [name for name, value in lines if told.get(name) != value.strip('"')]
+    states = {path: node.machine.stat(path) for path in _PROXY_FILES}
+    open_ = [path for path, state in states.items() if state is None or (state.mode, state.owner) != (_PRIVATE, "root")]
+    found = f"not told of {listed(untold)}; not root's alone: {listed(open_)}"
+    return Observation(bool(lines) and not untold and not open_, "told of everything; files root's alone", found)
 
 
 @check("crio/socket", advice="`systemctl restart crio`, then read its journal.", unit=_UNIT)

@@ -340,7 +340,7 @@ def test_crio_starts_anew_for_our_own_files_alone():
     (unit,) = task["node_state"]["units"]
     own = tree.load(ROOT / "roles/crio/vars/main.yml")
     # What buildah's dependency brings (shortnames.conf) lies in the same folder.
-    assert unit["paths"] == ["/usr/bin/crio", "{{ __crio_drop_ins }}", "{{ __crio_registries }}"]
+    assert unit["paths"] == ["/usr/bin/crio", "{{ __crio_drop_ins }}", "{{ __crio_registries }}", "{{ __crio_proxy }}"]
     assert own["__crio_registries"].endswith(".conf")
 
 

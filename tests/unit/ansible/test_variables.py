@@ -40,6 +40,9 @@ def test_every_variable_of_every_role_is_in_the_table_and_no_other():
         "kubernetes_minor",
         "apt_lock_timeout_s",
         "reboot_timeout_s",
+        "http_proxy",
+        "https_proxy",
+        "no_proxy",
     }
 
 
@@ -106,6 +109,14 @@ def test_what_would_harm_is_refused_with_its_name_and_what_it_may_be(name):
     assert reason.startswith(f"{name} is ")
     assert "it has to be" in reason
     assert "\n" not in reason
+
+
+@every(["http://u:sec ret@p:1", "socks5://u:secret@p", "http://u:secret@p:port", 'http://u:se"cret@p', "secret"])
+def test_a_wrong_proxy_is_refused_and_not_shown(address):
+    for name, value in (("http_proxy", address), ("https_proxy", address), ("crio_proxy", {"http_proxy": f"{address}\n"})):
+        (reason,) = refused(name, value)
+        assert reason.startswith(f"{name} is not shown; it has to be")
+        assert "cret" not in reason
 
 
 def test_a_secret_is_not_shown():

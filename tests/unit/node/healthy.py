@@ -21,6 +21,7 @@ DNS_QUESTION = kubernetes.dns_question("kubernetes.default.svc.gpu.local")
 DNS = f"python3 -c {kubernetes.ASK_DNS} 10.96.0.10 53 {DNS_QUESTION}"
 _SERVING = "/var/lib/kubelet/pki/kubelet-server-current.pem"
 SERVING_ENDS = f"openssl x509 -noout -enddate -checkend 2592000 -in {_SERVING}"
+CRIO_PROCESS = "systemctl show crio.service"
 SNAPSHOTS = "find /var/lib/etcd-snapshots -name *.tar -newermt -48 hours"
 SERVING_SIGNED = f"openssl verify -CAfile /etc/kubernetes/pki/ca.crt {_SERVING}"
 BUS = "find -L /sys/bus/pci/devices -maxdepth 2 -name modalias -exec cat {} +"
@@ -47,6 +48,7 @@ VARIABLES: dict[str, Any] = {
     "control_plane_node_name": "controlplane",
     "control_plane_pod_cidr": "10.244.0.0/16",
     "group_names": ["control_plane", "nodes"],
+    "proxy_used": True,
     "control_plane_kubeconfig_users": ["ada"],
     "worker_node_name": "second",
     "device_plugin_sharing": "time-slicing",
@@ -150,6 +152,7 @@ def machine() -> FakeMachine:
             "kubectl auth can-i create deployments.apps": "yes\n",
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
             BUS: GPU_ON_BUS + SWITCH_ON_BUS,
+            CRIO_PROCESS: "77\n",
             "uname -r": "6.14.0-29-generic\n",
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
             "nvidia-smi": "Default\nDefault\n",
@@ -200,6 +203,8 @@ def _files() -> dict[str, str]:
     return {
         BOOT_ID_PATH: f"{BOOT_ID}\n",
         "/etc/k.conf": SYSCTLS,
+        "/etc/default/node-proxy": '# ours\nhttp_proxy="http://u:secret@p:3128"\nno_proxy="localhost,.svc"\n',
+        "/proc/77/environ": "LANG=C\0http_proxy=http://u:secret@p:3128\0no_proxy=localhost,.svc\0",
         "/proc/swaps": "Filename Type Size Used Priority\n",
         "/etc/fstab": "# a comment\nUUID=1 / ext4 defaults 0 1\n\n# swap is off: /swap.img none swap sw 0 0\n",
         "/proc/filesystems": "nodev\tproc\nnodev\toverlay\n\text4\n",
@@ -235,6 +240,8 @@ def _states() -> dict[str, FileState]:
         "/home/ada/.kube/config": FileState("regular file", 0o600, "ada", 10.0),
         "/home/ada/.kube/harness.conf": FileState("regular file", 0o600, "ada", 10.0),
         "/etc/kubernetes/admin.conf": FileState("regular file", 0o600, "root", 10.0),
+        "/etc/default/node-proxy": FileState("regular file", 0o600, "root", 10.0),
+        "/etc/apt/apt.conf.d/90-node-proxy": FileState("regular file", 0o600, "root", 10.0),
     }
 
 

@@ -186,6 +186,12 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         state("/usr/bin/crio", changed_at_s=STARTED_S + 60),
         {"crio/current"},
     ),
+    "crio has another proxy": (
+        write("/proc/77/environ", "http_proxy=http://p:1\0no_proxy=localhost,.svc\0"),
+        {"crio/proxy"},
+    ),
+    "everybody reads the proxy's password": (state("/etc/default/node-proxy", mode=0o644), {"crio/proxy"}),
+    "apt has no proxy": (remove("/etc/apt/apt.conf.d/90-node-proxy"), {"crio/proxy"}),
     "no socket": (remove("/var/run/crio/crio.sock"), {"crio/socket"}),
     "the socket is a file": (state("/var/run/crio/crio.sock", kind="regular file"), {"crio/socket"}),
     "a backup among the drop-ins": (
@@ -725,6 +731,16 @@ def test_a_server_that_is_not_there_is_told_in_a_sentence() -> None:
     ok, said = kubernetes.dns_ask(node(RealCommands()), "127.0.0.1", "kubernetes.default.svc.gpu.local", nobody)
     assert not ok
     assert said == "127.0.0.1 does not answer: ConnectionRefusedError: [Errno 111] Connection refused"
+
+
+def test_without_a_proxy_none_is_looked_for_and_a_password_is_never_said() -> None:
+    paper = machine()
+    (check,) = [one for one in verdict(paper).checks if one.name == "crio/proxy"]
+    write("/proc/77/environ", "")(paper)
+    failed = [one for one in verdict(paper).checks if one.name == "crio/proxy"]
+    assert "secret" not in f"{check} {failed}"
+    found = verdict(paper, proxy_used=False)
+    assert [each.name for each in found.not_applicable] == ["crio/proxy"]
 
 
 def test_pressure_can_be_told_off() -> None:

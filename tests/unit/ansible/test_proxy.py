@@ -1,0 +1,198 @@
+"""What fetches goes through the proxy that the inventory names, and the proxy's password is nobody's to read."""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import tree
+from fake_module import Failed, FakeModule
+from tree import ROOT
+
+proxied = tree.shared("proxied")
+fetched = tree.module("files_fetched")
+probe = tree.module("node_probe")
+TABLE = tree.load(ROOT / "inventory/group_vars/all/versions.yml")
+NAMES = ("proxy_used", "proxy_environment", "proxy_variables")
+SECRET = "pr0xy-passw0rd"
+CONTENT = b"kind: Namespace\n"
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+def environment(**given):
+    """What programs are told, by the table's own expressions."""
+    facts = {"node": {"addresses": ["192.0.2.10"]}}
+    known = {"http_proxy": "", "https_proxy": "", "no_proxy": "", "ansible_facts": facts, **given}
+    return tree.template({name: TABLE[name] for name in NAMES}, known)["proxy_environment"]
+
+
+def test_without_a_proxy_nothing_is_told():
+    assert environment() == {}
+    assert environment(no_proxy=".example.org") == {}
+
+
+def test_what_the_cluster_reaches_by_itself_is_reached_without_the_proxy():
+    told = environment(http_proxy="http://p:3128", no_proxy="registry.example", control_plane_dns_domain="gpu.local")
+    assert set(told) == {"http_proxy", "no_proxy"}
+    known = ["registry.example", "localhost", "127.0.0.1", "::1", ".svc", ".gpu.local"]
+    assert told["no_proxy"].split(",") == [*known, "10.244.0.0/16", "10.96.0.0/12", "192.0.2.10"]
+
+
+def test_the_networks_that_are_assumed_are_those_of_the_roles():
+    networks = {tree.variables()[f"control_plane_{name}_cidr"] for name in ("pod", "service")}
+    assert networks <= set(environment(http_proxy="http://p:1")["no_proxy"].split(","))
+
+
+def rendered(name, **told):
+    return tree.render(
+        ROOT / f"roles/crio/templates/proxy.{name}.j2", crio_proxy=told, __crio_proxy="/etc/default/node-proxy"
+    )
+
+
+def test_crio_reads_its_proxy_from_a_file_that_systemd_shows_to_nobody():
+    assert f'https_proxy="http://u:{SECRET}@p:3128"' in rendered("env", https_proxy=f"http://u:{SECRET}@p:3128")
+    assert "EnvironmentFile=/etc/default/node-proxy" in rendered("service", https_proxy=SECRET).splitlines()
+    assert SECRET not in rendered("service", https_proxy=SECRET)
+
+
+def test_apt_takes_the_proxy_and_leaves_it_for_the_hosts_that_are_named(tmp_path):
+    (tmp_path / "conf").write_text(
+        rendered("apt", http_proxy="http://u:p@h:3128", no_proxy="mirror.example,10.0.0.0/8,.svc")
+    )
+    command = ["apt-config", "dump", "--no-empty", "--format", "%f %v%n", "Acquire::http"]
+    done = subprocess.run(
+        command, env=os.environ | {"APT_CONFIG": str(tmp_path / "conf")}, capture_output=True, text=True, check=True
+    )
+    said = [line for line in done.stdout.splitlines() if "::Proxy" in line]
+    assert said == ["Acquire::http::Proxy http://u:p@h:3128", "Acquire::http::Proxy::mirror.example DIRECT"]
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Serves every address to who knows the password."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        known = base64.b64encode(f"u:{SECRET}".encode()).decode()
+        right = self.headers.get("Proxy-Authorization") == f"Basic {known}"
+        self.send_response(200 if right else 407)
+        self.send_header("Content-Length", str(len(CONTENT) if right else 0))
+        self.end_headers()
+        self.wfile.write(CONTENT if right else b"")
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def proxy(monkeypatch):
+    """A proxy that wants a password, which this process is told of as a module is."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        server.asked = []
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        for name in ("http_proxy", "no_proxy"):
+            monkeypatch.setenv(name, "")  # and put back afterwards
+        server.told = {"http_proxy": f"http://u:{SECRET}@127.0.0.1:{server.server_port}", "no_proxy": "mirror.invalid"}
+        proxied.use_proxy(FakeModule(proxy=server.told))
+        yield server
+        server.shutdown()
+
+
+def test_repositories_and_files_are_asked_for_through_the_proxy(proxy):
+    urls, _ = probe.answers(["http://repository.invalid/Release", "http://mirror.invalid/Release"], 5)
+    assert urls["http://repository.invalid/Release"] == "ok"
+    assert urls["http://mirror.invalid/Release"].startswith("cannot be reached")
+    assert fetched.fetched("http://files.invalid/a.yaml", SUM, 5) == CONTENT
+    assert proxy.asked == ["http://repository.invalid/Release", "http://files.invalid/a.yaml"]
+
+
+def fetch(monkeypatch, folder, proxy, **changes):
+    """What the module exits with."""
+
+    class Fake(FakeModule):
+        def exit_json(self, **result):
+            raise SystemExit(result)
+
+        def fail_json(self, *, msg, **_):
+            raise Failed(msg)
+
+        def sha256(self, path):
+            found = folder / path.rpartition("/")[2]
+            return hashlib.sha256(found.read_bytes()).hexdigest() if found.exists() else None
+
+        def atomic_move(self, new, old):
+            os.replace(new, old)  # noqa: PTH105 - as AnsibleModule's
+
+    files = [{"name": "a.yaml", "url": "http://u:p@files.invalid/a.yaml", "sha256": SUM}]
+    given = {"folder": str(folder), "files": files, "mirror": "", "attempts": 2, "timeout_s": 5, "proxy": proxy.told}
+    fake = Fake(check_mode=changes.pop("check_mode", False), **given | changes)
+    monkeypatch.setattr(fetched, "AnsibleModule", lambda **_: fake)
+    monkeypatch.setattr(fetched, "RETRY_S", 0)
+    with pytest.raises(SystemExit) as ended:
+        fetched.main()
+    return ended.value.code
+
+
+def test_a_file_is_fetched_once_and_one_with_another_sum_is_not_kept(monkeypatch, tmp_path, proxy):
+    assert fetch(monkeypatch, tmp_path / "m", proxy, check_mode=True)["changed"] is True
+    assert proxy.asked == []
+    assert fetch(monkeypatch, tmp_path / "m", proxy) == {"changed": True, "fetched": ["a.yaml"]}
+    assert (tmp_path / "m/a.yaml").read_bytes() == CONTENT
+    assert fetch(monkeypatch, tmp_path / "m", proxy) == {"changed": False, "fetched": []}
+    assert len(proxy.asked) == 1
+    lying = [{"name": "b.yaml", "url": "http://u:hidden@files.invalid/b.yaml", "sha256": "0" * 64}]
+    with pytest.raises(Failed, match=f"//...@files.invalid/b.yaml could not be fetched: has the sum {SUM}") as failed:
+        fetch(monkeypatch, tmp_path / "m", proxy, files=lying)
+    assert "hidden" not in str(failed.value)
+    assert not (tmp_path / "m/b.yaml").exists()
+
+
+def test_all_files_come_from_the_mirror_where_there_is_one(monkeypatch, tmp_path, proxy):
+    fetch(monkeypatch, tmp_path, proxy, mirror="http://files.invalid/calico/")
+    assert proxy.asked == ["http://files.invalid/calico/a.yaml"]
+
+
+PLAY = """\
+- hosts: localhost
+  connection: local
+  gather_facts: false
+  tasks:
+    - {name: Write, node_state: {files: [{path: "{{ folder }}/d/env", mode: "0600", secret: "{{ http_proxy }}"}]}}
+    - {name: Ask, node_probe: {urls: ["http://repository.invalid/"], proxy: {http_proxy: "{{ http_proxy }}"}, urls_timeout_s: 5}}
+    - {name: Fetch, files_fetched: {folder: "{{ folder }}", files: [{name: a, url: "http://x.invalid/a", sha256: "0"}], attempts: 1,
+                                    proxy: {http_proxy: "{{ http_proxy }}"}}}
+"""
+
+
+def test_the_password_is_in_no_word_of_ansible_s(tmp_path, proxy):
+    (tmp_path / "play.yml").write_text(PLAY)
+    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
+    settings |= {"ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules")}
+    settings |= {"ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils")}
+    (tmp_path / "given.json").write_text(
+        json.dumps({"http_proxy": proxy.told["http_proxy"], "folder": str(tmp_path / "f")})
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ansible",
+        "playbook",
+        "-vvv",
+        "--diff",
+        "-i",
+        "localhost,",
+        "-e",
+        f"@{tmp_path}/given.json",
+    ]
+    done = subprocess.run(
+        [*command, str(tmp_path / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    said = done.stdout + done.stderr
+    assert "has the sum" in said, said
+    assert proxy.asked == ["http://repository.invalid/", "http://x.invalid/a"]
+    assert (tmp_path / "f/d/env").read_text() == proxy.told["http_proxy"]
+    assert SECRET not in said
