@@ -57,6 +57,7 @@ OPTIONAL_VARIABLES = (
     "nvidia_driver_modules",
     "nvidia_driver_fabric_manager",
     "proxy_used",
+    "control_plane_endpoint",
     "control_plane_kubeconfig_users",
     "ansible_user",
     "worker_node_name",
@@ -166,6 +167,7 @@ class Expected:
         users: whose ``~/.kube/config`` reaches the cluster.
         workload_image: reference of the image that replicas run in.
         namespace: where replicas are made.
+        endpoint: name or address, with a port, under which the API server is reached; empty: its machine's address.
         proxied: whether what is fetched goes through a proxy.
         network: who makes the pod network: calico, bridge or none (somebody else).
         harness_users: whose ``~/.kube/harness.conf`` is let in there.
@@ -186,6 +188,7 @@ class Expected:
     pod_cidr: str
     network: str
     proxied: bool
+    endpoint: str
     kubernetes_version: str
     crio_version: str
     users: tuple[str, ...]
@@ -227,6 +230,7 @@ class Expected:
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],
             network=str(variables.get("calico_network") or "calico"),
+            endpoint=_with_port(str(variables.get("control_plane_endpoint") or "")),
             proxied=bool(variables.get("proxy_used")),
             kubernetes_version=kubernetes.partition("-")[0],
             crio_version=crio.partition("-")[0],
@@ -238,6 +242,11 @@ class Expected:
             namespace=str(variables.get("inference_namespace_name") or "inference"),
             harness_users=tuple(variables.get("inference_namespace_users") or [_login_user(variables)]),
         )
+
+
+def _with_port(endpoint: str) -> str:
+    """The endpoint with its port, as kubeadm writes it down."""
+    return f"{endpoint}:6443" if endpoint and ":" not in endpoint else endpoint
 
 
 def _login_user(variables: Mapping[str, Any]) -> str:

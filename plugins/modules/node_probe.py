@@ -42,6 +42,7 @@ options:
   units: {description: systemd units., type: list, elements: str, default: []}
   users: {description: Users whose home folders are read., type: list, elements: str, default: []}
   urls: {description: Addresses that should answer 200; all are asked at once., type: list, elements: str, default: []}
+  names: {description: Names whose IPv4 addresses are looked up., type: list, elements: str, default: []}
   urls_timeout_s: {description: Seconds until a silent address is given up., type: int, default: 15}
   proxy: {description: "http_proxy, https_proxy and no_proxy of the environment; never shown.", type: dict, default: {}}
 author: [the project]
@@ -61,7 +62,7 @@ probe:
   returned: always
 """
 
-LISTS = ("disks", "modules", "sysctls", "paths", "sums", "packages", "units", "users", "urls")
+LISTS = ("disks", "modules", "sysctls", "paths", "sums", "packages", "units", "users", "urls", "names")
 
 
 def read(path: str | Path) -> str | None:
@@ -187,6 +188,14 @@ def home_of(user: str) -> str | None:
         return pwd.getpwnam(user).pw_dir
     except KeyError:
         return None
+
+
+def resolved(name: str) -> list[str]:
+    """The IPv4 addresses of a name, as this machine's own resolver knows them; empty for none."""
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)})
+    except OSError:
+        return []
 
 
 def free_bytes(path: str) -> int:
@@ -345,6 +354,7 @@ def probe(module: AnsibleModule) -> dict[str, Any]:
         "units": units(module, asked["units"]),
         "homes": {user: home_of(user) for user in asked["users"]},
         "urls": urls,
+        "names": {name: resolved(name) for name in asked["names"]},
         "clocks_ahead_s": clocks,
         "swaps": swaps(read("/proc/swaps") or ""),
     }

@@ -8,7 +8,16 @@ from typing import Any
 
 import yaml
 
-from harness.node.checks.registry import CONTROL_PLANE, WORKER, CannotLookError, Node, Observation, check, listed
+from harness.node.checks.registry import (
+    CONTROL_PLANE,
+    WORKER,
+    CannotLookError,
+    Node,
+    NotApplicableError,
+    Observation,
+    check,
+    listed,
+)
 
 _KUBELET = "kubelet.service"
 _CONFIG = "/var/lib/kubelet/config.yaml"
@@ -192,6 +201,21 @@ def administrators_kubeconfig_is_closed(node: Node) -> Observation:
     state = node.machine.stat(path)
     found = f"{state.mode:04o} {state.owner}" if state else "absent"
     return Observation(found == "0600 root", f"{path} 0600 root", found)
+
+
+@check(
+    "kubernetes/endpoint",
+    advice="Where the control plane was made under another one: set control_plane_endpoint back, or reset and make the cluster anew.",
+)
+def machines_reach_the_control_plane_by_its_endpoint(node: Node) -> Observation:
+    """The node's credentials name the stable endpoint, where there is one; every other question asks the API server by it."""
+    endpoint = node.expected.endpoint
+    if not endpoint:
+        raise NotApplicableError("control_plane_endpoint is empty")
+    here = node.expected.kind == CONTROL_PLANE
+    path = node.expected.admin_kubeconfig if here else node.expected.kubelet_kubeconfig
+    servers = re.findall(r"^\s*server:\s*(\S+)\s*$", node.text(path), re.MULTILINE)
+    return Observation(servers == [f"https://{endpoint}"], f"https://{endpoint} in {path}", listed(servers))
 
 
 @check(

@@ -30,6 +30,7 @@ FULL = {
     "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
     "worker_kubeadm_ignore_preflight_errors": ["NumCPU"],
     "control_plane_advertise_address": "192.0.2.1",
+    "control_plane_endpoint": "gpu.example.org",
     "control_plane_api_names": ["node.example", "192.0.2.9"],
 }
 # What kubeadm itself starts, under the names that the table gives them.
@@ -62,6 +63,22 @@ def written(folder, name, row, changed=None):
 def test_kubeadm_reads_the_configuration_without_a_warning(row, tmp_path, name, changed):
     done = kubeadm("config", "validate", "--config", written(tmp_path, name, row, changed))
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "ok", "")
+
+
+def test_certificate_and_kubeconfig_have_the_endpoint(row, tmp_path):
+    config = Path(written(tmp_path, "kubeadm-init.yaml.j2", row, FULL))
+    own = {"certificatesDir": str(tmp_path / "pki")}
+    documents = [
+        one | (own if one["kind"] == "ClusterConfiguration" else {}) for one in yaml.safe_load_all(config.read_text())
+    ]
+    config.write_text(yaml.safe_dump_all(documents))
+    for phase in (["certs", "ca"], ["certs", "apiserver"], ["kubeconfig", "admin", "--kubeconfig-dir", str(tmp_path)]):
+        done = kubeadm("init", "phase", *phase, "--config", str(config))
+        assert done.returncode == 0, done.stderr
+    command = ["openssl", "x509", "-in", str(tmp_path / "pki/apiserver.crt"), "-noout", "-ext", "subjectAltName"]
+    assert "DNS:gpu.example.org," in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    (cluster,) = yaml.safe_load((tmp_path / "admin.conf").read_text())["clusters"]
+    assert cluster["cluster"]["server"] == "https://gpu.example.org:6443"
 
 
 def test_kubeadm_starts_the_images_of_the_table(row, tmp_path):

@@ -131,6 +131,10 @@ def live(*, mode="iptables", node="controlplane", **changes):
         (live(apiServer={"certSANs": ["b", "a"]}), {"control_plane_api_names": ["a", "b"]}, set()),
         (live(), {"control_plane_api_names": ["gpu.example"]}, {"control_plane_api_names"}),
         (live(), {"control_plane_proxy_mode": "nftables"}, {"control_plane_proxy_mode"}),
+        (live(controlPlaneEndpoint="gpu.example:6443"), {"control_plane_endpoint": "gpu.example"}, set()),
+        (live(controlPlaneEndpoint="gpu.example:443"), {"control_plane_endpoint": "gpu.example:443"}, set()),
+        (live(), {"control_plane_endpoint": "gpu.example"}, {"control_plane_endpoint"}),
+        (live(controlPlaneEndpoint="gpu.example:6443"), {}, {"control_plane_endpoint"}),
         (live(node=None), {}, {"control_plane_node_name"}),
         (
             live(networking={"podSubnet": "10.0.0.0/16", "serviceSubnet": "10.1.0.0/16", "dnsDomain": "gpu.local"}),
@@ -138,7 +142,20 @@ def live(*, mode="iptables", node="controlplane", **changes):
             {"control_plane_pod_cidr", "control_plane_service_cidr", "control_plane_dns_domain"},
         ),
     ],
-    ids=["same", "proxy-default", "no-proxy", "sorted", "names", "proxy", "node", "networks"],
+    ids=[
+        "same",
+        "proxy-default",
+        "no-proxy",
+        "sorted",
+        "names",
+        "proxy",
+        "endpoint",
+        "endpoint-port",
+        "endpoint-later",
+        "endpoint-gone",
+        "node",
+        "networks",
+    ],
 )
 def test_what_the_cluster_was_not_made_with_is_a_difference(items, variables, different):
     asked = {"objects", "maps", "cluster", "proxy", "found", "wanted", "differences"}

@@ -181,6 +181,12 @@ CASES = {
         {},
         "Kubernetes 1.34.11-1.1 is installed",
     ),
+    "endpoint": ({}, {"control_plane_endpoint": "gpu.example.org:8443"}, None),
+    "endpoint-that-nobody-knows": (
+        {"names": {"gpu.example.org": []}},
+        {"control_plane_endpoint": "gpu.example.org"},
+        "knows no address of gpu.example.org (control_plane_endpoint)",
+    ),
     "minor-that-has-ended": (
         {},
         {"kubernetes_minor": "1.34", "preflight_end_of_life": "2026-10-27"},
@@ -212,6 +218,7 @@ CASES = {
 def host(changes, variables):
     packages = {"cri-o": changes.get("cri-o", ABSENT), "kubelet": changes.get("kubelet", ABSENT)}
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
+    probe["names"] = changes.get("names", {"gpu.example.org": ["192.0.2.10"]})
     probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
     node = {
         **MACHINE,

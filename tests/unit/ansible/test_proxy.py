@@ -41,6 +41,8 @@ def test_what_the_cluster_reaches_by_itself_is_reached_without_the_proxy():
     assert set(told) == {"http_proxy", "no_proxy"}
     known = ["registry.example", "localhost", "127.0.0.1", "::1", ".svc", ".gpu.local"]
     assert told["no_proxy"].split(",") == [*known, "10.244.0.0/16", "10.96.0.0/12", "192.0.2.10"]
+    told = environment(https_proxy="http://p:3128", control_plane_endpoint="gpu.example.org:8443")
+    assert told["no_proxy"].split(",")[-1] == "gpu.example.org"
 
 
 def test_the_networks_that_are_assumed_are_those_of_the_roles():

@@ -74,6 +74,7 @@ def test_every_image_is_one_of_the_table(name):
             "control_plane_kubeadm_ignore_preflight_errors": ["NumCPU"],
             "worker_kubeadm_ignore_preflight_errors": ["NumCPU"],
             "control_plane_advertise_address": "192.0.2.1",
+            "control_plane_endpoint": "gpu.example.org",
             "control_plane_api_names": ["node.example"],
         },
     ],

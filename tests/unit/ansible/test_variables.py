@@ -113,7 +113,11 @@ def test_what_would_harm_is_refused_with_its_name_and_what_it_may_be(name):
 
 @every(["http://u:sec ret@p:1", "socks5://u:secret@p", "http://u:secret@p:port", 'http://u:se"cret@p', "secret"])
 def test_a_wrong_proxy_is_refused_and_not_shown(address):
-    for name, value in (("http_proxy", address), ("https_proxy", address), ("crio_proxy", {"http_proxy": f"{address}\n"})):
+    for name, value in (
+        ("http_proxy", address),
+        ("https_proxy", address),
+        ("crio_proxy", {"http_proxy": f"{address}\n"}),
+    ):
         (reason,) = refused(name, value)
         assert reason.startswith(f"{name} is not shown; it has to be")
         assert "cret" not in reason

@@ -49,6 +49,7 @@ VARIABLES: dict[str, Any] = {
     "control_plane_pod_cidr": "10.244.0.0/16",
     "group_names": ["control_plane", "nodes"],
     "proxy_used": True,
+    "control_plane_endpoint": "gpu.example.org",
     "control_plane_kubeconfig_users": ["ada"],
     "worker_node_name": "second",
     "device_plugin_sharing": "time-slicing",
@@ -203,6 +204,8 @@ def _files() -> dict[str, str]:
     return {
         BOOT_ID_PATH: f"{BOOT_ID}\n",
         "/etc/k.conf": SYSCTLS,
+        "/etc/kubernetes/admin.conf": "clusters:\n- cluster:\n    server: https://gpu.example.org:6443\n",
+        "/etc/kubernetes/kubelet.conf": "clusters:\n- cluster:\n    server: https://gpu.example.org:6443\n",
         "/etc/default/node-proxy": '# ours\nhttp_proxy="http://u:secret@p:3128"\nno_proxy="localhost,.svc"\n',
         "/proc/77/environ": "LANG=C\0http_proxy=http://u:secret@p:3128\0no_proxy=localhost,.svc\0",
         "/proc/swaps": "Filename Type Size Used Priority\n",

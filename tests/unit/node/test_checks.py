@@ -192,6 +192,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "everybody reads the proxy's password": (state("/etc/default/node-proxy", mode=0o644), {"crio/proxy"}),
     "apt has no proxy": (remove("/etc/apt/apt.conf.d/90-node-proxy"), {"crio/proxy"}),
+    "the kubeconfigs name the machine": (
+        write("/etc/kubernetes/admin.conf", "server: https://192.0.2.10:6443\n"),
+        {"kubernetes/endpoint"},
+    ),
     "no socket": (remove("/var/run/crio/crio.sock"), {"crio/socket"}),
     "the socket is a file": (state("/var/run/crio/crio.sock", kind="regular file"), {"crio/socket"}),
     "a backup among the drop-ins": (
@@ -511,7 +515,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
 
 
 WORKER_FAULTS: dict[str, tuple[Break, set[str]]] = {
-    "the worker has not joined": (remove("/etc/kubernetes/kubelet.conf"), {"worker/credentials"}),
+    "the worker has not joined": (
+        remove("/etc/kubernetes/kubelet.conf"),
+        {"worker/credentials", "kubernetes/endpoint"},
+    ),
     "everybody can read the worker's credentials": (
         state("/etc/kubernetes/kubelet.conf", mode=0o644),
         {"worker/credentials"},
