@@ -18,7 +18,6 @@ from harness.node.offline import OfflineList, Package, Repository
 _INDEXES = ("Packages", "Packages.gz")
 _SIGNATURES = ("InRelease", "Release.gpg")
 _NOT_FOUND = 404
-_ARCHITECTURE = "amd64"
 # Which wheels fit is for the base image's own Python to choose.
 _PIP = """\
 # With the Python of the workload image's base: pip download --only-binary :all: --dest wheels --requirement requirements.txt
@@ -30,12 +29,12 @@ def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) 
     """Fetch what is missing; what is there and has its checksum is kept. Raises FetchError, StorageError."""
     for repository in wanted.repositories:
         members = [package for package in wanted.packages if package.repository == repository.name]
-        fetch_repository(repository, members, folder / "apt" / repository.name, say=say)
+        fetch_repository(repository, members, folder / "apt" / repository.name, wanted.architecture, say=say)
     for file in wanted.files:
         new = fetch_file(file.url, folder / "files" / file.path, file.sha256)
         say(f"file {file.path}: {'fetched' if new else 'was there'}")
     if wanted.images:
-        images = ImageFolder(folder / "images", architecture=_ARCHITECTURE, insecure=wanted.images_insecure)
+        images = ImageFolder(folder / "images", architecture=wanted.architecture, insecure=wanted.images_insecure)
         for image in wanted.images:
             images.fetch(wanted.image_sources[image], image, say)
     if wanted.requirements:
@@ -45,7 +44,7 @@ def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) 
 
 
 def fetch_repository(
-    repository: Repository, packages: list[Package], folder: Path, *, say: Callable[[str], None]
+    repository: Repository, packages: list[Package], folder: Path, architecture: str, *, say: Callable[[str], None]
 ) -> None:
     """The part of a flat apt repository that holds these packages.
 
@@ -58,7 +57,7 @@ def fetch_repository(
     key = get(repository.key_url).data
     index = _fetch_indexes(repository, release_sums(release.decode()), folder)
     for package in packages:
-        stanza = choose(index, package)
+        stanza = choose(index, package, architecture)
         new = fetch_file(f"{repository.url}{stanza['Filename']}", folder / stanza["Filename"], stanza["SHA256"])
         say(f"package {package.name}={stanza['Version']}: {'fetched' if new else 'was there'}")
     for name, data in {"Release": release, repository.key_name: key, **signatures}.items():
@@ -86,18 +85,18 @@ def stanzas(text: str) -> Iterator[dict[str, str]]:
             yield fields
 
 
-def choose(index: str, package: Package) -> dict[str, str]:
+def choose(index: str, package: Package, architecture: str) -> dict[str, str]:
     """The newest Debian revision of the wanted version. Raises FetchError where there is none."""
     found = [
         stanza
         for stanza in stanzas(index)
-        if stanza.get("Package") == package.name and stanza.get("Architecture") in (_ARCHITECTURE, "all")
+        if stanza.get("Package") == package.name and stanza.get("Architecture") in (architecture, "all")
     ]
     matching = [s for s in found if s["Version"] == package.version or s["Version"].startswith(f"{package.version}-")]
     if not matching:
         versions = ", ".join(sorted({stanza["Version"] for stanza in found})[-5:]) or "none"
         raise FetchError(
-            f"The repository {package.repository} has no {package.name} {package.version}; it has {versions}.",
+            f"The repository {package.repository} has no {package.name} {package.version} for {architecture}; it has {versions}.",
             advice="Correct the version in inventory/group_vars/all/versions.yml.",
         )
     best = max(matching, key=lambda stanza: _natural(stanza["Version"]))

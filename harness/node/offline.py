@@ -71,6 +71,7 @@ class OfflineList:
         image_sources: image -> where it is fetched from: itself, or its place in a mirror.
         images_insecure: the mirror of images speaks plain http.
         requirements: what pip installs into the workload image, one requirement each.
+        architecture: of packages and images, as Debian calls it.
         index: where pip finds it; empty: where it is told on the machine, or upstream.
     """
 
@@ -83,6 +84,7 @@ class OfflineList:
     images_insecure: bool = False
     requirements: tuple[str, ...] = ()
     index: str = ""
+    architecture: str = "amd64"
 
     def lines(self) -> list[str]:
         """One line per thing, the kind first: made for reading and for grep."""
@@ -153,6 +155,7 @@ def from_variables(variables: Mapping[str, Any]) -> OfflineList:
         images_insecure=bool(mirror and variables.get("mirror_images_insecure")),
         requirements=_requirements(str(variables.get("workload_image_requirements") or "")),
         index=str(variables.get("mirror_pip") or ""),
+        architecture=variables["versions_architectures"][variables["versions_architecture"]],
     )
 
 

@@ -178,7 +178,7 @@ def test_an_unsigned_repository_is_refused(upstream: Upstream, tmp_path: Path) -
 
 def test_a_version_that_does_not_exist_names_those_that_do(upstream: Upstream, tmp_path: Path) -> None:
     package = Package("kubelet", "1.35.8", "kubernetes")
-    with pytest.raises(FetchError, match=r"no kubelet 1.35.8; it has 1.35.9-1.1") as caught:
+    with pytest.raises(FetchError, match=r"no kubelet 1.35.8 for amd64; it has 1.35.9-1.1") as caught:
         fetch_all(wanted(serve_repository(upstream), packages=(package,)), tmp_path, say=lambda _: None)
     assert "versions.yml" in caught.value.advice
 
@@ -186,7 +186,13 @@ def test_a_version_that_does_not_exist_names_those_that_do(upstream: Upstream, t
 def test_a_filename_outside_its_repository_is_refused() -> None:
     index = "Package: kubeadm\nVersion: 1.35.8-1\nArchitecture: all\nFilename: ../../etc/passwd\nSHA256: 0\n"
     with pytest.raises(FetchError, match="points out of"):
-        choose(index, PACKAGE)
+        choose(index, PACKAGE, "amd64")
+
+
+def test_the_package_is_the_one_for_the_architecture() -> None:
+    name = "Package: kubeadm\nVersion: {}\nArchitecture: {}\nFilename: {}.deb\nSHA256: 0\n".format
+    index = "\n".join(name(f"{PACKAGE.version}-1", each, each) for each in ("amd64", "arm64"))
+    assert [choose(index, PACKAGE, each)["Filename"] for each in ("amd64", "arm64")] == ["amd64.deb", "arm64.deb"]
 
 
 def test_sums_come_from_the_sha256_section_only() -> None:

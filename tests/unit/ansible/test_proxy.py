@@ -17,7 +17,7 @@ from tree import ROOT
 proxied = tree.shared("proxied")
 fetched = tree.module("files_fetched")
 probe = tree.module("node_probe")
-TABLE = tree.load(ROOT / "inventory/group_vars/all/versions.yml")
+TABLE = tree.load(ROOT / "inventory/group_vars/all/proxy.yml")
 NAMES = ("proxy_used", "proxy_environment", "proxy_variables")
 SECRET = "pr0xy-passw0rd"
 CONTENT = b"kind: Namespace\n"

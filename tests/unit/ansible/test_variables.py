@@ -40,6 +40,7 @@ def test_every_variable_of_every_role_is_in_the_table_and_no_other():
         "kubernetes_minor",
         "apt_lock_timeout_s",
         "reboot_timeout_s",
+        "versions_architecture",
         "http_proxy",
         "https_proxy",
         "no_proxy",

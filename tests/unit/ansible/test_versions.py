@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 import tree
 from tree import ROOT
 
@@ -49,6 +50,17 @@ def test_the_versions_of_a_row_belong_together(minor):
     for name in ("kube_apiserver", "kube_controller_manager", "kube_scheduler", "kube_proxy", "kubectl"):
         assert row["images"][name].endswith(f":v{row['kubernetes']}")
     assert row["calico"] in TABLE["versions_calico"]
+
+
+@pytest.mark.parametrize(("machine", "folder"), [({}, "amd64"), ({"architecture": "aarch64"}, "arm64")])
+def test_packages_are_those_of_the_machine_s_architecture(machine, folder):
+    names = ("versions_architecture", "versions_architectures", "versions_common")
+    found = tree.template({name: TABLE[name] for name in names}, {"ansible_facts": {"node": machine}})
+    assert found["versions_common"]["apt_nvidia"].endswith(f"/deb/{folder}/")
+
+
+def test_every_architecture_that_preflight_takes_has_packages():
+    assert set(tree.variables()["preflight_architectures"]) == set(TABLE["versions_architectures"])
 
 
 @every(images())

@@ -5,6 +5,8 @@ import pytest
 from harness.node.offline import from_variables
 
 VARIABLES: dict[str, Any] = {
+    "versions_architecture": "aarch64",
+    "versions_architectures": {"x86_64": "amd64", "aarch64": "arm64"},
     "versions": {
         "kubernetes": "1.35.8",
         "crio": "1.35.6",
@@ -40,6 +42,7 @@ VARIABLES: dict[str, Any] = {
 
 def test_the_list_holds_the_chosen_versions_only_and_each_thing_once() -> None:
     found = from_variables(VARIABLES)
+    assert found.architecture == "arm64"
     assert [(each.name, each.version, each.repository) for each in found.packages] == [
         ("kubeadm", "1.35.8", "kubernetes"),
         ("kubelet", "1.35.8", "kubernetes"),
