@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -79,7 +79,7 @@ def selects(selector: dict[str, Any] | None, labels: dict[str, str]) -> bool:
     """Whether a label selector fits; none at all fits nothing, an empty one everything."""
     if selector is None:
         return False
-    fits = {
+    fits: dict[str, Callable[[str, list[str]], bool]] = {
         "In": lambda name, values: labels.get(name) in values,
         "NotIn": lambda name, values: labels.get(name) not in values,
         "Exists": lambda name, _: name in labels,
@@ -176,10 +176,10 @@ class Drain:
                 names = ", ".join(name_of(pod) for pod in chosen)
                 found.append(f"{names}: the disruption budget {name_of(budget)} allows {allowed} to end, not {needed}")
                 passing &= status.get("currentHealthy", 0) < status.get("expectedPods", 0)
-        for pod, several in kept_by.items():
+        for name, several in kept_by.items():
             if len(several) > 1:
                 found.append(
-                    f"{pod}: several disruption budgets choose it ({', '.join(several)}), which no eviction gets past"
+                    f"{name}: several disruption budgets choose it ({', '.join(several)}), which no eviction gets past"
                 )
                 passing = False
         return found, passing
