@@ -57,6 +57,8 @@ class Commands:
     ) -> "Command":
         """``harness WORDS``, whose words go to the log (its errors too, or elsewhere); the one before has ended."""
         streams = (str(log), str(errors or log))
+        for stream in streams:
+            Path(stream).write_bytes(b"")  # here: a command that is killed at once has opened none
         variables = dict(os.environ if environment is None else environment)
         self._connection.send(([*map(str, words)], streams, str(cwd or Path.cwd()), variables))
         return Command(self._connection, self._connection.recv(), log)
