@@ -10,6 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import recorded_role
 import tree
 from fake_module import Failed, FakeModule
 from tree import ROOT
@@ -198,3 +199,34 @@ def test_the_password_is_in_no_word_of_ansible_s(tmp_path, proxy):
     assert proxy.asked == ["http://repository.invalid/", "http://x.invalid/a"]
     assert (tmp_path / "f/d/env").read_text() == proxy.told["http_proxy"]
     assert SECRET not in said
+
+
+def test_crio_s_role_writes_the_proxy_and_takes_it_away(tmp_path):
+    node = {"gpu": {"module": False}, "builds": False, "addresses": ["192.0.2.10"], "architecture": "x86_64"}
+    variables = {"proxied": {"https_proxy": f"http://u:{SECRET}@p:3128"}, "plain": {}}
+    others = {name: value for name, value in tree.variables().items() if name.startswith("nvidia_toolkit_")}
+    recorded = recorded_role.run(tmp_path, "crio", dict.fromkeys(variables, node), variables, {}, **others)
+    paths = [
+        "/etc/default/node-proxy",
+        "/etc/apt/apt.conf.d/90-node-proxy",
+        "/etc/systemd/system/crio.service.d/40-node-proxy.conf",
+    ]
+    for name in variables:
+        # What follows looks at a machine that was not made.
+        (installed,) = [asked for module, asked in recorded.done[name] if module == "deb_pinned"]
+        (configured,) = [asked for module, asked in recorded.done[name] if module == "node_state"]
+        written = {one["path"]: one for one in configured["files"] if one["path"] in paths}
+        assert set(written) == set(paths if name == "proxied" else [])
+        assert set(paths) <= set(configured["absent"])
+        assert bool(installed["proxy"]) is (name == "proxied")
+        for one in written.values():
+            assert (SECRET in str(one.get("content"))) is False
+        assert [SECRET in one.get("secret", "") for one in written.values()] == [True, True, False][: len(written)]
+        assert all(one["mode"] == "0600" for one in written.values() if "secret" in one)
+    assert "192.0.2.10" in written_by(recorded, "proxied", paths[0])
+
+
+def written_by(recorded, name, path):
+    """What a machine's node_state was given for a file, in secret."""
+    (asked,) = [asked for module, asked in recorded.done[name] if module == "node_state"]
+    return next(one["secret"] for one in asked["files"] if one["path"] == path)
