@@ -61,6 +61,7 @@ OPTIONAL_VARIABLES = (
     "control_plane_kubeconfig_users",
     "ansible_user",
     "worker_node_name",
+    "dra_driver_state",
     "device_plugin_sharing",
     "device_plugin_replicas",
     "device_plugin_mig_profiles",
@@ -73,13 +74,16 @@ OPTIONAL_VARIABLES = (
 )
 
 
+CLAIMS = "claims"
+
+
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """How the node's GPUs are shared between pods.
 
     Attributes:
-        mode: exclusive, time-slicing or mps.
-        slices: per GPU or MIG instance; 1 in mode exclusive.
+        mode: exclusive, time-slicing or mps; claims where NVIDIA's DRA driver lends them.
+        slices: per GPU or MIG instance; 1 in mode exclusive and of claims.
         mig_profiles: of the instances that every GPU is divided into; empty: instances are taken as they are.
         gpus_assumed: how many GPUs count where none can be asked.
         smoke: whether a CUDA kernel has to have run.
@@ -94,8 +98,9 @@ class Sharing:
     @classmethod
     def from_variables(cls, variables: Mapping[str, Any]) -> Sharing:
         """Make it of resolved variables."""
-        mode = str(variables.get("device_plugin_sharing") or "exclusive")
-        slices = 1 if mode == "exclusive" else int(variables.get("device_plugin_replicas") or 1)
+        by_claims = variables.get("dra_driver_state") == "present"
+        mode = CLAIMS if by_claims else str(variables.get("device_plugin_sharing") or "exclusive")
+        slices = 1 if mode in {CLAIMS, "exclusive"} else int(variables.get("device_plugin_replicas") or 1)
         assumed = int(variables.get("device_plugin_gpus_assumed") or 0)
         profiles = tuple(map(str, variables.get("device_plugin_mig_profiles") or ()))
         return cls(mode, slices, profiles, assumed, smoke=bool(variables.get("device_plugin_smoke", True)))

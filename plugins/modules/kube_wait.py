@@ -26,6 +26,11 @@ options:
                  resource of the same domains.
     type: dict
     default: {}
+  devices:
+    description: By node, how many devices O(driver) must list in ResourceSlices.
+    type: dict
+    default: {}
+  driver: {description: DRA driver whose devices are counted., type: str, default: gpu.nvidia.com}
   selector: {description: Labels of the pods that explain a failure., type: str, default: ""}
   timeout_s: {description: Seconds until all of it has to be so., type: int, default: 300}
   interval_s: {description: Seconds between two looks., type: float, default: 2.0}
@@ -88,10 +93,25 @@ def shortfall(item: dict[str, Any], wanted: dict[str, int]) -> str:
     domains = {name.partition("/")[0] for name in wanted}
     given = item.get("status", {}).get("allocatable", {})
     found = {name: int(count) for name, count in given.items() if "/" in name and name.partition("/")[0] in domains}
-    found = {name: count for name, count in found.items() if count or name in wanted}
-    if found == {name: int(count) for name, count in wanted.items()}:
+    if {name: count for name, count in found.items() if count} == {
+        one: int(count) for one, count in wanted.items() if int(count)
+    }:
         return ""
+    found = {name: count for name, count in found.items() if count or name in wanted}
     return f"it advertises {shown(found) or 'none of them'} and should advertise {shown(wanted)}"
+
+
+def listed(slices: list[dict[str, Any]], driver: str, node: str) -> int:
+    """How many devices a driver lists for a node, in the newest generation of each of its pools."""
+    specs = [one["spec"] for one in slices]
+    specs = [one for one in specs if one["driver"] == driver and one.get("nodeName") == node]
+    newest: dict[str, int] = {}
+    for one in specs:
+        pool = one["pool"]
+        newest[pool["name"]] = max(newest.get(pool["name"], 0), pool["generation"])
+    return sum(
+        len(one.get("devices") or ()) for one in specs if one["pool"]["generation"] == newest[one["pool"]["name"]]
+    )
 
 
 def shown(counts: dict[str, int]) -> str:
@@ -147,7 +167,20 @@ class Waiter:
             item, missing = self.get(f"node/{name}")
             reason = missing or shortfall(item, wanted)
             found += [f"node {name}: {reason}"] if reason else []
+        if self.asked["devices"]:
+            given, missing = self.get("resourceslices")
+            found += [f"ResourceSlices: {missing}"] if missing else self.unlisted(given["items"])
         return found, final
+
+    def unlisted(self, slices: list[dict[str, Any]]) -> list[str]:
+        """The nodes for which the driver lists another number of devices."""
+        driver = self.asked["driver"]
+        counts = {node: listed(slices, driver, node) for node in self.asked["devices"]}
+        return [
+            f"node {node}: {driver} lists {counts[node]} devices and should list {wanted}"
+            for node, wanted in self.asked["devices"].items()
+            if counts[node] != int(wanted)
+        ]
 
     def explanation(self) -> list[str]:
         """What the pods behind it say: state and end of the log of each that is not ready, else of one."""
@@ -189,6 +222,8 @@ def main() -> None:
             "namespace": {"type": "str", "required": True},
             "workloads": {"type": "list", "elements": "str", "default": []},
             "allocatable": {"type": "dict", "default": {}},
+            "devices": {"type": "dict", "default": {}},
+            "driver": {"type": "str", "default": "gpu.nvidia.com"},
             "selector": {"type": "str", "default": ""},
             "timeout_s": {"type": "int", "default": 300},
             "interval_s": {"type": "float", "default": 2.0},

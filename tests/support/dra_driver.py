@@ -28,6 +28,7 @@ class DraDriver:
     Attributes:
         uuids: of the GPUs that it lists, by the devices' names.
         gates: strategies that it knows.
+        controlled: by the real scheduler and the real controller of claims, which do all that is the cluster's.
         deaf: whether it gives devices without heeding what a claim says of sharing.
         shared: what the claims said of sharing, each time that one was allocated; None: nothing.
     """
@@ -35,9 +36,11 @@ class DraDriver:
     api: KubernetesApi
     node: str
     uuids: dict[str, str]
+    controlled: bool = False
     gates: frozenset[str] = frozenset({"TimeSlicing", "MPS"})
     deaf: bool = False
     shared: list[dict | None] = field(default_factory=list)
+    _seen: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.claims = f"{GROUP}/namespaces/{self.api.namespace}/resourceclaims"
@@ -66,7 +69,10 @@ class DraDriver:
         return [one["metadata"]["name"] for path in (self.claims, self.templates) for one in self.api.list(path)]
 
     def turn(self, pods: list) -> None:
-        """Make the claims of new pods, allocate, reserve, and let go of what no pod has."""
+        """Make the claims of new pods, allocate, reserve, and let go of what no pod has; or see it done."""
+        if self.controlled:
+            self._look()
+            return
         for pod in pods:
             for wanted in pod["spec"].get("resourceClaims") or []:
                 with _deleted_meanwhile():
@@ -81,7 +87,8 @@ class DraDriver:
 
     def of(self, pod: dict) -> str:
         """Name of a pod's claim; empty where it has none."""
-        for wanted in pod["spec"].get("resourceClaims") or []:
+        made = (pod.get("status") or {}).get("resourceClaimStatuses") or []
+        for wanted in [*made, *(pod["spec"].get("resourceClaims") or [])]:
             return wanted.get("resourceClaimName") or f"{pod['metadata']['name']}-{wanted['name']}"
         return ""
 
@@ -96,6 +103,14 @@ class DraDriver:
         if shared and shared["strategy"] == "MPS" and not self.deaf:
             environment["CUDA_MPS_PIPE_DIRECTORY"] = "/tmp/nvidia-mps"
         return environment
+
+    def _look(self) -> None:
+        """Note what was allocated since."""
+        for claim in self.api.list(self.claims):
+            devices = ((claim.get("status") or {}).get("allocation") or {}).get("devices")
+            if devices and claim["metadata"]["uid"] not in self._seen:
+                self._seen.add(claim["metadata"]["uid"])
+                self.shared.append(_sharing(devices))
 
     def _refused(self, pod: dict, shared: dict | None) -> bool:
         """Whether it does not know a strategy; the kubelet says so."""

@@ -14,9 +14,11 @@ from harness.node.checks.registry import (
     check,
     listed,
 )
+from harness.node.expected import CLAIMS
 
 _NAMESPACE = "gpu-system"
 _LABEL = "nvidia.com/gpu.present"
+_DRIVER = "gpu.nvidia.com"
 _AGAIN = "Run playbooks/gpu.yml again"
 _HERE = (CONTROL_PLANE,)
 
@@ -61,19 +63,36 @@ def node_is_labelled(node: Node) -> Observation:
     return Observation(value == "true", f"{_LABEL}: true", value)
 
 
+def _listed_devices(node: Node) -> int:
+    """Devices of this node in the newest generation of the driver's pools."""
+    name = this_node(node)["metadata"]["name"]
+    specs = [one["spec"] for one in node.objects("resourceslices")]
+    ours = [one for one in specs if one["driver"] == _DRIVER and one.get("nodeName") == name]
+    newest: dict[str, int] = {}
+    for one in ours:
+        newest[one["pool"]["name"]] = max(newest.get(one["pool"]["name"], 0), one["pool"]["generation"])
+    return sum(
+        len(one.get("devices") or ()) for one in ours if one["pool"]["generation"] == newest[one["pool"]["name"]]
+    )
+
+
 @check(
     "gpu/slices",
-    advice=f"{_AGAIN}; `kubectl logs -n {_NAMESPACE} daemonset/device-plugin` says what the plugin found, and "
+    advice=f"{_AGAIN}; `kubectl logs -n {_NAMESPACE} daemonset/device-plugin` (or dra-driver) says what was found, and "
     "`systemctl status node-mig` why instances were not made at boot.",
     unit="kubelet.service",
 )
 def node_advertises_its_slices(node: Node) -> Observation:
-    """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to."""
+    """The node advertises as many slices as its GPUs, the MIG instances asked for and the way of sharing come to; by claims, its driver lists them."""
     require_gpu(node)
     sharing = node.expected.sharing
     wanted = _devices(node) * sharing.slices
     given = this_node(node)["status"].get("allocatable", {})
     counts = {name: int(count) for name, count in given.items() if name.startswith("nvidia.com/")}
+    if sharing.mode == CLAIMS:
+        there, slices = _listed_devices(node), sum(counts.values())
+        expected = f"{wanted} devices listed for claims, and no slices beside them"
+        return Observation((there, slices) == (wanted, 0), expected, f"{there} devices, {slices} slices")
     expected = f"{wanted} slices ({sharing.mode}, {sharing.slices} per device)"
     return Observation(sum(counts.values()) == wanted, expected, listed(f"{k}: {v}" for k, v in counts.items()))
 
@@ -84,6 +103,8 @@ def compute_mode_fits_the_sharing(node: Node) -> Observation:
     require_gpu(node)
     if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
         raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
+    if node.expected.sharing.mode == CLAIMS:
+        raise NotApplicableError("claims set it while they are held (dra_driver_state: present)")
     wanted = "Exclusive_Process" if node.expected.sharing.mode == "mps" else "Default"
     found = {row.strip() for row in _smi(node, "compute_mode")}
     return Observation(found == {wanted}, f"{wanted} on every GPU", listed(found))
@@ -93,9 +114,15 @@ def compute_mode_fits_the_sharing(node: Node) -> Observation:
     "gpu/device-plugin", advice=f"`kubectl describe -n {_NAMESPACE} pods` names what its pods wait for.", kinds=_HERE
 )
 def device_plugin_is_ready(node: Node) -> Observation:
-    """The device plugin runs on every node with a GPU."""
+    """The device plugin, or in its place the DRA driver, runs on every node with a GPU."""
     require_gpu(node)
     found = _short(_daemon_sets(node).get("device-plugin"))
+    if node.expected.sharing.mode == CLAIMS:
+        plugin, found = found, _short(_daemon_sets(node).get("dra-driver"))
+        if plugin != "absent":
+            return Observation(
+                False, "the DRA driver in place of the device plugin", f"a device plugin ({plugin}), too"
+            )
     ready, _, wanted = found.partition("/")
     return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)
 

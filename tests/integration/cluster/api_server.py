@@ -121,7 +121,8 @@ def controllers(folder: Path, cluster: Cluster) -> Iterator[None]:
     """Run the controllers that make and delete pods, and the scheduler, until the block ends."""
     common = [f"--kubeconfig={cluster.kubeconfig}", "--leader-elect=false", "--bind-address=127.0.0.1"]
     common += [f"--cert-dir={folder / 'certificates'}", f"--secure-port={free_port()}"]
-    kinds = "--controllers=deployment-controller,replicaset-controller,job-controller,garbage-collector-controller"
+    names = ("deployment", "replicaset", "job", "garbage-collector", "resourceclaim")
+    kinds = f"--controllers={','.join(f'{name}-controller' for name in names)}"
     scheduling = [*common[:-1], f"--secure-port={free_port()}"]
     with (
         running([str(found("kube-controller-manager")), *common, kinds], folder / "controllers.log"),

@@ -1,4 +1,4 @@
-"""Plays the part of the kubelet, the controllers and the device plugin: what they would write into the API."""
+"""Plays the part of the kubelet, the controllers, the device plugin and the DRA driver: what they would write into the API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 from tests.integration.cluster.api_server import Cluster
 
 NODE = "controlplane"
-PLUGIN, NAMESPACE = "device-plugin", "gpu-system"
+PLUGIN, DRIVER, NAMESPACE = "device-plugin", "dra-driver", "gpu-system"
 _NOW = "2026-01-01T00:00:00Z"
 
 
@@ -55,7 +55,9 @@ class GpuNode:
                 self.errors.append(repr(error))
 
     def _step(self) -> None:
-        for item in self.cluster.get("daemonsets", "--namespace", NAMESPACE)["items"]:
+        sets = self.cluster.get("daemonsets", "--namespace", NAMESPACE)["items"]
+        self._answer_for({one["metadata"]["name"] for one in sets if "deletionTimestamp" not in one["metadata"]})
+        for item in sets:
             if "deletionTimestamp" in item["metadata"]:
                 self._patch(f"daemonset/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
             else:
@@ -63,6 +65,21 @@ class GpuNode:
         for item in self.cluster.get("jobs", "--namespace", NAMESPACE)["items"]:
             if not item["status"].get("conditions"):
                 self._end(item["metadata"]["name"])
+
+    def _answer_for(self, daemon_sets: set[str]) -> None:
+        """What the kubelet does for plugins that are there no more, and the DRA driver while it is."""
+        listed = self.cluster.get("resourceslices")["items"]
+        if PLUGIN not in daemon_sets and self.advertised() not in {"0", "nothing"}:
+            self._status(f"node/{NODE}", "", {"allocatable": {"nvidia.com/gpu": "0"}})
+        if DRIVER not in daemon_sets:
+            for one in listed:
+                self.cluster.kubectl("delete", "resourceslice", one["metadata"]["name"])
+        elif not listed:
+            devices = [{"name": f"gpu-{index}"} for index in range(self.gpus)]
+            pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+            spec = {"driver": "gpu.nvidia.com", "nodeName": NODE, "pool": pool, "devices": devices}
+            head = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice"}
+            self.create({**head, "metadata": {"generateName": f"{NODE}-gpu-"}, "spec": spec})
 
     def _schedule(self, item: dict[str, Any]) -> None:
         """One pod per DaemonSet on the one node that has the label; the plugin's tells the kubelet its slices."""

@@ -1,5 +1,6 @@
 """The GPU stage and its switch, as playbooks, against a real API server; kubelet and plugin are played by the test."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -83,6 +84,75 @@ def test_nobody_loses_a_gpu_unless_told(gpus):
         assert gpus.advertised() == str(10 * GPUS)
     finally:
         gpus.cluster.kubectl("delete", "pod/holder", "--grace-period=0", "--force")
+
+
+def lend(gpus: GpuNode, state: str, *words: str, **variables) -> Run:
+    wanted = {"dra_driver_state": state, "dra_driver_timeout_s": 30}
+    return play(gpus.cluster, "playbooks/gpu.yml", *words, **MACHINE | wanted | variables)
+
+
+@pytest.mark.timeout(900)
+def test_the_dra_driver_takes_the_place_of_the_plugin_and_gives_it_back(gpus):
+    first = switch(gpus, "mps", 4)
+    assert first.status == 0, first.output
+    gpus.create(HOLDER)
+    refused = lend(gpus, "present")
+    gpus.cluster.kubectl("delete", "pod/holder", "--grace-period=0", "--force")
+    assert "default/holder hold a GPU" in refused.output
+    assert names(gpus, "daemonsets") == {"device-plugin", "mps-control-daemon"}
+    assert lend(gpus, "present", "--check").status == 0
+    assert names(gpus, "daemonsets") == {"device-plugin", "mps-control-daemon"}
+
+    run, again = lend(gpus, "present"), lend(gpus, "present")
+    assert (run.status, run.changed > 0) == (0, True), run.output
+    assert (again.status, again.changed) == (0, 0), again.output
+    assert (names(gpus, "daemonsets"), gpus.advertised()) == ({"dra-driver"}, "0")
+    (job,) = gpus.cluster.get("jobs", "--namespace", NAMESPACE)["items"]
+    assert job["spec"]["template"]["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == job["metadata"]["name"]
+    assert "nvidia.com/mps.capable" not in gpus.cluster.get("node", NODE)["metadata"]["labels"]
+    switched = switch(gpus, "mps", dra_driver_state="present")
+    assert "claims say how a GPU is shared" in switched.output
+
+    claim_of_a_pod(gpus)
+    held = lend(gpus, "absent")
+    gpus.cluster.kubectl("delete", "resourceclaim/held")
+    assert "Pods hold a GPU by the claims default/held" in held.output
+    back = lend(gpus, "absent", device_plugin_sharing="time-slicing")
+    assert back.status == 0, back.output
+    assert (names(gpus, "daemonsets"), gpus.advertised()) == ({"device-plugin"}, str(10 * GPUS))
+    assert gpus.cluster.get("deviceclasses")["items"] == gpus.cluster.get("resourceslices")["items"] == []
+    assert gpus.errors == []
+
+
+def claim_of_a_pod(gpus: GpuNode) -> None:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    head = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": "held", "namespace": "default"},
+    }
+    gpus.create({**head, "spec": {"devices": {"requests": [request]}}})
+    given = {"request": "gpu", "driver": "gpu.nvidia.com", "pool": NODE, "device": "gpu-0"}
+    reserved = [{"resource": "pods", "name": "holder", "uid": "8ba3"}]
+    status = {"allocation": {"devices": {"results": [given]}}, "reservedFor": reserved}
+    patch = ["--type=merge", "--subresource=status", "--patch", json.dumps({"status": status})]
+    gpus.cluster.kubectl("patch", "resourceclaim/held", *patch)
+
+
+@pytest.mark.timeout(300)
+def test_gpus_that_somebody_else_lends_are_not_lent_twice(gpus):
+    labels = {"app": "theirs"}
+    container = {"name": "plugin", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [container]}}
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    metadata = {"name": "theirs", "namespace": "default"}
+    gpus.create({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": spec})
+    try:
+        run = lend(gpus, "present")
+    finally:
+        gpus.cluster.kubectl("delete", "daemonset/theirs", "--namespace", "default")
+    assert "default/theirs lends GPUs by slices, and is not of this project" in run.output
+    assert "dra-driver" not in names(gpus, "daemonsets")
 
 
 @pytest.mark.timeout(300)

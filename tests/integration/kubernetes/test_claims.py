@@ -30,7 +30,7 @@ LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 
 @pytest.fixture
 def dra(driver):
-    driver.dra = DraDriver(driver.api, driver.node, {"gpu-0": "GPU-a", "gpu-1": "GPU-b"})
+    driver.dra = DraDriver(driver.api, driver.node, {"gpu-0": "GPU-a", "gpu-1": "GPU-b"}, driver.controlled)
     driver.slices = 0
     driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
     yield driver.dra

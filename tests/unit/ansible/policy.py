@@ -54,6 +54,27 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
         "DaemonSet/mps-control-daemon",
         "writable-host-path /run/nvidia/mps/shm",
     ): "Only with MPS: memory shared with them.",
+    ("DaemonSet/dra-driver", "privileged"): "It makes device files and mounts memory for MPS that the node has to see.",
+    ("DaemonSet/dra-driver", "root"): "The kubelet's folders of plugins are root's.",
+    ("DaemonSet/dra-driver", "writable-root"): "It keeps copies of the driver's settings beside itself.",
+    ("DaemonSet/dra-driver", "escalation"): "Privileged includes it.",
+    ("DaemonSet/dra-driver", "capabilities"): "Privileged has every capability.",
+    ("DaemonSet/dra-driver", "seccomp"): "Privileged has no filter.",
+    ("DaemonSet/dra-driver", "writable-host-path /var/lib/kubelet/plugins_registry"): (
+        "A DRA driver is a socket that the kubelet finds there."
+    ),
+    (
+        "DaemonSet/dra-driver",
+        "writable-host-path /var/lib/kubelet/plugins",
+    ): "Its state and what MPS clients share is there.",
+    (
+        "DaemonSet/dra-driver",
+        "writable-host-path /var/run/cdi",
+    ): "It writes the description of the devices of each claim there.",
+    (
+        "DaemonSet/dra-driver",
+        "writable-host-path /",
+    ): "It runs the driver's own nvidia-smi, which sets the compute mode.",
     ("replicas", "requests"): "By design: a replica takes what the node has, as in the experiments it repeats.",
     ("replicas", "memory-limit"): "By design: a replica that is ended for memory would measure the limit.",
 }

@@ -49,7 +49,15 @@ def pod(sharing, mig="none", name="device-plugin"):
 @pytest.mark.parametrize(("sharing", "mig"), MATRIX)
 def test_every_object_is_valid_for_every_minor(sharing, mig, minor):
     names = sorted(path.name for path in GPU.glob("*.j2"))
-    assert names == ["cuda-smoke.yaml.j2", "device-plugin.yaml.j2", "namespace.yaml.j2", "node-labels.yaml.j2"]
+    assert names == [
+        *(
+            "cuda-smoke.yaml.j2",
+            "device-plugin.yaml.j2",
+            "dra-driver.yaml.j2",
+            "namespace.yaml.j2",
+            "node-labels.yaml.j2",
+        )
+    ]
     for document in [one for name in names for one in documents(name, sharing, mig)]:
         kubernetes_validate.validate(document, minor, strict=True)
 

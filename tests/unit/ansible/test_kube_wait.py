@@ -88,7 +88,15 @@ def run(monkeypatch, answers, *, check_mode=False, **changed):
         return 1, "", f"Error from server (NotFound): {asked}"
 
     params = {"namespace": "gpu-system", "workloads": [], "allocatable": {}, "selector": "", "timeout_s": 0}
-    params |= {"interval_s": 0.0, "log_lines": 3, "kubeconfig": "/k", "kubectl": "kubectl", **changed}
+    params |= {
+        "devices": {},
+        "driver": "gpu.nvidia.com",
+        "interval_s": 0.0,
+        "log_lines": 3,
+        "kubeconfig": "/k",
+        "kubectl": "kubectl",
+        **changed,
+    }
     fake = Fake(answer, check_mode=check_mode, **params)
     monkeypatch.setattr(module, "AnsibleModule", lambda **_: fake)
     with pytest.raises(SystemExit) as ended:
@@ -118,6 +126,32 @@ def test_it_explains_by_the_pods_that_are_not_ready_and_their_logs(monkeypatch):
 def test_it_says_when_no_node_fits_and_when_there_is_no_such_workload(monkeypatch):
     with pytest.raises(Failed, match=r"(?s)NotFound.*there is no pod app=x in gpu-system: no node fits it"):
         run(monkeypatch, {"get pods": {"items": []}}, workloads=["DaemonSet/none"], selector="app=x")
+
+
+def listing(node, devices, generation, *, driver="gpu.nvidia.com", pool="a"):
+    return {
+        "spec": {
+            "driver": driver,
+            "nodeName": node,
+            "pool": {"name": pool, "generation": generation},
+            "devices": devices,
+        }
+    }
+
+
+def test_devices_are_those_that_the_driver_lists_now(monkeypatch):
+    slices = [listing("n", [{}, {}], 2), listing("n", [{}], 1), listing("n", [{}], 1, pool="b"), listing("m", [{}], 9)]
+    answers = {"resourceslices": {"items": [*slices, listing("n", [{}], 9, driver="other")]}}
+    assert run(monkeypatch, answers, devices={"n": 3, "m": 1, "none": 0})["changed"] is False
+    with pytest.raises(Failed, match=r"node n: gpu.nvidia.com lists 3 devices and should list 0$"):
+        run(monkeypatch, answers, devices={"n": 0, "m": 1})
+
+
+@pytest.mark.parametrize("has", [{}, {"nvidia.com/gpu": "0"}])
+def test_a_resource_of_none_is_as_good_as_absent(monkeypatch, has):
+    assert run(monkeypatch, {"node/n": node(**has)}, allocatable={"n": {"nvidia.com/gpu": 0}})["changed"] is False
+    with pytest.raises(Failed, match=r"advertises nvidia.com/gpu: 8 and should advertise nvidia.com/gpu: 0"):
+        run(monkeypatch, {"node/n": node(**{"nvidia.com/gpu": "8"})}, allocatable={"n": {"nvidia.com/gpu": 0}})
 
 
 def test_a_failed_job_is_not_waited_for(monkeypatch):

@@ -20,7 +20,7 @@ LAYOUT = {
         "worker",
     ),
     *("calico", "runtime_class", "storage", "metrics_server", "housekeeping", "node_profile"),
-    *("device_plugin", "workload_image", "inference_namespace"),
+    *("device_plugin", "dra_driver", "workload_image", "inference_namespace"),
     *("prometheus", "grafana", "node_exporter", "dcgm_exporter", "kube_state_metrics", "kepler"),
 }
 TYPES = {"str": str, "int": int, "bool": bool, "list": list, "dict": dict, "float": float}

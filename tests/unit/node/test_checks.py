@@ -667,6 +667,25 @@ def test_slices_servers_and_compute_mode_follow_the_way_of_sharing(
     assert [str(check) for check in found.failed] == []
 
 
+@pytest.mark.parametrize(
+    ("listed", "slices", "plugin", "failed"),
+    [(2, 0, False, []), (1, 0, False, ["gpu/slices"]), (2, 20, True, ["gpu/slices", "gpu/device-plugin"])],
+)
+def test_claims_lend_every_gpu_and_nothing_else_does(listed: int, slices: int, plugin: bool, failed: list[str]) -> None:
+    paper = machine()
+    paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/gpu": str(slices)}
+    status = {"desiredNumberScheduled": 1, "numberReady": 1}
+    kept = [one for one in paper.objects["daemonsets"] if plugin or one["metadata"]["name"] != "device-plugin"]
+    paper.objects["daemonsets"] = [*kept, named("dra-driver", spec={}, status=status)]
+    pool = {"name": "controlplane", "generation": 2}
+    spec = {"driver": "gpu.nvidia.com", "nodeName": "controlplane", "devices": [{"name": "gpu-0"}]}
+    old = [{"spec": {**spec, "pool": {**pool, "generation": 1}}}]
+    paper.objects["resourceslices"] = [*old, *([{"spec": {**spec, "pool": pool}}] * listed)]
+    found = verdict(paper, dra_driver_state="present")
+    assert [check.name for check in found.failed] == failed
+    assert [check.name for check in found.not_applicable] == ["gpu/compute-mode"]
+
+
 def test_a_divided_gpu_hands_out_its_instances() -> None:
     paper = machine()
     instances = "".join(f"  MIG 3g.20gb Device {index}: (UUID: MIG-{index})\n" for index in range(2))
