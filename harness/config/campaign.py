@@ -27,7 +27,7 @@ from harness.config.sharing import (
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
-from harness.config.timing import Timing
+from harness.config.timing import PRESETS, Timing
 from harness.config.workload import WorkloadSpec
 
 MAX_EXPERIMENTS = 10_000
@@ -221,6 +221,17 @@ class CampaignSpec(StrictModel):
         if isinstance(workloads, list) and workloads and "sharing" not in given and all(map(_runs_already, workloads)):
             return {**given, "sharing": [FOUND]}
         return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_where_repeats_decide(cls, given: Any) -> Any:
+        """Repeats until known are many and short, where the file gives no phase: runs differ more than the time within them."""
+        repeats, timing = (given.get("repeats"), given.get("timing") or {}) if isinstance(given, dict) else (None, {})
+        if not isinstance(repeats, dict) or not isinstance(timing, dict) or given.get("backend", "local") != "local":
+            return given
+        if timing.keys() & {"preset", "stop_when_known", *PRESETS["short"]}:
+            return given
+        return {**given, "timing": {**timing, "preset": "short"}}
 
     @model_validator(mode="before")
     @classmethod

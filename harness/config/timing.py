@@ -12,17 +12,20 @@ from harness.config.stopping import StopWhenKnown
 
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4
-LONG: dict[str, float] = {"stabilise_s": 300.0, "record_s": 3600.0, "cooldown_s": 120.0}
-"""The phases of ``preset: long``, for series of 721 rows."""
+PRESETS: dict[str, dict[str, float]] = {
+    "short": {"step_s": 1.0, "stabilise_s": 5.0, "record_s": 10.0, "cooldown_s": 0.0},
+    "long": {"stabilise_s": 300.0, "record_s": 3600.0, "cooldown_s": 120.0},
+}
+"""Phases by name: short where the repeats decide, long for series of 721 rows; standard is what the fields default to."""
 
 
 class Timing(StrictModel):
     """Seconds of every phase of an experiment."""
 
-    preset: Literal["standard", "long"] = Field(
+    preset: Literal["short", "standard", "long"] = Field(
         default="standard",
         description="The phases that are not given: standard is 30 s to stabilise, 120 s recorded and 10 s of rest, "
-        "long is 300, 3600 and 120.",
+        "long is 300, 3600 and 120, short is 5, 10 and 0 at a step of 1 s: the default with repeats.until_known, backend local.",
     )
     step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
     stabilise_s: float = Field(default=30.0, ge=0, le=86_400, description="Seconds to run before recording.")
@@ -72,7 +75,7 @@ class Timing(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _phases_by_name(cls, given: Any) -> Any:
-        return {**LONG, **given} if isinstance(given, dict) and given.get("preset") == "long" else given
+        return {**PRESETS.get(str(given.get("preset")), {}), **given} if isinstance(given, dict) else given
 
     @model_validator(mode="after")
     def _step_divides(self) -> Timing:

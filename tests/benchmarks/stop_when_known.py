@@ -36,7 +36,7 @@ from harness.analysis.sequential_ci import (
 from harness.analysis.statistics import difference, holm, needed_for, percentile
 from harness.campaign.stopping import LOG_LAG_S
 from harness.results import latencies
-from harness.results.layout import LATENCIES, experiment_folders
+from harness.results.layout import experiment_folders
 from harness.results.published import opened
 
 ROOT = Path(__file__).parents[2]
@@ -89,12 +89,16 @@ class Replay:
 
     def figures(self, until_s: float) -> dict[str, float]:
         """What a recording of this length would have reported."""
-        here = int(np.searchsorted(self.ends_s, until_s))
-        found = {"throughput": here / until_s}
+        return self.piece(0.0, until_s)
+
+    def piece(self, begin_s: float, end_s: float) -> dict[str, float]:
+        """What a recording from the one second to the other would have reported."""
+        first, last = np.searchsorted(self.ends_s, (begin_s, end_s)).tolist()
+        found = {"throughput": (last - first) / (end_s - begin_s)}
         return found | {
-            name: percentile(self.latencies_s[:here], quantile)
+            name: percentile(self.latencies_s[first:last], quantile)
             for name, quantile in (("latency_p50_exact", 0.5), ("latency_p99_exact", 0.99))
-            if here >= needed_for(quantile)
+            if last - first >= needed_for(quantile)
         }
 
 
@@ -116,7 +120,7 @@ def main() -> None:
 
 
 def _replay(data: ExperimentData) -> Replay:
-    records = np.concatenate([latencies.read(path) for path in sorted((data.folder / LATENCIES).glob("*.parquet"))])
+    records = np.concatenate([latencies.read(path) for path in latencies.kept(data.folder)])
     ends_s = (records["start_ns"] + records["latency_ns"] - round(data.manifest.start_s * 1e9)) / 1e9
     order = np.argsort(ends_s)
     order = order[(ends_s[order] >= 0) & (ends_s[order] < data.duration_s)]

@@ -9,9 +9,15 @@ standard errors it must stay below 5 %. An answer is false where it is "differen
 though it is beyond, or "known" though the interval leaves out the truth.
 
 Then the matrix published in ``examples/h200``: every cell has the mean and the spread over its repeats that were recorded, with
-whole recordings and with their first 10 s. Printed is how many repeats the judge asks for, and how many a plan of
+whole recordings and with their first 10 s, which is what such campaigns take where their file gives no phase. Printed is how many
+repeats the judge asks for, and how many a plan of
 fixed repeats takes until no more questions stay without an answer (the same intervals, one look, Bonferroni over the questions). Short
 runs are held against fixed repeats of whole recordings, at the larger of both shares without an answer.
+
+Last, whether replicas could be kept from one run to the next: each recording is cut into pieces of 10 s, and printed is how much of
+the variance of a piece is between starts. What is between starts is left out of an interval over runs of replicas that were
+never started anew; printed is also in how many cells a test says so (F, 5 %), and how often an interval over four pieces
+of one start leaves out the mean of the other starts.
 """
 
 from __future__ import annotations
@@ -25,18 +31,22 @@ from contextlib import ExitStack
 from itertools import count
 
 import numpy as np
+from scipy.stats import f_oneway
 
 from harness.analysis.read import read_experiment
-from harness.analysis.statistics import ratio
+from harness.analysis.statistics import ratio, t_interval
 from harness.analysis.until_known import Progress, Question, State, judge, questions
 from harness.config import CampaignSpec, CellSpec, UntilKnown
 from harness.config.load import parse_campaign
+from harness.config.timing import PRESETS
 from harness.results.layout import experiment_folders
 from harness.results.published import opened
-from tests.benchmarks.stop_when_known import ROOT, _replay
+from tests.benchmarks.stop_when_known import ROOT, Key, _replay
 
 LIMIT = 0.05
-SHORT_S = 10.0
+SHORT_S = PRESETS["short"]["record_s"]
+AROUND_S = 15.0
+"""To start, warm up and end the replicas of one run."""
 SETS = {"batch 1": ("h200-sharing-*", 40.0), "GPU kept busy": ("h200-busy-*", 30.0)}
 UNANSWERED = (State.OPEN, State.HOPELESS, State.NOT_MEASURED, State.MAX)
 
@@ -147,6 +157,37 @@ def recorded(pattern: str, wanted: UntilKnown, length_s: float) -> tuple[list[Ce
     return cells.cells(), truth
 
 
+def between_starts(pattern: str) -> dict[str, str]:
+    """By metric, how pieces of 10 s scatter within a start and between starts."""
+    starts: dict[tuple[str, Key], list[list[float]]] = defaultdict(list)
+    with ExitStack() as stack:
+        for archive in sorted((ROOT / "examples" / "h200").glob(pattern)):
+            for folder in experiment_folders(stack.enter_context(opened(archive))):
+                replay = _replay(read_experiment(folder))
+                pieces = [replay.piece(at, at + SHORT_S) for at in np.arange(0, replay.record_s - 1, SHORT_S)]
+                for metric in set.intersection(*(set(piece) for piece in pieces)):
+                    starts[metric, replay.key].append([piece[metric] for piece in pieces])
+    found = {}
+    for metric in {metric for metric, _ in starts}:
+        cells = [np.array(runs) for (of, _), runs in starts.items() if of == metric and len(runs) > 2]
+        shares, tests, left_out = [], 0, []
+        for runs in cells:
+            within = runs.var(axis=1, ddof=1).mean()
+            between = max(0.0, runs.mean(axis=1).var(ddof=1) - within / runs.shape[1])
+            shares.append(between / (between + within))
+            tests += f_oneway(*runs).pvalue < LIMIT
+            for number, run in enumerate(runs):
+                own = t_interval(run.tolist())
+                others = np.delete(runs, number, axis=0).mean()
+                left_out.append(own.low is None or own.high is None or not own.low <= others <= own.high)
+        found[metric] = (
+            f"{100 * np.median(shares):.0f} % of a piece's variance is between starts (median of {len(cells)} cells; more than a tenth "
+            f"in {sum(share > 0.1 for share in shares)}); F says so in {tests}; a 95 % interval of one start's pieces leaves "
+            f"out the mean of the others in {100 * np.mean(left_out):.0f} %"
+        )
+    return found
+
+
 def drawn(random: np.random.Generator, truth: Truth, runs: int) -> dict[tuple[str, str], list[float]]:
     """Figures of so many runs of every cell."""
     return {place: (mean * np.exp(cv * random.standard_normal(runs))).tolist() for place, (mean, cv) in truth.items()}
@@ -221,9 +262,13 @@ def main() -> int:
             print(
                 f"{name}, runs of {length_s:g} s: {repeats:.1f} repeats of a cell in the mean, {100 * without:.1f} % of questions "
                 f"without an answer; fixed repeats of {record_s:g} s take {same} of every cell for {100 * most_without:.1f} %, "
-                f"{same * record_s / (repeats * length_s):.1f} times as long",
+                f"{same * record_s / (repeats * length_s):.1f} times as long; "
+                f"{same * (record_s + AROUND_S) / (repeats * (length_s + AROUND_S)):.1f} times with {AROUND_S:g} s around each run",
                 flush=True,
             )
+    for name, (pattern, _) in SETS.items():
+        for metric, found in sorted(between_starts(pattern).items()):
+            print(f"{name}, {metric}: {found}", flush=True)
     return 1 if beyond else 0
 
 

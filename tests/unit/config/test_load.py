@@ -216,7 +216,26 @@ def test_a_phase_counts_before_the_preset_and_what_was_read_is_read_alike_again(
     assert (timing.stabilise_s, timing.record_s, timing.cooldown_s) == (300, 600, 120)
     assert Timing.model_validate(timing.model_dump(mode="json")) == timing
     assert "did you mean" in faults(GOOD + "timing: {presett: long}\n")
-    assert "'standard' or 'long'" in faults(GOOD + "timing: {preset: longer}\n")
+    assert "'short', 'standard' or 'long'" in faults(GOOD + "timing: {preset: longer}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "phases"),
+    [
+        ("", (1, 5, 10, 0)),
+        ("timing: {drain_timeout_s: 20}\n", (1, 5, 10, 0)),
+        ("timing: {record_s: 40}\n", (5, 30, 40, 10)),
+        ("timing: {preset: standard}\n", (5, 30, 120, 10)),
+        ("timing: {stop_when_known: {}}\n", (5, 30, 120, 10)),
+        ("backend: kubernetes\nkubernetes: {}\n", (5, 30, 120, 10)),
+    ],
+)
+def test_repeats_until_known_are_short_where_no_phase_is_given(text, phases):
+    until_known = GOOD.replace("repeats: 2\n", "") + "repeats: {until_known: {}}\n"
+    timing = parse_campaign(until_known + text, origin="c.yaml").timing
+
+    assert (timing.step_s, timing.stabilise_s, timing.record_s, timing.cooldown_s) == phases
+    assert parse_campaign(GOOD, origin="c.yaml").timing == Timing()
 
 
 def test_an_unknown_campaign_gets_a_suggestion():
@@ -383,8 +402,8 @@ def test_a_recording_that_can_never_be_known_is_a_fault(timing, expected):
         ("repeats: {until_known: {compare: [throughput, throughput]}}\n", "the same metric is listed twice"),
         ("repeats: {until_known: {budget: 2 days}}\n", "String should match pattern"),
         (
-            "repeats: {until_known: {budget: 10 min}}\n",
-            "of 10 min is too short to know anything: the 3 repeats of 2 cells",
+            "repeats: {until_known: {budget: 1 min}}\n",
+            "of 1 min is too short to know anything: the 3 repeats of 2 cells",
         ),
         ("repeats: {until_known: {maxx: 5}}\n", "did you mean `max`?"),
         ("repeats: {until_known: {}}\norder: listed\n", "`order` must be interleaved or random"),
