@@ -36,6 +36,7 @@ LEFT = [
     "/var/log/containers",
 ]
 LEFT += ["/var/log/pods", "/var/log/calico", "/etc/cni/net.d", "/opt/cni", "/etc/systemd/logind.conf.d/99-kubelet.conf"]
+LEFT += ["/var/lib/containers/cache", "/var/log/crio", "/var/lib/systemd/timers/stamp-node-etcd-snapshot.timer"]
 
 
 def test_a_reset_removes_what_a_cluster_leaves_and_keeps_the_distribution_s_folders():
