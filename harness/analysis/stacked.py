@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 from markupsafe import Markup
@@ -23,19 +24,21 @@ def stacked(page: str) -> Markup:
 
 def _named(table: str) -> str:
     titles = [_TAG.sub("", title).strip() for title in _TITLE.findall(table)]
-    column = 0
+    # Once for each column, where a name in every cell would weigh more than the figures.
+    names = ";".join(f"--c{column}:{_quoted(title)}" for column, title in enumerate(titles, start=1))
 
     def part(found: re.Match[str]) -> str:
-        nonlocal column
         tag, rest = found["tag"], found["rest"]
         role = _ROLES.get(tag) or ("columnheader" if 'scope="col"' in rest else "rowheader")
         if tag == "table":
             rest = rest.replace('class="', 'class="stack ') if "class=" in rest else f'{rest} class="stack"'
-        if tag == "tr":
-            column = 0
-        elif tag in {"td", "th"}:
-            rest += f' data-name="{titles[column]}"' if role == "cell" else ""
-            column += 1
+            rest += f' style="{names}"'
         return f'<{tag}{rest} role="{role}">'
 
     return _PART.sub(part, table) if titles else table
+
+
+def _quoted(title: str) -> str:
+    """A string of CSS in an attribute of HTML."""
+    plain = html.unescape(title).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{html.escape(plain, quote=False)}'".replace('"', "&quot;")

@@ -74,6 +74,12 @@ def _describe(tree: yaml.Node, fault: Any) -> Fault:
         return line, f"`{where}` is missing."
     if kind == "list_type":
         return line, f"`{where}`: {_of_a_list(fault['input'])}"
+    if (
+        kind == "model_type"
+        and isinstance(fault["input"], str)
+        and location[-2:-1] in {("workloads",), ("conditions",)}
+    ):
+        return line, f"`{where}`: an object is needed (found {fault['input']!r}): write {{name: {fault['input']}}}."
     message = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
     shown = "" if isinstance(fault["input"], dict | list) else f" (found {fault['input']!r})"
     return line, f"`{where}`: {message}{shown}.{_nearest_name(fault) if kind == 'enum' else ''}"

@@ -243,7 +243,10 @@ def test_a_thumb_reads_it_without_scrolling_sideways(
     assert page.evaluate(SIDEWAYS) <= 0
     assert page.evaluate(BOXES_SIDEWAYS) == []
     assert page.evaluate(SMALLEST_LETTERS_PX) >= 8
-    unnamed = "[...document.querySelectorAll('.stack td')].filter(cell => !cell.dataset.name).length"
+    unnamed = (
+        "[...document.querySelectorAll('.stack td')].filter(cell => cell.getClientRects().length"
+        ' && !/^"[^"]+"$/.test(getComputedStyle(cell, \'::before\').content)).length'
+    )
     assert page.evaluate(unnamed) == 0
     more = "[...document.querySelectorAll('.all')].filter(button => button.getClientRects().length)"
     for _ in range(page.evaluate(f"{more}.length")):

@@ -265,5 +265,5 @@ def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_pla
     assert "| Replicas | Where | Verdict |" in text
     assert "| 3 | 2 + 1 on 2 GPUs of 2 nodes | VALID |" in text
     assert " | n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1 | " in text
-    assert '<td class="words" data-name="Where" role="cell">2 + 1 on 2 GPUs of 2 nodes</td>' in page
+    assert '<td class="words" role="cell">2 + 1 on 2 GPUs of 2 nodes</td>' in page
     assert "Ran on n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1." in page

@@ -66,6 +66,10 @@ def test_a_short_file_is_enough():
         (GOOD.replace("[1, 3]", "[3, 3]"), "the same value is listed twice; use `repeats`"),
         (GOOD.replace("[1, 3]", "['3']"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found '3')."),
         (GOOD + "sharing: mps\n", "c.yaml:6: `sharing`: a list is needed (found 'mps'): write [mps]."),
+        (
+            GOOD.replace("- name: resnet50", "- resnet50"),
+            "`workloads.0`: an object is needed (found 'resnet50'): write {name: resnet50}.",
+        ),
         (GOOD + "sharing: [timeslicing]\n", "(found 'timeslicing'). Did you mean time-slicing?"),
         (GOOD.replace("[1, 3]", "[true]"), "c.yaml:5: `replicas.0`: Input should be a valid integer (found True)."),
         (
