@@ -276,7 +276,9 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
     # The plots of nine experiments take most of a minute, and are none of this section's.
     none = Chart("", (), "[]")
-    monkeypatch.setattr(report, "timeline", lambda one: Picture(f"timeline-{one.name}", "none", "none", b"none", none))
+    monkeypatch.setattr(
+        report, "timeline", lambda one: Picture(one.name, "none", "none", f"{one.name}.svg", b"none", none)
+    )
     monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
 
     page = write_report(folder).read_text()
