@@ -3,6 +3,7 @@
 NodeError                   10
 ├── PlaybookError           10  Ansible could not begin: inventory, syntax, a missing file
 ├── TaskFailedError         10  a task failed on a host; carries the run's summary
+├── NodeAccessError         10  sudo or ssh of a host lets nobody work there
 ├── NodeUnreachableError    10  a host did not answer
 ├── NodeTimeoutError        10  the run took longer than it was allowed to
 ├── NotConvergedError       10  a run changed something where nothing was left to change
@@ -20,6 +21,10 @@ class PlaybookError(NodeError):
 
 class TaskFailedError(NodeError):
     """A task failed on a host."""
+
+
+class NodeAccessError(NodeError):
+    """A host's sudo or ssh stands in the way; see ``access``."""
 
 
 class NodeUnreachableError(NodeError):

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from harness.node.errors import NodeTimeoutError, NodeUnreachableError, TaskFailedError
+from harness.node.access import Obstacle, obstacle
+from harness.node.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
 from harness.node.events import NodeEvent, Outcome, OutputLine, RunEnded, TaskEnded, TaskStarted
 
 _KEPT_LINES = 40
@@ -83,6 +84,15 @@ class RunSummary:
         """Results that changed a host, over all hosts."""
         return sum(counts["changed"] for counts in self.hosts.values())
 
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """What keeps this machine from working on the host that failed first; None where the failure is another."""
+        if not self.failures or self.status is RunStatus.TIMEOUT:
+            return None
+        first = self.failures[0]
+        counts = self.hosts.get(first.host) or {}
+        return obstacle(first.error, had_answered=counts.get("ok", 0) > 0)
+
     def require_ok(self) -> RunSummary:
         """The summary itself; raises the NodeError that says what failed where, and why."""
         if self.ok:
@@ -94,6 +104,9 @@ class RunSummary:
             )
         first = self.failures[0]
         what = f"{first.role}: {first.task}" if first.role else first.task
+        if (found := self.obstacle) is not None:
+            said = found.what.format(host=first.host)
+            raise NodeAccessError(f"{said[:1].upper()}{said[1:]}, at task {what!r}: {first.error}", advice=found.advice)
         if self.status is RunStatus.UNREACHABLE:
             raise NodeUnreachableError(
                 f"Host {first.host} did not answer at task {what!r}: {first.error}",
@@ -107,7 +120,8 @@ class RunSummary:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return {**asdict(self), "ok": self.ok, "changed": self.changed}
+        code = self.obstacle.code.value if self.obstacle else None
+        return {**asdict(self), "ok": self.ok, "changed": self.changed, "obstacle": code}
 
 
 @dataclass(slots=True)

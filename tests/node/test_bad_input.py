@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.node import fingerprint
+from tests.node import fingerprint, judge
 from tests.node.conftest import Boot
-from tests.node.machine.image import Disks
+from tests.node.machine.image import USER, Disks
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
@@ -207,6 +207,18 @@ def test_it_is_refused_before_anything_changes(name: str, all_wrong: Run, run_ca
     run = run_case(REFUSED[name])
     explained(run, REFUSED[name])
     assert run.changed == []
+
+
+def test_a_sudo_that_wants_a_password_is_named_with_what_to_run(victim: Machine, mirror: Mirror) -> None:
+    allowed = f"/etc/sudoers.d/{USER}"
+    victim.ssh(f"cp -p {allowed} /run/allowed && echo '{USER} ALL=(ALL) ALL' > {allowed}")
+    try:
+        done = judge.harness(playbooks_for(victim, mirror), "provision", "--json", "--tags", "swap")
+    finally:
+        victim.ssh(f"cp -p /run/allowed {allowed}")
+    report = judge.document(done)
+    assert (done.returncode, report["obstacle"], report["changed"]) == (10, "sudo-wants-a-password", 0), done.stderr
+    assert "--ask-become-pass" in done.stderr
 
 
 def test_neither_check_mode_nor_a_refused_run_touches_the_machine(
