@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -99,6 +100,8 @@ def proxy(monkeypatch):
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         for name in ("http_proxy", "no_proxy"):
             monkeypatch.setenv(name, "")  # and put back afterwards
+        # Who asks first keeps the proxies of that moment for the whole process.
+        monkeypatch.setattr(urllib.request, "_opener", None)
         server.told = {"http_proxy": f"http://u:{SECRET}@127.0.0.1:{server.server_port}", "no_proxy": "mirror.invalid"}
         proxied.use_proxy(FakeModule(proxy=server.told))
         yield server
