@@ -57,9 +57,11 @@ class _Panels(TyperGroup):
                 raise
             name = error.param.metavar or error.param.name or ""
             help_text = getattr(error.param, "help", "") or ""
+            choices = " ".join((error.param.get_missing_message(error.ctx) or "").split())
             command = error.ctx.command_path
             example = f"{command} {_EXAMPLES.get(name) or _newest_campaign()}"
-            raise UsageError(f"{command} needs {name}: {help_text}", advice=f"For instance: {example}") from error
+            advice = f"{choices}{'. ' * bool(choices)}For instance: {example}"
+            raise UsageError(f"{command} needs {name}: {help_text}", advice=advice) from error
 
 
 def _newest_campaign() -> str:

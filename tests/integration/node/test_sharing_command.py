@@ -71,7 +71,7 @@ def test_check_changes_nothing(project):
         (["mps", "--replicas", "1"], "--replicas"),
         (["mps", "--mig", "1g.18gb"], "not supported on MIG"),
         (["exclusive", "--mig", "1g.18gb,"], "empty profile"),
-        ([], "harness sharing mps"),
+        ([], "time-slicing"),
     ],
 )
 def test_a_wrong_request_runs_nothing(project, words, sentence):
