@@ -64,7 +64,7 @@ OBSTACLES = (
     _obstacle(
         Access.LOGIN_REFUSED,
         r"Permission denied \(",
-        "ssh to {host} lets this user not in",
+        "ssh to {host} does not let this user in",
         "Check ansible_user and the key (ansible_ssh_private_key_file) until `ssh` works without a question; then run it again.",
     ),
     _obstacle(
