@@ -94,6 +94,18 @@ class ReplicaDeath:
         return f"{how} ({self.reason})" if self.reason else how
 
 
+class Enough(Protocol):
+    """Who says when a recording may end."""
+
+    def due(self, rows: int) -> bool:
+        """Whether it would look at what the replicas have logged after this many rows, or keeps to what it said."""
+        ...
+
+    def __call__(self, rows: int) -> bool:
+        """Whether the last of this many rows may be the last one. Raises StorageError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
     """What is recorded of a deployment.
@@ -115,7 +127,7 @@ class RecordingRequest:
     wake: threading.Event
     on_tick: Callable[[int, int], None]
     notice: Callable[[str], None]
-    enough: Callable[[int], bool] | None = None
+    enough: Enough | None = None
 
 
 class Deployment(Protocol):

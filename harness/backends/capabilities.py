@@ -151,7 +151,6 @@ def _pods(spec: CampaignSpec) -> Iterator[str]:
         yield "`kubernetes`"
 
 
-_LATER = "each replica's requests lie in its pod, and to fetch them while it works would be a load on the API server for each replica"
 _BESIDE = "Use backend local."
 _FOUND = (
     "the harness does not start it, and how it shares a GPU is as it was found",
@@ -286,7 +285,7 @@ FEATURES = [
         {KUBERNETES: ("the harness does not know the command of the server's image", "Put it into `server.command`.")},
     ),
     Feature("`stress`", _stress),
-    Feature("`timing.stop_when_known`", _stop_when_known, {KUBERNETES: (_LATER, "Remove it, or shorten record_s.")}),
+    Feature("`timing.stop_when_known`", _stop_when_known),
     Feature("cool-down until the GPUs are cool (`timing.cooldown_gpu_celsius`; on a cluster by their exporter)", _cool),
     Feature(
         "the fast GPU series `telemetry.csv` (`timing.telemetry_interval_s`)",

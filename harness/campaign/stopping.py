@@ -36,9 +36,13 @@ class KnownWell:
         self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)
         self.known = False
 
+    def due(self, rows: int) -> bool:
+        """Whether it is time for another look after this many rows."""
+        return self._looks.due(self._until_s(rows))
+
     def __call__(self, rows: int) -> bool:
         """Whether everything is known after this many rows. Raises StorageError when a log cannot be read."""
-        until_s = (rows - 1) * self._step_s - LOG_LAG_S
+        until_s = self._until_s(rows)
         if self._looks.due(until_s):
             until_ns = self._start_ns + round(until_s * _NS)
             for tail in self._tails:
@@ -48,6 +52,10 @@ class KnownWell:
                 self._requests.add(ends_s[inside], records["latency_ns"][inside] / _NS, until_s=until_s)
             self.known = self._looks.known(self._requests, until_s)
         return self.known
+
+    def _until_s(self, rows: int) -> float:
+        """Up to where every request of these rows is on the disk, seconds since the first of them."""
+        return (rows - 1) * self._step_s - LOG_LAG_S
 
     def record(self, *, rows: int, planned_rows: int) -> dict[str, Any]:
         """Why the recording was as long as it was, for the manifest."""
@@ -74,6 +82,8 @@ class KnownWell:
         names = ", ".join(metric.value for metric in self._wanted.metrics)
         if self.known:
             return f"Recorded {recorded:g} of at most {planned:g} s: by then {names} were known within {target}."
+        if not self._looks.estimates:
+            return f"Recorded to the end ({planned:g} s): how well {names} were known could not be judged before."
         return f"Recorded to the end ({planned:g} s): {self._unknown() or names} stayed wider than {target}."
 
     def _unknown(self) -> str:

@@ -60,6 +60,7 @@ def scrape(_api, _spec, replicas, _folder, request) -> Recorder:
         clock=request.clock,
         wake=request.wake,
         on_tick=request.on_tick,
+        enough=request.enough,
     )
 
 

@@ -221,13 +221,14 @@ class KubernetesApi:
                 raise api_errors.refused("GET", path, answer.status, answer.read(65_536))
             yield answer
 
-    def download(self, path: str, target: Path, *, patience_s: float) -> int:
+    def download(self, path: str, target: Path, *, patience_s: float, resume: bool = False) -> int:
         """Fetch a growing file that understands ranges; a broken connection goes on where it ended.
 
         Args:
             path: of the file.
-            target: new file to write.
+            target: file to write.
             patience_s: seconds without any progress after which it is given up.
+            resume: keep what is in ``target``, its beginning, and fetch the rest.
 
         Returns:
             Number of bytes.
@@ -237,7 +238,7 @@ class KubernetesApi:
             BackendError: aborted.
         """
         patience = Patience(patience_s, longest_pause_s=self.longest_pause_s)
-        with target.open("wb") as file:
+        with target.open("ab" if resume else "wb") as file:
             while True:
                 try:
                     self._continue_download(path, file, patience)

@@ -7,12 +7,14 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath
 from harness.backends.kubernetes import artifacts, claims, nodes, objects, pods, prometheus, rollout, sharing
 from harness.backends.kubernetes.client import KubernetesApi, Object
+from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
@@ -80,6 +82,7 @@ class KubernetesDeployment:
         self._statuses: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
         self._watchman: PodMonitor | None = None
+        self._followed: Followed | None = None
         self._made, self._made_s = False, math.inf
         self._stopped = False
         self.replicas: list[PodReplica] = []
@@ -114,6 +117,16 @@ class KubernetesDeployment:
         """From the Prometheus that watches the cluster, with the neighbours ``beside``. Raises StorageError."""
         if self._watchman:
             self._watchman.tell(request.notice)
+        if request.enough is not None:
+            self._followed = Followed(
+                self._api,
+                self.replicas,
+                self._folder,
+                request.enough,
+                request.notice,
+                lambda: {death.replica for death in self.deaths},
+            )
+            request = replace(request, enough=self._followed)
         return self._record(self._api, self._spec, [*self.replicas, *beside], self._folder, request)
 
     def start(self, abort: threading.Event) -> None:
@@ -154,6 +167,8 @@ class KubernetesDeployment:
             return []
         self._stopped = True
         try:
+            if self._followed:
+                self._followed.close()
             remarks = self._watchman.stop() if self._watchman else []
             return [*remarks, *self._collect(), *self._end(timeout_s)]
         finally:

@@ -130,5 +130,6 @@ def recording(
         wake=request.wake,
         on_tick=request.on_tick,
         notice=request.notice,
+        enough=request.enough,
         remarks=[where.gpus_why] if where.gpus_why else [],
     )

@@ -44,6 +44,7 @@ class PrometheusRecorder:
         wake: ends the recording early when set.
         on_tick: called at each grid time with rows done and rows in all.
         notice: told at once what the server stops seeing, a sentence each.
+        enough: asked at each grid time, with the rows done, whether it may be the last one.
         remarks: what is known to be amiss from the beginning; kept with the recording.
         patience_s: how long the server may be away at the end before collecting is given up.
     """
@@ -63,6 +64,7 @@ class PrometheusRecorder:
         wake: threading.Event | None = None,
         on_tick: Callable[[int, int], None] | None = None,
         notice: Callable[[str], None] | None = None,
+        enough: Callable[[int], bool] | None = None,
         remarks: Sequence[str] = (),
         patience_s: float = PATIENCE_S,
     ) -> None:
@@ -78,11 +80,12 @@ class PrometheusRecorder:
         self._wake = wake
         self._on_tick = on_tick
         self._notice = notice
+        self._enough = enough
         self._patience_s = patience_s
         self._warnings = [*remarks]
 
     def record(self, start_s: float, rows: int) -> RecordingSummary:
-        """Wait until ``rows`` rows are scraped, then collect them; fewer only when woken.
+        """Wait until ``rows`` rows are scraped, then collect them; fewer when enough is known, or when woken.
 
         Args:
             start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
@@ -99,15 +102,15 @@ class PrometheusRecorder:
                 f"The recording cannot start at {start_s:.3f}: it is no whole multiple of the step.",
                 advice="Floor the start to the step, so that all metrics share timestamps.",
             )
-        done = self._wait(start_s, rows)
-        if done == rows:
+        done, woken = self._wait(start_s, rows)
+        if not woken:
             # The last row's own scrape may come up to one interval after its grid time.
-            self._clock.wait_until(start_s + rows * self._step_s)
-        found = self._collect(start_s, done, self._patience_s if done == rows else WOKEN_PATIENCE_S) if done else None
-        return self._summary(start_s, done, found, stopped=done < rows)
+            self._clock.wait_until(start_s + done * self._step_s)
+        found = self._collect(start_s, done, WOKEN_PATIENCE_S if woken else self._patience_s) if done else None
+        return self._summary(start_s, done, found, stopped=woken)
 
-    def _wait(self, start_s: float, rows: int) -> int:
-        """Watch until the last grid time; the rows whose scrapes are over when woken before."""
+    def _wait(self, start_s: float, rows: int) -> tuple[int, bool]:
+        """Watch until the last grid time; the rows whose scrapes are over, and whether it was woken before."""
         names = replica_names(self._replicas)
         for one in self._beside:
             names |= replica_names(one.replicas, one.workload)
@@ -124,14 +127,16 @@ class PrometheusRecorder:
             for index in range(rows):
                 if self._clock.wait_until(start_s + index * self._step_s, self._wake):
                     over = (self._clock.now_s() - start_s) / self._step_s
-                    return min(max(int(over), 0), index)
+                    return min(max(int(over), 0), index), True
                 if self._clock.now_s() - looked_s >= LOOK_S:
                     looked_s = self._clock.now_s()
                     for sentence in watch.look(looked_s):
                         self._warn(sentence)
                 if self._on_tick is not None:
                     self._on_tick(index + 1, rows)
-        return rows
+                if self._enough is not None and self._enough(index + 1):
+                    return index + 1, False
+        return rows, False
 
     def _collect(self, start_s: float, rows: int, patience_s: float) -> ExportSummary:
         patient = PatientServer(self._server, clock=self._clock, patience_s=patience_s, notice=self._warn)

@@ -65,7 +65,7 @@ def wait_for(condition, timeout_s=200):
 class Recorded:
     """One recording of ``rows`` rows; ``at`` says what happens after a row."""
 
-    def __init__(self, url, rows, at=None, patience_s=30.0, metrics=METRICS, wake_after=None):
+    def __init__(self, url, rows, at=None, patience_s=30.0, metrics=METRICS, wake_after=None, enough=None):
         self.sink, self.notices, self.ticks = RowList(), [], []
         at, wake, clock = at or {}, threading.Event(), SystemClock()
         self.seen_at = {}
@@ -95,6 +95,7 @@ class Recorded:
                 wake=wake,
                 on_tick=on_tick,
                 notice=notice,
+                enough=enough,
                 patience_s=patience_s,
             )
             self.summary = recorder.record(start_s, rows)
@@ -118,6 +119,16 @@ def test_an_undisturbed_recording_has_every_row_and_no_remark(running):
     assert [row for row in found.sink.rows if row.value is None] == []
     assert found.summary.identities["gpu-0"] == {"node": "n1", "gpu": "0", "UUID": "GPU-1"}
     assert found.summary.identities["replica-1"] == {"pod": "work-b"}
+
+
+def test_a_recording_ends_as_complete_when_enough_is_known(running):
+    found = Recorded(running.url, 60, enough=lambda rows: rows == 3)
+
+    assert found.ticks == [1, 2, 3]
+    assert (found.summary.rows, found.summary.stopped) == (3, False)
+    assert found.summary.end_s == found.summary.start_s + 2 * STEP_S
+    assert len(found.sink.series("throughput", "all")) == 3
+    assert [row for row in found.sink.rows if row.value is None] == []
 
 
 def test_a_target_that_goes_is_said_within_seconds_and_missing_with_a_reason(running, pages):

@@ -1,0 +1,111 @@
+"""Recordings of pods that end when enough is known: judged by the same requests, and as, a local campaign's."""
+
+import math
+import threading
+import time
+
+import pytest
+
+from harness.backends.base import RecordingRequest
+from harness.backends.kubernetes import followed
+from harness.backends.kubernetes.client import KubernetesApi
+from harness.campaign.folder import create
+from harness.campaign.runner import CampaignRunner
+from harness.campaign.stopping import KnownWell
+from harness.campaign.verify import verify_campaign
+from harness.clock import SystemClock
+from harness.config import StopWhenKnown, WorkloadSpec
+from harness.metrics.catalogue import select
+from harness.results import layout
+from harness.results.manifest import read_manifest
+from tests.support.cluster_trial import Trial
+from tests.support.experiments import FAST, TINY, campaign, experiment
+from tests.support.fake_metrics import FakeGpus, RowList
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
+]
+PLANNED_S = 60.0
+WANTED = {"min_s": 1, "relative_half_width": 0.6, "metrics": ["throughput", "latency_p50_exact"]}
+TIMING = FAST | {"step_s": 0.25, "record_s": PLANNED_S, "stop_when_known": WANTED}
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(followed, "PACE_S", 0.1)
+
+
+class Asked(KnownWell):
+    """Remembers after which rows it was asked."""
+
+    def __call__(self, rows):
+        self.rows = [*getattr(self, "rows", []), rows]
+        return super().__call__(rows)
+
+
+def test_it_is_judged_as_on_this_machine_by_the_very_requests_that_are_fetched_at_the_end(deploy, server, monkeypatch):
+    deployment, folder = deploy(experiment(replicas=2, timing=TIMING), by=Trial(server.spec()))
+    fetched = []
+    monkeypatch.setattr(KubernetesApi, "download", _counted(KubernetesApi.download, fetched))
+    clock, step_s = SystemClock(), TIMING["step_s"]
+    start_s = math.ceil(clock.now_s() / step_s + 4) * step_s
+    judge = Asked(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
+    wake, sink, notices = threading.Event(), RowList(), []
+    request = RecordingRequest(
+        metrics=select(["throughput"]),
+        timing=experiment(timing=TIMING).timing,
+        sink=sink,
+        clock=clock,
+        wake=wake,
+        on_tick=lambda _done, _of: None,
+        notice=notices.append,
+        enough=judge,
+    )
+    summary = deployment.recording(request).record(start_s, round(PLANNED_S / step_s) + 1)
+
+    assert judge.known
+    assert not summary.stopped
+    assert 5 < summary.rows < PLANNED_S / step_s
+    assert notices == []
+    rounds = len(judge.rows)
+    assert len(fetched) <= 2 * (rounds + 1), "each replica once a look"
+    assert list(deployment.stop(timeout_s=4)) == []
+    again = KnownWell(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
+    for rows in judge.rows:
+        again(rows)
+    ended = {"rows": summary.rows, "planned_rows": round(PLANNED_S / step_s) + 1}
+    assert again.record(**ended) == judge.record(**ended)
+
+
+def _counted(download, fetched):
+    def counting(api, path, target, **how):
+        fetched.append(path)
+        return download(api, path, target, **how)
+
+    return counting
+
+
+def test_a_campaigns_recording_ends_early_and_is_complete(server, driver, tmp_path):
+    spec = server.spec()
+    made = campaign(
+        backend="kubernetes",
+        kubernetes=spec.model_dump(),
+        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:steady", warmup_requests=1)],
+        replicas=[2],
+        timing=TIMING,
+        metrics=["throughput", "total_count"],
+    )
+    folder = create(tmp_path / "results", made, text="text", source="shipped:test")
+    began_s = time.monotonic()
+    assert CampaignRunner(folder, Trial(spec), gpus=FakeGpus).run().statuses
+
+    assert time.monotonic() - began_s < PLANNED_S
+    (done,) = folder.path.glob("tiny_r2_*")
+    manifest = read_manifest(done)
+    assert manifest.stopping["known"]
+    assert manifest.stopping["recorded_s"] == pytest.approx((manifest.rows - 1) * TIMING["step_s"])
+    assert f"Recorded {manifest.stopping['recorded_s']:g} of at most {PLANNED_S:g} s" in manifest.stopping["why"]
+    assert verify_campaign(folder.path).ok
+    assert len(list((done / layout.LATENCIES).glob("replica-*"))) == 2
+    assert driver.left() == []
