@@ -27,7 +27,7 @@ from harness.config.sharing import (
 from harness.config.slo import SloSpec
 from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
 from harness.config.stress import StressLoad, StressSpec
-from harness.config.timing import PRESETS, Timing
+from harness.config.timing import PRESETS, Timing, short_by_scrapes
 from harness.config.workload import WorkloadSpec
 
 MAX_EXPERIMENTS = 10_000
@@ -227,11 +227,13 @@ class CampaignSpec(StrictModel):
     def _short_where_repeats_decide(cls, given: Any) -> Any:
         """Repeats until known are many and short, where the file gives no phase: runs differ more than the time within them."""
         repeats, timing = (given.get("repeats"), given.get("timing") or {}) if isinstance(given, dict) else (None, {})
-        if not isinstance(repeats, dict) or not isinstance(timing, dict) or given.get("backend", "local") != "local":
+        if not isinstance(timing, dict):
             return given
-        if timing.keys() & {"preset", "stop_when_known", *PRESETS["short"]}:
+        phases = {"preset", "stop_when_known", *PRESETS["short"]}
+        preset = "short" if isinstance(repeats, dict) and not timing.keys() & phases else timing.get("preset")
+        if preset != "short":
             return given
-        return {**given, "timing": {**timing, "preset": "short"}}
+        return {**given, "timing": {**_short_by_scrapes(given), **timing, "preset": "short"}}
 
     @model_validator(mode="before")
     @classmethod
@@ -414,6 +416,15 @@ class CampaignSpec(StrictModel):
                 f"two workloads are called {twice[0]!r}; give variants names of their own and say what they run with `model`."
             )
         return workloads
+
+
+def _short_by_scrapes(given: dict[str, Any]) -> dict[str, float]:
+    """What the preset short means on a cluster; nothing on this machine, nor where the interval is none."""
+    if given.get("backend") != "kubernetes" or not isinstance(given.get("kubernetes"), dict):
+        return {}
+    interval_s = given["kubernetes"].get("scrape_interval_s", KubernetesSpec.model_fields["scrape_interval_s"].default)
+    usable = isinstance(interval_s, int | float) and interval_s > 0
+    return short_by_scrapes(interval_s) if usable else {}
 
 
 def _runs_already(workload: Any) -> bool:

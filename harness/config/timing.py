@@ -17,6 +17,15 @@ PRESETS: dict[str, dict[str, float]] = {
     "long": {"stabilise_s": 300.0, "record_s": 3600.0, "cooldown_s": 120.0},
 }
 """Phases by name: short where the repeats decide, long for series of 721 rows; standard is what the fields default to."""
+LEAST_ROWS = 9
+"""By which it can be judged whether throughput was steady (``harness.metrics.steady``)."""
+
+
+def short_by_scrapes(scrape_interval_s: float) -> dict[str, float]:
+    """The preset short where rows follow the scrapes of a Prometheus: as short as nine of them allow."""
+    short = PRESETS["short"]
+    steps = max(math.ceil(short["record_s"] / scrape_interval_s), LEAST_ROWS - 1)
+    return {**short, "step_s": scrape_interval_s, "record_s": steps * scrape_interval_s}
 
 
 class Timing(StrictModel):
@@ -25,7 +34,8 @@ class Timing(StrictModel):
     preset: Literal["short", "standard", "long"] = Field(
         default="standard",
         description="The phases that are not given: standard is 30 s to stabilise, 120 s recorded and 10 s of rest, "
-        "long is 300, 3600 and 120, short is 5, 10 and 0 at a step of 1 s: the default with repeats.until_known, backend local.",
+        "long is 300, 3600 and 120, short is 5, 10 and 0 at a step of 1 s (on Kubernetes at a step of scrape_interval_s, "
+        "for 8 steps if they last longer): the default with repeats.until_known.",
     )
     step_s: float = Field(default=5.0, ge=MIN_STEP_S, le=3600, description="Seconds between two recorded rows.")
     stabilise_s: float = Field(default=30.0, ge=0, le=86_400, description="Seconds to run before recording.")

@@ -15,8 +15,10 @@ from harness.campaign.source import read_source, shipped_names
 from harness.config import CampaignSpec, KubernetesSpec, Timing, UntilKnown
 from harness.config.load import parse_campaign
 from harness.config.model import StrictModel
+from harness.config.timing import short_by_scrapes
 from harness.errors import CampaignFileError
 from harness.metrics.nvml import GpuFacts
+from harness.metrics.steady import steady_state
 
 GOOD = """
 name: mine
@@ -231,7 +233,11 @@ def test_a_phase_counts_before_the_preset_and_what_was_read_is_read_alike_again(
         ("timing: {record_s: 40}\n", (5, 30, 40, 10)),
         ("timing: {preset: standard}\n", (5, 30, 120, 10)),
         ("timing: {stop_when_known: {}}\n", (5, 30, 120, 10)),
-        ("backend: kubernetes\nkubernetes: {}\n", (5, 30, 120, 10)),
+        ("backend: kubernetes\nkubernetes: {}\n", (5, 5, 40, 0)),
+        ("backend: kubernetes\nkubernetes: {scrape_interval_s: 1}\n", (1, 5, 10, 0)),
+        ("backend: kubernetes\nkubernetes: {scrape_interval_s: 15}\ntiming: {drain_timeout_s: 20}\n", (15, 5, 120, 0)),
+        ("backend: kubernetes\nkubernetes: {}\ntiming: {preset: short, record_s: 60}\n", (5, 5, 60, 0)),
+        ("backend: kubernetes\nkubernetes: {}\ntiming: {stop_when_known: {}}\n", (5, 30, 120, 10)),
     ],
 )
 def test_repeats_until_known_are_short_where_no_phase_is_given(text, phases):
@@ -240,6 +246,13 @@ def test_repeats_until_known_are_short_where_no_phase_is_given(text, phases):
 
     assert (timing.step_s, timing.stabilise_s, timing.record_s, timing.cooldown_s) == phases
     assert parse_campaign(GOOD, origin="c.yaml").timing == Timing()
+
+
+def test_the_shortest_series_on_a_cluster_can_be_judged():
+    timing = Timing(**short_by_scrapes(5.0))
+
+    assert steady_state([10.0] * timing.rows).judged
+    assert not steady_state([10.0] * (timing.rows - 1)).judged
 
 
 def test_an_unknown_campaign_gets_a_suggestion():
