@@ -9,7 +9,6 @@ from harness.analysis.campaign import PACED, Cell
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, runs
-from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.format import Entry, figure_entry, number, quantity, replicas_in_words, whole_interval
 from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.analysis.statistics import Estimate
@@ -53,6 +52,18 @@ def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
     return Carried(max(sure, default=0), breaks, undecided, by_law)
 
 
+def laws(pool: Pool) -> dict[tuple[str, str], Fit]:
+    """The law that each workload's throughput follows, by workload and label of the setup; those alone that have one."""
+    found = {(name, setup.label): _law(setup, name).best for name in pool.workloads() for setup in pool.setups}
+    return {place: fit for place, fit in found.items() if fit is not None}
+
+
+def _law(setup: Setup, workload: str) -> Scaling:
+    if any(setup.cells[Place(workload, count)].paced for count in setup.counts(workload)):
+        return Scaling(None, None, PACED)
+    return scaling_law(runs(setup, workload, "throughput"))
+
+
 def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     """Laws, knees, memory and the count within the limit, for every workload and mode."""
     limit_s = asked.latency_limit_s
@@ -60,16 +71,13 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     sentences: list[str] = []
     missing: list[str] = []
     advice: dict[str, list[str]] = {}
-    fits: dict[tuple[str, str], Fit] = {}
     for workload in pool.workloads():
         for setup in pool.setups:
             counts = setup.counts(workload)
             if not counts:
                 continue
             cell = setup.cells[Place(workload, counts[-1])]
-            scaling = Scaling(None, None, PACED) if cell.paced else scaling_law(runs(setup, workload, "throughput"))
-            if scaling.best:
-                fits[workload, setup.label] = scaling.best
+            scaling = _law(setup, workload)
             held = carried(setup, workload, limit_s) if limit_s is not None else None
             rows.append(
                 [
@@ -96,16 +104,6 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
     limit_column = [] if limit_s is None else [f"p99 within {quantity(limit_s, 's')}"]
-    plot = by_workload(
-        pool,
-        "carrying",
-        "Throughput with the fitted laws (dashed), and p99 latency"
-        + ("" if limit_s is None else " with the limit (dotted)"),
-        [
-            Row("throughput", "requests/s", curves=fits),
-            Row("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
-        ],
-    )
     return Answer(
         "carrying",
         "How many replicas fit?",
@@ -119,8 +117,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
             rows,
             words=4 + len(limit_column),
         ),
-        [plot] if plot else [],
-        missing,
+        missing=missing,
     )
 
 

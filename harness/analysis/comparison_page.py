@@ -1,19 +1,23 @@
-"""The comparison on one page that needs no network: the decision first, then the questions behind it."""
+"""The comparison on one page that needs no network: the decision, the curves, then the questions behind it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import harness
 from harness.analysis import capacity, context_switch, cost_of_sharing, isolation, price, recommendation
+from harness.analysis.campaign import CampaignAnalysis
 from harness.analysis.comparability import gpu_names
 from harness.analysis.compare import Comparison
+from harness.analysis.comparison_curves import curves
 from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import NOTHING_ASKED, Answer, Asked
 from harness.analysis.interference import Interference, interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.price import prices
+from harness.analysis.protection import NOT_MEASURED, ONE_MODE, Protection, protections
 from harness.analysis.report import environment, mps_limits
 from harness.config import Sharing
 from harness.errors import UsageError
@@ -38,18 +42,52 @@ def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:
 
 def overheads(pool: Pool) -> Interference | None:
     """Every condition of one campaign against its first, paired by repeat; None without conditions, or with several such campaigns."""
-    alone = pool.beside or (pool.analyses[0] if len(pool.analyses) == 1 else None)
+    alone = _with_conditions(pool)
     return interference(alone) if alone else None
 
 
-def company(pool: Pool, found: Interference | None) -> list[str]:
-    """What a campaign that stands beside the others says of company, and with which settings and GPU that was measured."""
-    if pool.beside is None or found is None:
-        return []
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What there is to say of the goal of being isolated from neighbours.
+
+    Attributes:
+        best: the mode for every service that was measured beside neighbours under several modes.
+        instead: why no mode can be named, in a sentence, with what is known; empty where one is.
+        apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
+    """
+
+    best: list[Protection]
+    instead: list[str]
+    apart: str
+
+    @property
+    def sentences(self) -> list[str]:
+        """All of it."""
+        return [*(one.sentence for one in self.best), *self.instead, *([self.apart] if self.apart else [])]
+
+
+def isolated(pool: Pool, found: Interference | None) -> Isolation:
+    """Which mode isolates best from neighbours, or why the campaigns do not say."""
+    with_conditions = _with_conditions(pool)
+    conditions = with_conditions.spec.conditions if with_conditions and with_conditions.spec else []
+    if found is None or with_conditions is None or not any(one.neighbours for one in conditions):
+        return Isolation([], [NOT_MEASURED], "")
+    best = protections(pool, with_conditions, found)
+    instead = [] if best else [ONE_MODE, *found.worst()]
+    return Isolation(best, instead, _apart(pool))
+
+
+def _with_conditions(pool: Pool) -> CampaignAnalysis | None:
+    return pool.beside or (pool.analyses[0] if len(pool.analyses) == 1 else None)
+
+
+def _apart(pool: Pool) -> str:
+    if pool.beside is None:
+        return ""
     manifests = [one.data.manifest for one in pool.beside.experiments]
     settings = ", ".join(f"{name} with {words}" for name, words in _settings_of(manifests).items())
     where = gpu_names(manifests[0]) if manifests[0].gpus else "no GPU"
-    return [*found.worst(), f"Measured apart: {pool.beside.name}, {settings}, on {where}."]
+    return f"Measured apart: {pool.beside.name}, {settings}, on {where}."
 
 
 def write_page(
@@ -89,7 +127,8 @@ def write_page(
         "most": max(repeats),
         "command": command,
         "version": harness.__version__,
-        "company": company(pool, against_first),
+        "isolation": isolated(pool, against_first),
+        "curves": curves(pool, asked),
         "prices": prices(asked),
         **tables(against_first),
     }

@@ -75,7 +75,8 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (_ROW_IN * len(rows) + 0.7)))
-        figure.legend(handles.values(), handles.keys(), loc="upper right", ncols=max(1, min(6, len(handles))))
+        shown = [setup.label for setup in pool.setups if setup.label in handles]
+        figure.legend([handles[label] for label in shown], shown, loc="upper right", ncols=max(1, min(6, len(handles))))
         return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}", png=False)
 
 

@@ -6,7 +6,6 @@ from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, Line, relative
 from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
-from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.format import Entry, figure_entry, number, ratio_entry, ratio_interval, replicas_in_words, times
 from harness.analysis.statistics import Estimate
 
@@ -44,12 +43,6 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         "p99 against alone",
         *(_FULLNESS[name] for name in fullness),
     ]
-    plot = by_workload(
-        pool,
-        "cost",
-        "Throughput of all replicas together, and p99 latency",
-        [Row("throughput", "requests/s"), Row("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True)],
-    )
     return Answer(
         "cost",
         "What does each mode cost?",
@@ -57,8 +50,7 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         "where it was measured, else one replica under the same mode.",
         _sentences(pool, comparison),
         Table(headers, rows, words=3),
-        [plot] if plot else [],
-        missing_modes(pool),
+        missing=missing_modes(pool),
     )
 
 

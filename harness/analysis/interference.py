@@ -50,6 +50,8 @@ class Overhead:
         percent: how much worse the condition is: lost throughput, added latency; below 0 where it is better.
         outcome: against the limit, by the whole 95 % interval.
         why: what the outcome rests on, in a few words.
+        each: the ratio of every pair.
+        share: of the usual error that one interval of it may take (``harness.analysis.campaign.shared``).
     """
 
     key: Key
@@ -59,6 +61,8 @@ class Overhead:
     percent: Estimate
     outcome: Outcome
     why: str
+    each: list[float]
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +242,13 @@ def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Ov
         return reasons[0] if reasons else "no repeat can be used under both conditions"
     try:
         first, second = ([side[repeat] for repeat in pairs] for side in (before, after))
-        ratio = paired_ratio(first, second, shared(baseline, cell))
+        share = shared(baseline, cell)
+        ratio = paired_ratio(first, second, share)
     except ValueError as error:
         return str(error)
     percent = _percent_worse(ratio, higher_is_better=name == "throughput")
-    return Overhead(cell.key, name, pairs, ratio, percent, *judge(percent, limit_percent))
+    each = [after / before for before, after in zip(first, second, strict=True)]
+    return Overhead(cell.key, name, pairs, ratio, percent, *judge(percent, limit_percent), each, share)
 
 
 def _by_repeat(cell: Cell, name: str) -> dict[int, float]:

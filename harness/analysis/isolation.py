@@ -6,7 +6,6 @@ from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, relative
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
-from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.format import Entry, figure_entry, ratio_entry, times
 from harness.analysis.statistics import Estimate
 
@@ -38,12 +37,6 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         "p99 of the worst replica",
     ]
     missing = [] if shared else ["More than one replica in `replicas` would tell how they share."]
-    plot = by_workload(
-        pool,
-        "isolation",
-        "Throughput of the slowest replica over that of the fastest; 1 is fair",
-        [Row("fairness", "slowest / fastest", line=1.0)],
-    )
     return Answer(
         "isolation",
         "How well does it isolate?",
@@ -51,8 +44,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         "(slowest over fastest and Jain's index 1).",
         [sentence for workload in pool.workloads() for sentence in _sentences(pool, workload)],
         Table(headers, rows, words=3) if rows else None,
-        [plot] if plot else [],
-        missing + missing_modes(pool),
+        missing=missing + missing_modes(pool),
     )
 
 

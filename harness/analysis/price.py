@@ -8,7 +8,6 @@ from harness.analysis.campaign import Cell, Experiment, shared
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, cells
-from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.format import Entry, figure_entry, replicas_in_words, with_interval
 from harness.analysis.statistics import Estimate, t_interval
 
@@ -60,20 +59,6 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
             cost = cost_per_million(cell, asked)
             row.append(figure_entry(cost, asked.currency, cell.absent.get("energy", "no throughput")))
         rows.append(row)
-    plot = by_workload(
-        pool,
-        "price",
-        "Cost of a million inferences" if priced else "Energy of a million inferences",
-        [
-            Row(
-                "cost",
-                f"cost, {asked.currency}" if asked.currency else "cost",
-                pick=lambda cell: cost_per_million(cell, asked),
-            )
-        ]
-        if priced
-        else [Row("energy", "kWh", pick=kwh_per_million)],
-    )
     missing = (
         [] if any(kwh_per_million(cell) for *_, cell in cells(pool)) else ["Energy takes a GPU that tells its power."]
     )
@@ -86,8 +71,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "is one input, as the replicas counted them." + (f" Prices: {prices(asked)}." if priced else ""),
         [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
         Table(["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3),
-        [plot] if plot else [],
-        missing,
+        missing=missing,
     )
 
 

@@ -126,27 +126,12 @@ class Choice:
     @property
     def certainty(self) -> str:
         """How sure the choice is, in words."""
-        if self.p is None:
-            return "cannot tell: repeat it"
-        alone = gain(self)
-        corrected = (
-            alone is not None and alone.low is not None and alone.high is not None and not alone.low <= 1 <= alone.high
-        )
-        if self.clear:
-            return "significant"
-        return NO_DIFFERENCE + (f" among all {self.among} comparisons" if corrected else "")
+        return certainty(self.p, gain(self), self.among)
 
     @property
     def costs(self) -> list[str]:
         """What the best loses against the runner-up by other measures, where its interval leaves no doubt."""
-        found = []
-        for measure, title, higher_is_better in _ELSEWHERE:
-            gain = relative(self.best[1], self.next[1], measure)
-            if gain is None or gain.low is None or gain.high is None:
-                continue
-            if gain.high < 1 if higher_is_better else gain.low > 1:
-                found.append(f"{title} {_percent(gain)}")
-        return found
+        return costs(self.best[1], self.next[1])
 
 
 _ELSEWHERE = (
@@ -154,6 +139,34 @@ _ELSEWHERE = (
     ("latency_p99_exact", "p99", False),
     ("energy", "energy per request", False),
 )
+
+
+def certainty(p: float | None, alone: Estimate | None, among: int = 1) -> str:
+    """How sure a choice is, in words.
+
+    Args:
+        p: of the test, corrected for all that were made; None when there is none.
+        alone: the ratio of the best to the runner-up, with the interval of this one.
+        among: tests that p is corrected for.
+    """
+    if p is None:
+        return "cannot tell: repeat it"
+    if p < SIGNIFICANCE:
+        return "significant"
+    told = alone is not None and alone.low is not None and alone.high is not None and not alone.low <= 1 <= alone.high
+    return NO_DIFFERENCE + (f" among all {among} comparisons" if told else "")
+
+
+def costs(best: Cell, runner_up: Cell) -> list[str]:
+    """What the one loses against the other by throughput, p99 and energy, where the interval of the ratio leaves no doubt."""
+    found = []
+    for measure, title, higher_is_better in _ELSEWHERE:
+        ratio = relative(best, runner_up, measure)
+        if ratio is None or ratio.low is None or ratio.high is None:
+            continue
+        if ratio.high < 1 if higher_is_better else ratio.low > 1:
+            found.append(f"{title} {_percent(ratio)}")
+    return found
 
 
 def _percent(gain: Estimate) -> str:

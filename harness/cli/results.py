@@ -181,7 +181,7 @@ def compare(
     from harness.analysis.compare import compare as compare_sides
     from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
-    from harness.analysis.comparison_page import answers, company, overheads, write_page
+    from harness.analysis.comparison_page import answers, isolated, overheads, write_page
     from harness.campaign.gate import gate_of_comparison, judge_analyses
 
     if json:
@@ -194,12 +194,16 @@ def compare(
         answered = answers(pool, found, wanted)
         page = write_page(html, pool, found, answered, _again(), wanted) if html else None
         against_first = overheads(pool)
-        short = [] if details or json else company(pool, against_first)
-        sentences = short or (against_first.sentences() if against_first else [])
+        isolation = isolated(pool, against_first)
+        sentences = against_first.sentences() if against_first else []
     if json:
-        output.document(_comparison_document(found, answered, page) | {"overheads": sentences} | judged.document())
+        told = {"isolation": isolation.sentences, "overheads": sentences}
+        output.document(_comparison_document(found, answered, page) | told | judged.document())
     else:
-        _print_comparison(found, answered, sentences, page, details=details)
+        company = {"Isolation from neighbours": isolation.sentences} if answered[0].table else {}
+        if details or not isolation.apart:
+            company["What does each condition cost?"] = sentences
+        _print_comparison(found, answered, company, page, details=details)
         for sentence in judged.sentences():
             output.sentence(sentence)
     judged.refuse()
@@ -233,7 +237,12 @@ def _rows(decision: Answer) -> list[dict[str, str]]:
 
 
 def _print_comparison(
-    found: Comparison, answered: list[Answer], overheads: list[str], page: Path | None, *, details: bool
+    found: Comparison,
+    answered: list[Answer],
+    company: dict[str, list[str]],
+    page: Path | None,
+    *,
+    details: bool,
 ) -> None:
     for sentence in found.unlike:
         output.note(f"differs: {sentence}")
@@ -248,9 +257,7 @@ def _print_comparison(
         ]
     else:
         sections = []
-    if overheads:
-        sections.append(("What does each condition cost?", overheads))
-    for question, sentences in sections:
+    for question, sentences in [*sections, *((title, told) for title, told in company.items() if told)]:
         output.sentence("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
     if not details:
         output.note(f"\n{len(found.lines)} tests and {len(others)} more answers: add --details, or --html PAGE.html")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,21 +11,23 @@ import numpy as np
 import pytest
 
 from harness.analysis import report
-from harness.analysis.campaign import CampaignAnalysis, Key, analyse
+from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
 from harness.analysis.chart import Chart
-from harness.analysis.comparison_input import gather
-from harness.analysis.comparison_page import company, overheads
+from harness.analysis.comparison_input import Pool, gather
+from harness.analysis.comparison_page import isolated, overheads
 from harness.analysis.figure_style import Picture
 from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
 from harness.analysis.interference_tables import tables
+from harness.analysis.protection import Protection, protections
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
-from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, WorkloadSpec
+from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.rows import Row, series_name
-from harness.results import ExperimentWriter, finalise
+from harness.results import ExperimentWriter, Status, finalise
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
+from harness.results.manifest import Verdict
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 
 SHAPE = Shape(gpu=False, record_s=20)
@@ -241,11 +244,72 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
 
     assert pool.analyses == [plain]
     assert {setup.rest[-1] for setup in pool.setups} == {""}
-    said, measured = company(pool, overheads(pool))
+    reason, said, measured = isolated(pool, overheads(pool)).sentences
+    assert reason.startswith("Neighbours were measured under one mode")
     assert "lost at most 20.0 % under time-slicing" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
-    assert company(gather([analysis.folder], read=read.__getitem__), interference(analysis)) == []
+    assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
+    (unknown,) = isolated(gather([plain.folder], read=read.__getitem__), None).sentences
+    assert unknown.startswith("Not measured: a campaign whose conditions have neighbours")
+
+
+def under(cell: Cell, sharing: str, kept: float, *, died: bool = False) -> Cell:
+    """The same cell as another mode would have left it: that share of its throughput, or nothing, for the service died."""
+    runs = []
+    for index, run in enumerate(cell.experiments):
+        figures = {**run.measured.figures, "throughput": kept * run.measured.figures["throughput"] * (1 + index / 1000)}
+        verdict = Verdict(status=Status.INVALID, codes=[ReasonCode.VICTIM_DIED]) if died else run.data.manifest.verdict
+        manifest = run.data.manifest.model_copy(update={"verdict": verdict})
+        data = replace(run.data, manifest=manifest)
+        runs.append(replace(run, data=data, measured=replace(run.measured, figures=figures)))
+    return replace(cell, key=cell.key._replace(sharing=sharing), experiments=runs)
+
+
+def both(analysis: CampaignAnalysis, beside: float, *, died: bool = False) -> CampaignAnalysis:
+    """The campaign under time-slicing, and under MPS with that share left beside the neighbour."""
+    left = {"alone": 1.0, "beside": beside / LEFT["beside"], "hooked": 1.0}
+    other = [
+        under(cell, "mps", left[cell.condition], died=died and cell.condition == "beside") for cell in analysis.cells
+    ]
+    return replace(analysis, cells=[*analysis.cells, *other])
+
+
+def chosen(analysis: CampaignAnalysis, pool: Pool) -> list[Protection]:
+    found = interference(analysis)
+    assert found is not None
+    return protections(pool, analysis, found)
+
+
+def test_the_mode_that_isolates_best_is_named_with_its_figure_and_what_it_costs_elsewhere(analysis, tmp_path):
+    shape = replace(SHAPE, gpu=True, noise=0.005)
+    modes = [Sharing.TIME_SLICING, Sharing.MPS]
+    plain = analyse(write_campaign(tmp_path / "plain", replicas=[1, 3], repeats=3, shape=shape, sharing=modes))
+    pool = gather([plain.folder], read=lambda _folder: plain)
+
+    (better,) = chosen(both(analysis, 0.4), pool)
+    assert better.choice == "time-slicing"
+    assert better.gain is not None
+    assert better.gain.mean == pytest.approx(2, rel=0.01)
+    assert better.figure == "80.0 % of its throughput kept (79.6 to 80.4) under the condition, beside"
+    assert re.search(
+        r"significant: 2\.00 . mps \(1\.9\d+ to 2\.\d+\), with 40\.0 % .* under its worst, beside$", better.sure
+    )
+    assert re.search(r"resnet50, 3 replicas: throughput -\d+ %.* against mps$", better.costs), better.costs
+    (better,) = chosen(both(analysis, 0.95), pool)
+    assert (better.choice, better.next.mode, better.costs) == ("mps", "time-slicing", "")
+    (neither,) = chosen(both(analysis, 0.8), pool)
+    assert neither.choice.startswith("either (here ")
+    assert neither.sure.startswith("no significant difference")
+
+
+def test_a_mode_in_which_the_service_dies_isolates_worst_whatever_it_keeps_elsewhere(analysis):
+    pool = gather([analysis.folder], read=lambda _folder: analysis)
+
+    (better,) = chosen(both(analysis, 0.95, died=True), pool)
+    assert better.choice == "time-slicing"
+    assert better.gain is None, "what was not measured is not zero"
+    assert better.sure == "mps: no figure, and died under beside in 3 of 3 runs"
 
 
 def test_one_repeat_is_said_and_not_decided(analysis):

@@ -1,0 +1,190 @@
+"""Which mode isolates best from neighbours? What each leaves of a service beside the worst of them, and what it costs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from harness.analysis.campaign import CampaignAnalysis
+from harness.analysis.comparison_input import Place, Pool
+from harness.analysis.comparison_model import counts
+from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
+from harness.analysis.interference import Interference, Overhead
+from harness.analysis.recommendation import certainty, costs
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio
+
+NOT_MEASURED = (
+    "Not measured: a campaign whose conditions have neighbours, compared together with these, would tell. "
+    "Between replicas of one workload, the lowest p99 and the fairest say it."
+)
+ONE_MODE = (
+    "Neighbours were measured under one mode, so that there is nothing to choose from; two in `sharing` would tell."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What one mode leaves of a service beside its worst neighbour.
+
+    Attributes:
+        mode: with its limits.
+        worst: the throughput beside the neighbour that takes most; None where no run beside one can be used.
+        deaths: conditions in which the service died with its neighbour, with in how many of how many runs.
+    """
+
+    mode: str
+    worst: Overhead | None
+    deaths: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """The lower the better: a service that lives before one that dies, then the one that keeps more."""
+        dies = max((died / runs for died, runs in self.deaths.values()), default=0.0)
+        return dies, self.worst.percent.mean if self.worst else 100.0
+
+    @property
+    def figure(self) -> str:
+        """``62.2 % of its throughput kept (58.5 to 66.2)``."""
+        if self.worst is None:
+            return "no figure"
+        lost, bounds = self.worst.percent, ""
+        if lost.low is not None and lost.high is not None:
+            bounds = f" ({number(100 - lost.high)} to {number(100 - lost.low)})"
+        return f"{number(100 - lost.mean)} % of its throughput kept{bounds}"
+
+    @property
+    def where(self) -> str:
+        """``, beside-l2-hog``: the condition that takes most."""
+        return f", {self.worst.key.condition}" if self.worst else ""
+
+    @property
+    def died(self) -> str:
+        """``, and died under beside-crash in 2 of 2 runs``; empty where it did not."""
+        told = [f"under {name} in {died} of {runs} runs" for name, (died, runs) in self.deaths.items()]
+        return f", and died {', '.join(told)}" if told else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The mode that leaves a service most beside its worst neighbour.
+
+    Attributes:
+        service: workload and replicas, in words.
+        best: of all modes.
+        next: the runner-up.
+        neighbours: how many were looked at, each under every mode.
+        gain: the share that the best leaves over that of the runner-up; None where one has none.
+        p: of Welch's test between the two, Holm-corrected over all services; None when it cannot be made.
+        costs: what the best loses elsewhere against the runner-up: number of replicas to a sentence per workload.
+    """
+
+    service: str
+    best: Left
+    next: Left
+    neighbours: int
+    gain: Estimate | None
+    p: float | None
+    costs: str = ""
+
+    @property
+    def choice(self) -> str:
+        """The mode, where the figures or a death tell one from the other."""
+        clear = (self.p is not None and self.p < SIGNIFICANCE) or self.best.rank[0] < self.next.rank[0]
+        return self.best.mode if clear else f"either (here {self.best.mode})"
+
+    @property
+    def figure(self) -> str:
+        """What the best keeps, and where."""
+        where = f"the worst of {self.neighbours} conditions" if self.neighbours > 1 else "the condition"
+        return f"{self.best.figure} under {where}{self.best.where}{self.best.died}"
+
+    @property
+    def sure(self) -> str:
+        """How sure that is, and what the runner-up keeps."""
+        if self.gain is None:
+            return f"{self.next.mode}: {self.next.figure}{self.next.where}{self.next.died}"
+        interval = ratio_interval(self.gain)
+        against = f"{number(self.gain.mean)} {TIMES} {self.next.mode}{f' ({interval})' if interval else ''}"
+        return f"{certainty(self.p, self.gain)}: {against}, with {self.next.figure} under its worst{self.next.where}{self.next.died}"
+
+    @property
+    def sentence(self) -> str:
+        """All of it."""
+        price = f"; but {self.costs}" if self.costs else ""
+        return f"{self.service}: {self.choice}, {self.figure}; {self.sure}{price}."
+
+
+def protections(pool: Pool, beside: CampaignAnalysis, found: Interference) -> list[Protection]:
+    """The best mode for every service that was measured beside the same neighbours under several modes.
+
+    Args:
+        pool: where the costs are looked up.
+        beside: the campaign with conditions.
+        found: its overheads.
+    """
+    conditions = [one.name for one in beside.spec.conditions if one.neighbours] if beside.spec else []
+    chosen = []
+    for place in dict.fromkeys(Place(key.workload, key.replicas) for key in found.overheads):
+        named = _common(found, place, conditions)
+        left = sorted((_left(found, place, mode, named) for mode in _modes(found, place)), key=lambda one: one.rank)
+        if named and len(left) > 1:
+            chosen.append(_choose(pool, found, place, left, len(named)))
+    tested = [index for index, one in enumerate(chosen) if one.p is not None]
+    for index, p in zip(tested, holm([chosen[index].p or 0.0 for index in tested]), strict=True):
+        chosen[index] = replace(chosen[index], p=p)
+    return chosen
+
+
+def _modes(found: Interference, place: Place) -> list[str]:
+    return list(dict.fromkeys(key.mode for key in found.overheads if (key.workload, key.replicas) == place))
+
+
+def _common(found: Interference, place: Place, conditions: Sequence[str]) -> list[str]:
+    """The conditions that every mode has an outcome of: a figure, or a death."""
+    told: dict[str, set[str]] = {}
+    for key, by_measure in found.overheads.items():
+        if (key.workload, key.replicas) == place and (
+            isinstance(by_measure["throughput"], Overhead) or key in found.died
+        ):
+            told.setdefault(key.condition, set()).add(key.mode)
+    return [name for name in conditions if told.get(name) == set(_modes(found, place))]
+
+
+def _left(found: Interference, place: Place, mode: str, conditions: Sequence[str]) -> Left:
+    keys = [
+        key
+        for key in found.overheads
+        if (key.workload, key.replicas, key.mode) == (*place, mode) and key.condition in conditions
+    ]
+    losses = [loss for key in keys if isinstance(loss := found.overheads[key]["throughput"], Overhead)]
+    worst = max(losses, key=lambda loss: loss.percent.mean, default=None)
+    return Left(mode, worst, {key.condition: found.died[key] for key in keys if key in found.died})
+
+
+def _choose(pool: Pool, found: Interference, place: Place, left: Sequence[Left], neighbours: int) -> Protection:
+    best, runner_up = left[0], left[1]
+    gain = p = None
+    if best.worst and runner_up.worst:
+        share = min(best.worst.share, runner_up.worst.share)
+        gain = ratio(best.worst.each, runner_up.worst.each, share)
+        p = difference(runner_up.worst.each, best.worst.each, share).welch_p
+    service = f"{place.workload}, {replicas_in_words(place.replicas)}"
+    return Protection(service, best, runner_up, neighbours, gain, p, _costs(pool, found, best.mode, runner_up.mode))
+
+
+def _costs(pool: Pool, found: Interference, best: str, runner_up: str) -> str:
+    """What the one mode loses against the other with as many replicas as both were measured with, workload by workload."""
+    told = []
+    for workload in pool.workloads():
+        for count in reversed(counts(pool, workload)):
+            by_mode = {
+                cell.mode: cell
+                for setup in pool.setups
+                if (cell := setup.cells.get(Place(workload, count))) and cell.condition in {"", found.baseline}
+            }
+            if best in by_mode and runner_up in by_mode:
+                lost = costs(by_mode[best], by_mode[runner_up])
+                if lost:
+                    told.append(f"{workload}, {replicas_in_words(count)}: {', '.join(lost)}")
+                break
+    return f"{'; '.join(told)} against {runner_up}" if told else ""
