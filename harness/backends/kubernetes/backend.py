@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Finding, ReplicaDeath, Severity
-from harness.backends.kubernetes import files, grafana, objects, preflight, prometheus, query_probe, switching
+from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
+from harness.backends.kubernetes.parts import Part
 from harness.clock import Clock, SystemClock
 from harness.config import ExperimentSpec, KubernetesSpec, WorkloadSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results.layout import neighbour_folder
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
@@ -70,7 +70,7 @@ class KubernetesBackend:
             api = self.api
         except ClusterError as error:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
-        places = [self._place(one) for one in experiments] or [self._spec]
+        places = [parts.place(one, self._spec) for one in experiments] or [self._spec]
         return preflight.check(
             api,
             self._spec if self._spec in places else places[0],
@@ -107,7 +107,7 @@ class KubernetesBackend:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort)
-        deployment = self._deployment(experiment.model_copy(update={"replicas": 1}), folder)
+        deployment = self._deployment(self._measured(experiment.model_copy(update={"replicas": 1}), folder))
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
         server = prometheus.server(self.api, self._spec)
         found = query_probe.rehearse(
@@ -141,50 +141,35 @@ class KubernetesBackend:
     ) -> KubernetesDeployment | WithNeighbours:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort)
-        measured = self._deployment(experiment, folder)
-        deployment = self._with_neighbours(measured, experiment, folder) if experiment.neighbours else measured
+        part = self._measured(experiment, folder)
+        around = parts.neighbours(part, self._spec, self._campaign_id)
+        measured, beside = self._deployment(part), {name: self._deployment(one, name) for name, one in around.items()}
+        by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
+        deployment = WithNeighbours(measured, beside, by_node=by_node) if beside else measured
         self._start(deployment, experiment, abort=abort, on_death=on_death)
         return deployment
 
     def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadPods:
         """Start the pods that send. See Backend.load_pods."""
-        load = LoadPods(self.api, self._spec, experiment, folder, self._campaign_id, self._clock, plan)
+        part = parts.load(experiment, folder, self._spec, self._campaign_id, plan=plan)
+        load = LoadPods(self.api, part, self._clock)
         load.start(abort)
         return load
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
-        if self._place(experiment).device_plugin_configs is None:
+        if parts.place(experiment, self._spec).device_plugin_configs is None:
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
         self._mode.to(experiment, api, abort)
 
-    def _deployment(self, experiment: ExperimentSpec, folder: Path) -> KubernetesDeployment:
-        """The measured replicas."""
-        there = self._place(experiment)
-        made = objects.workload(experiment, folder, there, self._campaign_id)
-        return KubernetesDeployment(self.api, there, made, experiment, folder, clock=self._clock, record=self._record)
+    def _measured(self, experiment: ExperimentSpec, folder: Path) -> Part:
+        return parts.measured(experiment, folder, self._spec, self._campaign_id)
 
-    def _place(self, experiment: ExperimentSpec) -> KubernetesSpec:
-        """How its pods stand in the cluster: who asks a server that runs already holds no GPU."""
-        server = experiment.workload.server
-        return objects.without_gpu(self._spec) if server and server.url else self._spec
-
-    def _with_neighbours(
-        self, measured: KubernetesDeployment, experiment: ExperimentSpec, folder: Path
-    ) -> WithNeighbours:
-        beside = {}
-        limits = experiment.mps.among(experiment.replicas_per_gpu) if experiment.mps else None
-        for each in experiment.neighbours:
-            name = each.workload.name
-            changes = {"workload": each.workload, "replicas": each.replicas, "condition": None, "mps": limits}
-            own, place = experiment.model_copy(update=changes), neighbour_folder(folder, name)
-            made = objects.workload(own, place, self._spec, self._campaign_id, measured=measured.workload)
-            beside[name] = KubernetesDeployment(
-                self.api, self._spec, made, own, place, clock=self._clock, neighbour=name
-            )
-        by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
-        return WithNeighbours(measured, beside, by_node=by_node)
+    def _deployment(self, part: Part, neighbour: str = "") -> KubernetesDeployment:
+        record, clock = self._record, self._clock
+        of = (self.api, part.spec, part.workload, part.experiment, part.folder)
+        return KubernetesDeployment(*of, clock=clock, record=record, neighbour=neighbour)
 
     def _start(
         self,

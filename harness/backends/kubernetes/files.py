@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ PART_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB."""
 MOST_PARTS = 16
 _TOKENIZER = "tokenizer.json"
+KEPT = 8
+"""Compressed files that are kept: those of two servers, each with 16 MB of them at most."""
 
 
 def collection(namespace: str) -> str:
@@ -88,14 +91,25 @@ def check_carried(experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
             yield Finding(Severity.ERROR, "server", f"the workload {name}: {error.message}", error.advice)
 
 
+def _compressed(path: Path) -> bytes:
+    """A file's content, compressed once for all attempts and checks of a campaign. Raises CampaignFileError."""
+    try:
+        seen = path.stat()
+        return _compressed_as_seen(path, seen.st_mtime_ns, seen.st_size)
+    except OSError as error:
+        raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Mend the path.") from error
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _compressed_as_seen(path: Path, _mtime_ns: int, _size_bytes: int) -> bytes:
+    return gzip.compress(path.read_bytes(), mtime=0)
+
+
 def _parts(server: ServerSpec) -> Iterator[tuple[str, bytes]]:
     """Name and content of every part of the compressed files."""
     size = 0
     for name, path in named(server).items():
-        try:
-            data = gzip.compress(path.read_bytes(), mtime=0)
-        except OSError as error:
-            raise CampaignFileError(f"{path} cannot be read: {error.strerror}.", advice="Mend the path.") from error
+        data = _compressed(path)
         parts = range(0, len(data), PART_BYTES)
         size += len(parts)
         if size > MOST_PARTS:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.backends.kubernetes import artifacts, objects
+from harness.backends.kubernetes import artifacts
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
+from harness.backends.kubernetes.parts import Part
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
-from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import ClusterError
 
 PATIENCE_S = 30.0
@@ -24,32 +24,13 @@ class LoadPods:
 
     Args:
         api: of the cluster.
-        spec: how the replicas stand in it; these ask for no GPU.
-        experiment: what is measured.
-        folder: the attempt's.
-        campaign_id: whose it is.
+        part: the Job.
         clock: real time.
-        plan: of all shards, as each pod reads it.
     """
 
-    def __init__(
-        self,
-        api: KubernetesApi,
-        spec: KubernetesSpec,
-        experiment: ExperimentSpec,
-        folder: Path,
-        campaign_id: str,
-        clock: Clock,
-        plan: str,
-    ) -> None:
-        self._api, self._folder = api, folder / "load"
-        shards = min(spec.load_generators, experiment.replicas)
-        own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
-        changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
-        of = experiment.model_copy(update=changes)
-        there = objects.without_gpu(spec)
-        made = objects.load_job(of, folder, there, campaign_id, plan=plan)
-        self._pods = KubernetesDeployment(api, there, made, of, self._folder, clock=clock)
+    def __init__(self, api: KubernetesApi, part: Part, clock: Clock) -> None:
+        self._api, self._folder = api, part.folder
+        self._pods = KubernetesDeployment(api, part.spec, part.workload, part.experiment, part.folder, clock=clock)
 
     def start(self, abort: threading.Event) -> None:
         """Return when every pod sends. Raises BackendError."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.kubernetes.pods import Object, condition
+from harness.backends.kubernetes.quantity import amount
 from harness.results.manifest import Gpu, Host, Provenance, Software
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
-_UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def not_ready(node: Object) -> str:
@@ -75,17 +74,7 @@ def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Hos
 
 def _sum(nodes: Sequence[Object], seen: Mapping[str, Mapping[str, Any]], resource: str, fact: str) -> int | None:
     """A resource of all nodes together; None when one of them does not tell."""
-    told = [quantity(str(((node.get("status") or {}).get("capacity") or {}).get(resource) or "")) for node in nodes]
+    told = [amount(((node.get("status") or {}).get("capacity") or {}).get(resource)) for node in nodes]
     values = told if nodes else [host.get(fact) for host in seen.values()]
     known = [int(value) for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def quantity(text: str) -> int | None:
-    """A Kubernetes quantity as a whole number, rounded down; None when it is none."""
-    match = re.fullmatch(r"(\d+)(m|[KMGT]i|[kMGT])?", text)
-    if match is None:
-        return None
-    if match[2] == "m":
-        return int(match[1]) // 1000
-    return int(match[1]) * _UNITS[match[2] or ""]

@@ -13,18 +13,20 @@ from harness.backends.kubernetes import (
     files,
     grafana,
     monitoring,
+    parts,
     quota,
     rbac,
     sharing,
     switching,
 )
 from harness.backends.kubernetes.capacity import Object
+from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
 from harness.backends.kubernetes.version import check_version, makes_jobs
 from harness.backends.layer_check import check_layer_of_image
 from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
-from harness.errors import ClusterError, PrometheusError
+from harness.errors import CampaignFileError, ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 
 API_SKEW_S = 3.0
@@ -55,8 +57,6 @@ def check(
         if away or error.status == 401:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=away)]
         nodes = None
-    most = max((experiment.cell.processes for experiment in experiments), default=1)
-    owners = 1 + max((len(experiment.neighbours) for experiment in experiments), default=0)
     jobs, given = makes_jobs(spec, experiments), files.any_named([one.workload for one in experiments])
     findings = [
         *(one for experiment in experiments for one in check_layer_of_image(experiment)),
@@ -67,7 +67,7 @@ def check(
         *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
         *_tried("priority class", lambda: rbac.check_priority_class(api, spec)),
         *_tried("queue", lambda: rbac.check_queue(api, spec)),
-        *_tried("quota", lambda: quota.check_quota(api, spec, most, owners)),
+        *_tried("quota", lambda: _check_quota(api, spec, experiments, campaign_id)),
         *_tried("clock", lambda: _check_clock(api)),
     ]
     if nodes is None:
@@ -120,6 +120,23 @@ def check_gpus(
         *sharing.check_sharing(wanted, pods, spec, experiments),
         *capacity.check_gpus(nodes, pods, spec, replicas, campaign_id),
     ]
+
+
+def _check_quota(
+    api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
+) -> list[Finding]:
+    """Repeats, and modes that are not seen in objects, make the same."""
+    distinct = {
+        (one.workload.name, one.replicas, one.sharing, one.condition and one.condition.name): one for one in experiments
+    }
+
+    def planned() -> list[list[Workload]]:
+        return [[part.workload for part in parts.everything(one, spec, campaign_id)] for one in distinct.values()]
+
+    try:
+        return list(quota.check_quota(api, spec.namespace, planned, campaign_id))
+    except CampaignFileError:
+        return []  # files that cannot be carried into pods are an error of their own
 
 
 def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

@@ -9,7 +9,6 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import claims, files, grafana, preflight
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
-from harness.backends.kubernetes.quota import check_quota
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
@@ -381,6 +380,24 @@ def test_a_file_that_cannot_be_read_or_carried_is_refused(tmp_path, monkeypatch,
     assert said in findings(Api(), experiments=[asked])["server", Severity.ERROR]
 
 
+def test_a_file_is_compressed_once_for_all_checks_and_attempts_and_again_when_it_is_another(tmp_path, monkeypatch):
+    compressed, compress = [], files.gzip.compress
+    monkeypatch.setattr(files.gzip, "compress", lambda data, **how: compressed.append(data) or compress(data, **how))
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a"}\n')
+    asked = running_already("http://engine:8000", requests={"file": str(path)})
+
+    for attempt in ("one", "two"):
+        assert ("server", Severity.ERROR) not in findings(Api(), experiments=[asked])
+        [carried] = files.carried(asked.workload.server, SPEC, attempt, {})
+    assert compressed == [b'{"prompt": "a"}\n']
+
+    path.write_text('{"prompt": "another"}\n')
+    [other] = files.carried(asked.workload.server, SPEC, "three", {})
+    assert len(compressed) == 2
+    assert other.body["binaryData"] != carried.body["binaryData"]
+
+
 def test_grafana_that_may_not_be_scaled():
     api = Api(forbidden=["patch deployments"])
     found = findings(api, KubernetesSpec(image=IMAGE, kind="job"))
@@ -498,57 +515,6 @@ def test_grafana_that_is_left_running_is_a_cost():
 )
 def test_durations(text, value):
     assert seconds(text) == value
-
-
-def quota(**hard):
-    return {"metadata": {"name": "q"}, "spec": {"hard": hard}, "status": {"used": {}}}
-
-
-def limits(**default):
-    return {"metadata": {"name": "l"}, "spec": {"limits": [{"type": "Container", "default": default}]}}
-
-
-def quota_findings(*quotas, ranges=(), spec=SPEC):
-    api = Api({QUOTAS: {"items": list(quotas)}, LIMITS: {"items": list(ranges)}})
-    return [(one.severity, one.message) for one in check_quota(api, spec, 8)]
-
-
-@pytest.mark.parametrize(
-    ("hard", "words"),
-    [
-        ({f"requests.{GPU}": "4"}, "allows requests.nvidia.com/gpu: 4, of which 0 are used, and the campaign needs 8"),
-        ({"pods": "7"}, "allows pods: 7"),
-        ({"count/deployments.apps": "0"}, "allows count/deployments.apps: 0"),
-        ({"limits.cpu": "64", "requests.memory": "1Ti"}, "counts limits.cpu, requests.memory, and so refuses pods"),
-    ],
-)
-def test_a_quota_that_would_refuse_the_replicas(hard, words):
-    [(severity, message)] = quota_findings(quota(**hard))
-    assert severity is Severity.ERROR
-    assert words in message
-    scoped = {**quota(**hard), "spec": {"hard": hard, "scopes": ["Terminating"]}}
-    assert quota_findings(scoped) == []
-
-
-def test_a_quota_has_to_allow_an_owner_for_each_workload_of_an_experiment():
-    api = Api({QUOTAS: {"items": [quota(**{"count/deployments.apps": "1"})]}, LIMITS: {"items": []}})
-
-    [found] = check_quota(api, SPEC, 2, 2)
-
-    assert "allows count/deployments.apps: 1, of which 0 are used, and the campaign needs 2" in found.message
-
-
-def test_a_quota_that_others_have_used_up_is_a_warning_and_one_that_is_enough_is_nothing():
-    used = {**quota(pods="10"), "status": {"used": {"pods": "3"}}}
-    assert [severity for severity, _ in quota_findings(used)] == [Severity.WARNING]
-    assert quota_findings(quota(pods="8", **{"count/jobs.batch": "0", f"requests.{GPU}": "8"})) == []
-    assert quota_findings(quota(**{f"requests.{GPU}": "0"}), spec=KubernetesSpec(gpus_per_replica=0)) == []
-
-
-def test_default_limits_let_a_replica_in_and_throttle_it():
-    [(severity, message)] = quota_findings(quota(**{"limits.cpu": "64"}), ranges=[limits(cpu="2")])
-    assert severity is Severity.WARNING
-    assert "the LimitRange l limits every replica (cpu 2)" in message
 
 
 def test_claims_need_an_api_server_that_has_them():

@@ -1,11 +1,13 @@
 """What pods and their owners say, read as people would: done, stuck, pending, ended."""
 
 import copy
+from decimal import Decimal
 
 import pytest
 
 from harness.backends.kubernetes import pods, rollout
-from harness.backends.kubernetes.nodes import not_ready, pressures, provenance, quantity
+from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
+from harness.backends.kubernetes.quantity import amount, in_words
 from harness.results.manifest import Software
 
 READY = {"type": "Ready", "status": "True"}
@@ -204,10 +206,26 @@ def test_a_node_says_why_it_cannot():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("16Gi", 2**34), ("24684096Ki", 24684096 * 1024), ("4", 4), ("3900m", 3), ("1e3", None), ("", None)],
+    [
+        ("16Gi", 2**34),
+        ("24684096Ki", 24684096 * 1024),
+        ("4", 4),
+        ("3900m", Decimal("3.9")),
+        ("1e3", 1000),
+        ("1.5E", Decimal("1.5e18")),
+        ("", None),
+        (None, None),
+        ("4 cores", None),
+    ],
 )
 def test_quantities(text, value):
-    assert quantity(text) == value
+    assert amount(text) == value
+
+
+@pytest.mark.parametrize(("value", "text"), [(2**35, "32Gi"), (3 * 2**20, "3Mi"), (1000, "1000"), (0, "0")])
+def test_bytes_are_told_in_the_largest_unit_that_divides_them(value, text):
+    assert in_words(Decimal(value), of_bytes=True) == text
+    assert in_words(Decimal(value), of_bytes=False) == str(value)
 
 
 SOFTWARE = Software(harness="0", git_commit=None, python="3", packages={})
