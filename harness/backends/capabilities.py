@@ -51,6 +51,13 @@ def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
         yield from (f"sharing {mode.value} of `gpus: {spec.gpus}`" for mode in shared)
 
 
+def _several_shared(spec: CampaignSpec) -> Iterator[str]:
+    each = spec.kubernetes.gpus_per_replica if spec.kubernetes else 0
+    if each > 1:
+        shared = [mode for mode in spec.sharing if mode.traits.turns or mode.traits.daemon]
+        yield from (f"`gpus_per_replica: {each}` under sharing {mode.value}" for mode in shared)
+
+
 def _mps(spec: CampaignSpec) -> Iterator[str]:
     if spec.mps is not None:
         yield "`mps`"
@@ -151,6 +158,7 @@ def _pods(spec: CampaignSpec) -> Iterator[str]:
         yield "`kubernetes`"
 
 
+_PROCESSES = ("replicas are processes of this machine", "Say `backend: kubernetes`, or remove it.")
 _BESIDE = "Use backend local."
 _FOUND = (
     "the harness does not start it, and how it shares a GPU is as it was found",
@@ -189,11 +197,22 @@ FEATURES = [
         _shared_gpus,
         {
             KUBERNETES: (
-                "replicas of one object name the same claim, and a shared claim is for one GPU",
+                "all pods of a Deployment or Job name the same claim, and it is given once, with the same GPU for all of them",
                 "Use `gpus: 1`, or the device plugin.",
             )
         },
         unless={KUBERNETES: "`kubernetes.sharing_by: device-plugin`"},
+    ),
+    Feature(
+        "several shared GPUs for each replica (`kubernetes.gpus_per_replica` above 1)",
+        _several_shared,
+        {
+            LOCAL: _PROCESSES,
+            KUBERNETES: (
+                "two slices may be of one GPU, and NVIDIA's device plugin refuses a pod more than one of a shared resource",
+                "Take whole GPUs (`sharing: [exclusive]`), or leave `gpus_per_replica` at 1.",
+            ),
+        },
     ),
     Feature(
         "limits of each replica under MPS (`mps`; on a cluster within its slice's part of processors and memory)", _mps
@@ -295,7 +314,7 @@ FEATURES = [
     Feature(
         "pods, and settings of theirs (`kubernetes`)",
         _pods,
-        {LOCAL: ("replicas are processes of this machine", "Say `backend: kubernetes`, or remove it.")},
+        {LOCAL: _PROCESSES},
     ),
 ]
 

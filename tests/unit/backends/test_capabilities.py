@@ -32,6 +32,10 @@ EXAMPLES = {
         "more": "gpus: 2\nsharing: [mps]",
         "cluster": "backend: kubernetes\nkubernetes: {sharing_by: dra}",
     },
+    "several shared GPUs for each": {
+        "more": "sharing: [time-slicing]\nkubernetes: {gpus_per_replica: 2}",
+        "cluster": "backend: kubernetes",
+    },
     "limits of each replica under MPS": {"more": "sharing: [mps]\nmps: {share: 1/N}"},
     "scenarios of LoadGen": {"workload": ", scenario: {kind: server, rate: 5}"},
     "scenario `http`": {"workload": ", scenario: {kind: http, rate: 5}"},
