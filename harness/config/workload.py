@@ -113,7 +113,10 @@ class WorkloadSpec(StrictModel):
         default=5, ge=0, le=10_000, description="Requests served before the replica counts; they are not measured."
     )
     threads: int | None = Field(
-        default=None, ge=1, le=1024, description="CPU threads of one replica; null means torch's own choice."
+        default=None,
+        ge=1,
+        le=1024,
+        description="CPU threads of one replica; null means torch's own choice, beside a GPU at most 4.",
     )
     cpus_per_replica: int | None = Field(
         default=None,

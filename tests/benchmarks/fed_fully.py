@@ -1,8 +1,8 @@
 """Whether images in host memory can keep a GPU as busy as images that are on it already, and how many images a second that is.
 
-    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6 [--format fp8] [--http]
+    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6 [--format fp8] [--http] [--input jpeg]
 
-ResNet-50, each workload once with its input on the device and once with bytes in host memory (`input: host-uint8`), loaded in one
+ResNet-50, each workload once with its input on the device and once in host memory (`input: host-uint8` or `jpeg`), loaded in one
 process and run in turn for `--seconds`, in the order A B B A, so that the card's clocks and its power cap meet both alike. Printed
 are images per second, the median of the rounds, and the ratio within each round with a 95 % t-interval of its mean. With ``--http`` the
 bytes are asked for over HTTP on loopback, by four clients that send one whole batch after the other, from a process of their own. Without a GPU: the tiny model.
@@ -53,7 +53,7 @@ def main() -> None:
 def measure(options: argparse.Namespace, execution: str, *, cudnn_benchmark: bool) -> None:
     """Print what one way to run it gives."""
     gpu = torch.cuda.is_available()
-    made = [load(options, execution, kind, cudnn_benchmark=cudnn_benchmark) for kind in ("device", "host-uint8")]
+    made = [load(options, execution, kind, cudnn_benchmark=cudnn_benchmark) for kind in ("device", options.input)]
     ways: list[Rate] = [inputs_per_s, over_http(made[1], options.batch_size) if options.http else inputs_per_s]
     rates = in_turn(made, seconds=options.seconds, rounds=options.rounds, ways=ways)
     fused = made[0].describe()["fused_convolutions"]
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace, execution: str, *, cudnn_benchmark: boo
     print(f"{execution}, cudnn_benchmark {cudnn_benchmark}, {fused} fused convolutions{low}:")
     print(f"  input on the device     {device:10,.0f} images/s, best round {max(rates[0]):,.0f}")
     print(
-        f"  bytes in host memory{' (HTTP)' if options.http else ''}    {host:10,.0f} images/s, best round {max(rates[1]):,.0f} (bar {BAR_IMAGES_PER_S:,})"
+        f"  {made[1].describe()['input']} in host memory{' (HTTP)' if options.http else ''}    {host:10,.0f} images/s, best round {max(rates[1]):,.0f} (bar {BAR_IMAGES_PER_S:,})"
     )
     print(f"  host / device: {summary(ratios)} (bar {BAR_RATIO})", flush=True)
     del made, workload
@@ -86,7 +86,7 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
             execution=execution,
             torch_threads=options.threads,
             options=own | {"cudnn_benchmark": cudnn_benchmark},
-            scenario=HTTP if options.http and kind == "host-uint8" else None,
+            scenario=HTTP if options.http and kind != "device" else None,
         )
     )
     with workload.serving():
@@ -142,9 +142,9 @@ def over_http(workload: Any, batch_size: int) -> Rate:
         clients.start()
         threading.Thread(target=watch).start()
         frontend.run(stopping)
-        frontend.close()
         clients.terminate()
         clients.join()
+        frontend.close()
         (begin_s, before), (end_s, after) = served
         return (after - before) * batch_size / (end_s - begin_s)
 
@@ -181,9 +181,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--precision", default="fp16", choices=("fp32", "fp16", "bf16"))
     parser.add_argument("--format", choices=("fp8", "int8"), help="of the convolutions (default: the precision)")
-    parser.add_argument("--http", action="store_true", help="ask for the bytes over HTTP")
+    parser.add_argument("--input", default="host-uint8", choices=("host-uint8", "jpeg"), help="in host memory")
+    parser.add_argument("--http", action="store_true", help="ask for it over HTTP")
     parser.add_argument("--executions", nargs="+", default=["cuda-graph"], choices=("eager", "compiled", "cuda-graph"))
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: the workload's own choice)")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each turn")
     parser.add_argument("--rounds", type=int, default=6)
     return parser.parse_args()

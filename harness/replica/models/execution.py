@@ -17,15 +17,19 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 POOL_BYTES = 64 * 2**20
 POOL_MOST_BATCHES = 8
 _CAPTURE_WARMUPS = 3
+FEEDING_THREADS = 4
+"""Most CPU threads beside a GPU, where they copy inputs and no more: a copy by as many as there are CPUs waits for the slowest."""
 
 Step = Callable[..., Tensor]
 
 
 def prepare_device(settings: Settings) -> torch.device:
     """Choose the device, its CPUs, and torch's threads and stream. Raises CannotBeMetError when a GPU is demanded and absent."""
+    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
     if settings.torch_threads:
         torch.set_num_threads(settings.torch_threads)
-    has_gpu = settings.device != "cpu" and torch.cuda.is_available()
+    elif has_gpu:
+        torch.set_num_threads(min(FEEDING_THREADS, torch.get_num_threads()))
     if settings.device == "cuda" and not has_gpu:
         built = "is built without CUDA" if torch.version.cuda is None else "sees no GPU"
         raise CannotBeMetError(

@@ -1,7 +1,7 @@
-"""Images as they are decoded, bytes in host memory, on their way to a model on the device.
+"""Images in host memory, as JPEGs or as the bytes that they decode to, on their way to a model on the device.
 
-Each batch is copied into a page-locked buffer, from where it goes to the device on a stream of its own while the model
-computes on the batches before; one kernel there makes normalised numbers of the bytes. A thread does so ahead of the model where
+Each batch of bytes is copied into a page-locked buffer, from where it goes to the device on a stream of its own while the model
+computes on the batches before; JPEGs are decoded there. One kernel makes normalised numbers of the bytes. A thread does so ahead of the model where
 all batches are known beforehand; where requests come at times of their own, whoever serves them does, once they are there.
 """
 
@@ -10,11 +10,13 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
+
+from harness.replica.models.jpeg import Jpegs
 
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Of ImageNet's red, green and blue, in 0 to 1."""
@@ -67,24 +69,28 @@ class Resident:
 class _Slot:
     """One buffer of the ring, on the host and on the device."""
 
-    def __init__(self, batch: Tensor, device: torch.device) -> None:
+    def __init__(self, batch: Tensor | Jpegs, device: torch.device) -> None:
         self._device, self._on_gpu = device, device.type == "cuda"
-        self._host = torch.empty_like(batch, pin_memory=self._on_gpu)
-        self._there = torch.empty_like(batch, device=device) if self._on_gpu else self._host
+        self._there = torch.empty(batch.shape, dtype=torch.uint8, device=device)
+        if self._on_gpu and isinstance(batch, Tensor):
+            self._host = torch.empty_like(batch, pin_memory=True)
         if self._on_gpu:
             # Blocking: a thread that waits must not take a core from those that compute.
             self._arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             self._used = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
 
-    def fill(self, batch: Tensor, stream: torch.cuda.Stream | None) -> None:
+    def fill(self, batch: Tensor | Jpegs, stream: torch.cuda.Stream | None) -> None:
         """Take so many inputs as ``batch`` has, by ``stream`` where there is a GPU, once what was there has been computed on."""
+        there = self._there[: len(batch)]
         if stream is None:
-            self._host[: len(batch)].copy_(batch)
+            there.copy_(batch if isinstance(batch, Tensor) else batch.decoded())
             return
         self._used.synchronize()
-        self._host[: len(batch)].copy_(batch)
         with torch.cuda.stream(stream):
-            self._there[: len(batch)].copy_(self._host[: len(batch)], non_blocking=True)
+            if isinstance(batch, Tensor):
+                there.copy_(self._host[: len(batch)].copy_(batch), non_blocking=True)
+            else:
+                there.copy_(batch.decoded())
             self._arrived.record(stream)
 
     def through(self, step: Callable[[Tensor], Tensor]) -> Tensor:
@@ -101,12 +107,12 @@ class Feed:
     """Brings batches to the device ahead of whoever computes on them.
 
     Args:
-        batches: bytes in host memory, in turn; all of one shape.
+        batches: bytes or JPEGs in host memory, in turn; all of one shape.
         device: where they are needed.
     """
 
-    def __init__(self, batches: Sequence[Tensor], device: torch.device) -> None:
-        self._batches = batches
+    def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
+        self._in_turn: Iterator[Tensor | Jpegs] = itertools.cycle(batches)
         self._device = device
         self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[_Slot | BaseException] = queue.SimpleQueue()
@@ -132,7 +138,7 @@ class Feed:
     def _fill_all(self) -> None:
         try:
             stream = _copying_stream(self._device)
-            for batch in itertools.cycle(self._batches):
+            for batch in self._in_turn:
                 slot = self._free.get()
                 if slot is None:
                     return
@@ -145,15 +151,15 @@ class Feed:
 class OnDemand:
     """Brings a batch to the device when it is asked for, while the model may still compute on the one before."""
 
-    def __init__(self, batches: Sequence[Tensor], device: torch.device) -> None:
-        self._next = itertools.cycle(batches).__next__
+    def __init__(self, batches: Sequence[Tensor] | Sequence[Jpegs], device: torch.device) -> None:
+        self._in_turn: Iterator[Tensor | Jpegs] = itertools.cycle(batches)
         self._slots = itertools.cycle([_Slot(batches[0], device) for _ in range(2)])
         self._stream = _copying_stream(device)
 
     def through(self, step: Callable[[Tensor], Tensor], inputs: int) -> Tensor:
         """Return what ``step`` makes of a batch whose first ``inputs`` are new; it may still be computing."""
         slot = next(self._slots)
-        slot.fill(self._next()[:inputs], self._stream)
+        slot.fill(next(self._in_turn)[:inputs], self._stream)
         return slot.through(step)
 
     def close(self) -> None:

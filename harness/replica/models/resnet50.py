@@ -13,9 +13,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from harness.replica.errors import SettingError
-from harness.replica.models import checkpoint, execution, quantised
+from harness.replica.models import checkpoint, execution, jpeg, quantised
 from harness.replica.models.classifier import Classifier
 from harness.replica.models.folded import Folded
 from harness.replica.models.image_input import Answers, Feed, FromBytes, OnDemand, Resident
@@ -141,7 +142,11 @@ def _named(**modules: nn.Module) -> nn.Sequential:
 
 
 OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark", *quantised.FORMATS)
-HOST, DEVICE, HOST_UINT8 = INPUTS = ("host", "device", "host-uint8")
+HOST, DEVICE, HOST_UINT8, JPEG = INPUTS = ("host", "device", "host-uint8", "jpeg")
+_FED = (HOST_UINT8, JPEG)
+"""What a feed brings to the device."""
+_DETAIL = 8
+"""Pixels of one drawn colour in the images that become JPEGs: of noise, a file would be as large as its bytes."""
 _WATCHED_IMAGES = 64
 """Whose largest numbers are those of all."""
 _BATCHES = 4
@@ -171,16 +176,18 @@ class ResNet50(Classifier):
         dtype = execution.DTYPES[settings.precision]
         kind = settings.choice_of("input", dict(zip(INPUTS, INPUTS, strict=True)), HOST)
         pixels = settings.option("source_pixels", 0) or shape.image_pixels
-        if pixels != shape.image_pixels and kind != HOST_UINT8:
-            raise SettingError("WORKLOAD_OPTIONS: source_pixels is of images in bytes: set input to host-uint8, too.")
+        if pixels != shape.image_pixels and kind not in _FED:
+            raise SettingError(
+                "WORKLOAD_OPTIONS: source_pixels is of images in bytes: set input to host-uint8 or jpeg, too."
+            )
         generator = execution.input_generator(settings)
         # What comes at times of its own is not known before; all of Offline, and of the closed loop, is there from the start.
         ahead = settings.scenario is None or settings.scenario.kind == "offline"
-        if kind == HOST_UINT8:
+        if kind in _FED:
             model = nn.Sequential(FromBytes(shape.image_pixels, dtype, layout, device), model)
             size = (settings.batch_size, pixels, pixels, 3)
             pool = execution.input_pool(
-                lambda: torch.randint(256, size, dtype=torch.uint8, generator=generator),
+                lambda: drawn_bytes(size, generator, detail=_DETAIL if kind == JPEG else 1),
                 torch.device("cpu"),  # what brings them to the device has page-locked buffers of its own
                 _BATCHES,
             )
@@ -198,8 +205,14 @@ class ResNet50(Classifier):
         self._facts = facts | {"input": kind}
         self._ahead = ahead and kind != HOST
         self._answers: Answers | None = None
-        if kind == HOST_UINT8 or self._ahead:
-            source = Resident(pool) if kind == DEVICE else Feed(pool, device) if ahead else OnDemand(pool, device)
+        brought: Sequence[Tensor] | Sequence[jpeg.Jpegs] = pool
+        if kind == JPEG:
+            decode = jpeg.decoder(device)
+            brought = [jpeg.encoded(batch, decode) for batch in pool]
+            sizes = [len(file) for batch in brought for file in batch.files]
+            self._facts["jpeg_mean_bytes"] = round(sum(sizes) / len(sizes))
+        if kind in _FED or self._ahead:
+            source = Resident(pool) if kind == DEVICE else Feed(brought, device) if ahead else OnDemand(brought, device)
             self._answers = Answers(source, settings.batch_size, device)
 
     def infer(self) -> int:
@@ -228,6 +241,16 @@ class ResNet50(Classifier):
         """End what brings the images."""
         if self._answers is not None:
             self._answers.close()
+
+
+def drawn_bytes(size: tuple[int, int, int, int], generator: torch.Generator, *, detail: int) -> Tensor:
+    """Images [B, H, W, 3] of random colours, one for every ``detail`` pixels in each direction, and smooth in between."""
+    if detail == 1:
+        return torch.randint(256, size, dtype=torch.uint8, generator=generator)
+    images, height, width, colours = size
+    few = torch.rand(images, colours, -(-height // detail), -(-width // detail), generator=generator)
+    smooth = interpolate(few, size=(height, width), mode="bilinear").permute(0, 2, 3, 1)
+    return (255 * smooth).to(torch.uint8, memory_format=torch.contiguous_format)
 
 
 def shape_of(settings: Settings, sizes: Mapping[str, Shape]) -> Shape:

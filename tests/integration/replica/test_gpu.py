@@ -9,6 +9,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.errors import SettingError
+from harness.replica.models import jpeg
 from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
 
@@ -91,6 +92,25 @@ def test_images_that_are_fed_in_bytes_get_the_answers_of_the_cpu(execution, fold
     assert_same(found[1], found[0])
 
 
+@pytest.mark.parametrize("scenario", [None, '{"kind": "server", "rate": 1, "test_s": 1}'])
+def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
+    pytest.importorskip("torchvision")
+    options = {"model_size": "tiny", "input": "jpeg", "source_pixels": 64, "channels_last": True}
+    given = parse_scenario(scenario) if scenario else None
+    workload = registry.load(Settings(device="cuda", batch_size=8, options=options, scenario=given))
+    by_pillow = jpeg.decoder(torch.device("cpu"))
+    expected = [jpeg.encoded(batch, by_pillow).decoded() for batch in workload.pool]
+
+    found = []
+    with workload.serving():
+        for _ in expected:
+            workload._answers._source.through(lambda batch: found.append(batch.cpu()) or batch, 8)
+    workload.close()
+
+    for one, other in zip(found, expected, strict=True):
+        assert (one.int() - other.int()).abs().float().mean() < 2, "two decoders round differently"
+
+
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
 def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others_are_computed(execution):
     def made(device, execution):
@@ -110,6 +130,14 @@ def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others
                     classes.append(before[1]()[: before[0]].clone())
         found.append(classes)
     assert_same(found[1], found[0])
+
+
+def test_few_threads_copy_beside_a_gpu_unless_others_are_asked_for():
+    torch.set_num_threads(os.cpu_count())
+    registry.load(Settings(device="cuda", options=TINY))
+    assert torch.get_num_threads() == min(4, os.cpu_count())
+    registry.load(Settings(device="cuda", options=TINY, torch_threads=2))
+    assert torch.get_num_threads() == 2
 
 
 def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():

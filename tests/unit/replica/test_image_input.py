@@ -169,8 +169,8 @@ def test_an_input_on_the_device_is_there_before_its_request():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"input": "disk"}, "'disk' is not one of host, device, host-uint8"),
-        ({"source_pixels": 64}, "set input to host-uint8, too"),
+        ({"input": "disk"}, "'disk' is not one of host, device, host-uint8, jpeg"),
+        ({"source_pixels": 64}, "set input to host-uint8 or jpeg, too"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options, says):
