@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -212,7 +213,7 @@ def gathered(
 
 
 def _refuse_twice(paths: Sequence[Path]) -> None:
-    if len({path.resolve() for path in paths}) < len(paths):
+    if len({os.path.realpath(path) for path in paths}) < len(paths):  # which no loop of links stops
         raise UsageError("the same campaign is given twice.", advice="Give each campaign once.")
 
 

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
+from pydantic import ValidationError
 
 from harness.analysis.distributions import Floats
 from harness.config import CampaignSpec
+from harness.config.faults import first_in_words
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import read_columns
 from harness.results import latencies
@@ -152,9 +154,11 @@ def read_campaign(folder: Path) -> dict[str, Any]:
             return {}
     identity = read_object(path)
     try:
-        identity["spec"] = CampaignSpec.model_validate_json(json.dumps(identity["spec"]))
-    except (ValueError, KeyError, TypeError) as error:
-        raise ResultsPathError(f"{path} is damaged: {error}.", advice="Restore it from a backup.") from error
+        identity["spec"] = CampaignSpec.model_validate_json(json.dumps(identity.get("spec")))
+    except ValidationError as error:
+        raise ResultsPathError(
+            f"{path} is damaged, in its campaign: {first_in_words(error)}.", advice="Restore it from a backup."
+        ) from error
     return identity
 
 

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from harness import __version__
 from harness.campaign.source import SHIPPED_PREFIX
 from harness.config import CampaignSpec
+from harness.config.faults import first_in_words
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
 from harness.results.files import atomic_write, read_document, read_object, storage_error, storage_errors, sync_folder
@@ -180,8 +181,9 @@ def open_folder(path: Path) -> CampaignFolder:
             source_sha256=str(identity["source_sha256"]),
         )
     except (KeyError, ValidationError) as error:
+        why = first_in_words(error) if isinstance(error, ValidationError) else f"{error.args[0]} is missing"
         raise ResultsPathError(
-            f"{path / layout.CAMPAIGN_JSON} was not written by this version of the harness: {error}.",
+            f"{path / layout.CAMPAIGN_JSON} was not written by this version of the harness: {why}.",
             advice="Use the version that began the campaign.",
         ) from error
     copy = path / layout.CAMPAIGN_YAML

@@ -13,6 +13,7 @@ from harness.config.load import parse_campaign
 from harness.config.yaml_tree import MAX_CHARACTERS
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import CATALOGUE
+from harness.results.files import storage_errors
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"
@@ -45,11 +46,17 @@ def read_source(file_or_name: str) -> CampaignSource:
         CampaignFileError: there is neither, or the file has faults, or asks for what its backend cannot do.
     """
     path = Path(file_or_name)
-    if path.is_file():
+    with storage_errors(path, "read"):
+        there = path.is_file()
+    if there:
         origin = str(path.absolute())
     elif file_or_name in shipped_names():
         path, origin = SHIPPED / f"{file_or_name}.yaml", f"{SHIPPED_PREFIX}{file_or_name}"
     else:
+        if not file_or_name:
+            raise CampaignFileError(
+                "the name of the campaign file is empty.", advice="Give a file, or write one with: harness init FILE"
+            )
         close = difflib.get_close_matches(file_or_name, shipped_names(), n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Shipped ones are {', '.join(shipped_names())}."
         raise CampaignFileError(
@@ -59,9 +66,13 @@ def read_source(file_or_name: str) -> CampaignSource:
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise CampaignFileError(
-            f"cannot read the campaign file {path}: {error}.", advice="Check its rights and that it is UTF-8 text."
+            f"cannot read the campaign file {path}: {error.strerror}.", advice="Give yourself the right to read it."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise CampaignFileError(
+            f"{path} is no campaign file: it is not UTF-8 text.", advice="Write one with: harness init FILE"
         ) from error
     return _source(text, file_or_name, origin)
 

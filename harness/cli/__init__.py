@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -21,11 +22,15 @@ def main() -> None:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:
         _end(error)
-    except OSError:
+    except OSError as error:
+        if isinstance(error.filename, str) and error.strerror:
+            from harness.results.files import storage_error
+
+            _end(storage_error(error, Path(error.filename), "read or write"))
         try:
             output.result()  # a help text may have met a full disk: then this line does, too, and says so
-        except HarnessError as error:
-            _end(error)
+        except HarnessError as full:
+            _end(full)
         raise
     except ModuleNotFoundError as error:
         advice = advice_on(error.name or "")

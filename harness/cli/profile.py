@@ -228,7 +228,8 @@ def _option(text: str) -> tuple[str, str | int | float | bool]:
 
 def _fault(error: Any) -> str:
     """The first thing that pydantic found, as a sentence."""
+    from harness.config.faults import in_words
+
     first = error.errors()[0]
-    message = str(first["msg"]).removeprefix("Value error, ").rstrip(".")
     where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))
-    return f"{where}: {message}." if where else f"{message}."
+    return f"{where}: {in_words(first)}." if where else f"{in_words(first)}."

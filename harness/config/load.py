@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.config.campaign import CampaignSpec, MetricSelection
+from harness.config.faults import in_words
 from harness.config.yaml_tree import Fault, read_tree
 from harness.errors import CampaignFileError
 
@@ -80,7 +81,7 @@ def _describe(tree: yaml.Node, fault: Any) -> Fault:
         and location[-2:-1] in {("workloads",), ("conditions",)}
     ):
         return line, f"`{where}`: an object is needed (found {fault['input']!r}): write {{name: {fault['input']}}}."
-    message = str(fault["msg"]).removeprefix("Value error, ").rstrip(".")
+    message = in_words(fault)
     shown = "" if isinstance(fault["input"], dict | list) else f" (found {fault['input']!r})"
     return line, f"`{where}`: {message}{shown}.{_nearest_name(fault) if kind == 'enum' else ''}"
 

@@ -31,12 +31,22 @@ _ADVICE = {
     errno.ENOLCK: "That file system has no locks: choose a folder on a local disk with --results.",
     errno.ENOTDIR: "A file is in the way of a folder: choose another folder with --results.",
 }
+_READING = {
+    errno.EACCES: "Give yourself the right to read it, or ask its owner for a copy.",
+    errno.EPERM: "Give yourself the right to read it, or ask its owner for a copy.",
+    errno.ENOENT: "Give the path of something that is there.",
+    errno.ENOTDIR: "Give the path of something that is there.",
+    errno.ENAMETOOLONG: "No file can have so long a name: check what was given.",
+    errno.ELOOP: "Links lead in a circle there: give the file itself.",
+}
 
 
 def storage_error(error: OSError, path: Path, doing: str = "write") -> StorageError:
     """The error that says which path could not be written or read, why, and what to do."""
     why = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0, "Check the disk (dmesg, df -h) and resume: what was written is kept.")
+    if doing == "read":
+        advice = _READING.get(error.errno or 0, advice)
     return StorageError(f"Cannot {doing} {path}: {why}.", advice=advice)
 
 
@@ -171,7 +181,10 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_document(path))
     except (ValueError, RecursionError) as error:
-        raise ResultsPathError(f"{path} is damaged: {error}.", advice="Restore it from a backup.") from error
+        line = f" from line {error.lineno} on" if isinstance(error, json.JSONDecodeError) else ""
+        raise ResultsPathError(
+            f"{path} is damaged: it is no JSON{line}.", advice="Restore it from a backup."
+        ) from error
     if not isinstance(content, dict):
         raise ResultsPathError(f"{path} is damaged: an object is expected.", advice="Restore it from a backup.")
     return content

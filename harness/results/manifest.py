@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from harness.config import ExperimentSpec
+from harness.config.faults import first_in_words
 from harness.config.model import StrictModel
 from harness.errors import ReasonCode, ResultsPathError
 from harness.results.files import read_document, storage_errors
@@ -214,9 +215,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file itself"
         raise ResultsPathError(
-            f"{path} is not a manifest of this harness: {where}: {first['msg']}.",
+            f"{path} is not a manifest of this harness: {first_in_words(error)}.",
             advice="Restore it from a backup, or run the experiment again.",
         ) from error

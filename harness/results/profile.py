@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from harness.config import KubernetesSpec
+from harness.config.faults import first_in_words
 from harness.config.model import StrictModel
 from harness.config.profile import ProfileCell, ProfileSpec
 from harness.errors import ResultsPathError
@@ -176,10 +177,8 @@ def _read(path: Path, model: type[M]) -> M:
     try:
         return model.model_validate_json(read_document(path))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
         raise ResultsPathError(
-            f"{path} is no file of a profile of this harness: {where}: {first['msg']}.",
+            f"{path} is no file of a profile of this harness: {first_in_words(error)}.",
             advice="Restore it from a backup.",
         ) from error
 

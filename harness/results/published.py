@@ -114,12 +114,20 @@ def unpack(archive: Path, into: Path, *, bounds: Bounds | None = None) -> Path:
         with storage_errors(archive, "unpack"), archive.open("rb") as raw:
             stream = _Unpacking(raw)
             names = _write_below(into, stream, bounds or Bounds(), archive)
-    except (lzma.LZMAError, EOFError, tarfile.TarError) as error:
+    except lzma.LZMAError as error:
+        raise _refused(archive, "it is damaged, or no .tar.xz at all") from error
+    except (EOFError, _UnlikeError) as error:
         raise _refused(archive, f"it is damaged or something else: {error}") from error
+    except tarfile.TarError as error:
+        raise _refused(archive, "it is damaged or something else: there is no whole tar in it") from error
     tops = {name.partition("/")[0] for name in names}
     if len(tops) != 1:
         raise _refused(archive, f"{len(tops)} folders where there is one campaign")
     return into / tops.pop()
+
+
+class _UnlikeError(tarfile.ReadError):
+    """A member that no archive of ours has."""
 
 
 class _RegularFile(tarfile.TarInfo):
@@ -129,9 +137,9 @@ class _RegularFile(tarfile.TarInfo):
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         member = super().frombuf(buf, encoding, errors)
         if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE} or member.size < 0:
-            raise tarfile.ReadError(f"{member.name!r} is no regular file")
+            raise _UnlikeError(f"{member.name!r} is no regular file")
         if not _is_below(member.name):
-            raise tarfile.ReadError(f"{member.name!r} is no name of a file in a campaign's folder")
+            raise _UnlikeError(f"{member.name!r} is no name of a file in a campaign's folder")
         return member
 
 

@@ -1,0 +1,38 @@
+"""What pydantic finds wrong, in our words."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+_WORDS = (
+    (r"^Value error, ", ""),
+    (r"^\w+ should ", "must "),
+    (r"^Field required$", "is missing"),
+    (r"^Invalid JSON: .*", "is no JSON"),
+    (r", unable to parse string as .*", ""),
+    (r"be greater than or equal to", "be at least"),
+    (r"be less than or equal to", "be at most"),
+    (r"match pattern", "match the pattern"),
+    (r"be a valid (list|tuple|set|array)$", "be a list"),
+    (r"be a valid (dictionary|object).*", "be an object"),
+    (r"be a valid string$", "be text"),
+)
+
+
+def in_words(fault: Any) -> str:
+    """One fault, as ``ValidationError.errors`` lists it: ``must be at least 1``; without a full stop."""
+    message = str(fault["msg"]).rstrip(".")
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    return message
+
+
+def first_in_words(error: ValidationError) -> str:
+    """The first fault with its place: ``replicas.0 must be at least 1``; without a full stop."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    own = first["type"] == "value_error"
+    return f"{where}{':' if own else ''} {in_words(first)}" if where else f"{'' if own else 'it '}{in_words(first)}"
