@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tree
@@ -221,7 +222,16 @@ CASES = {
 }
 
 
-def host(changes, variables):
+# All variables of these are judged, which resolves each and takes most of a host's time.
+JUDGED = {
+    *("good", "unknown-minor", "minor-without-quotes", "misspelt", "unknown-in-a-role", "somebody-else-s"),
+    *("from-the-command-line", "resolved-wrong", "cannot-be-resolved", "together", "quoted", "wrong-type"),
+    *("wrong-choice", "wrong-type-later-role", "endpoint"),
+}
+
+
+def host(name):
+    changes, variables, _ = CASES[name]
     packages = {"cri-o": changes.get("cri-o", ABSENT), "kubelet": changes.get("kubelet", ABSENT)}
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
     probe["names"] = changes.get("names", {"gpu.example.org": ["192.0.2.10"]})
@@ -230,24 +240,21 @@ def host(changes, variables):
         **MACHINE,
         **{name: value for name, value in changes.items() if name not in [*probe, *packages]},
     }
-    # Every variable is resolved, which takes a second a host: where the machine differs, they are those of the good one.
-    judged = (bool(variables) and variables is not MANAGED) or not changes
-    given = {"fake": {"node": node, "probe": probe}, "judged": judged, "ansible_connection": "local"}
+    given = {"fake": {"node": node, "probe": probe}, "judged": name in JUDGED, "ansible_connection": "local"}
     # Of the cases alone: the calendar changes no other outcome.
     return {**given, "preflight_end_of_life": "9999-12-31", **variables}
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    """Every case is a host of one run: name -> its failure, or None."""
-    folder = tmp_path_factory.mktemp("preflight")
-    (folder / "action").mkdir()
+def judged(folder, names, program):
+    """Each of the cases is a host: name -> its failure, or None."""
+    for name in ("action", "callback"):
+        (folder / name).mkdir()
     (folder / "action/node_probe.py").write_text(PROBE)
+    (folder / "callback/tree_of_results.py").write_text(tree.CALLBACK)
     (folder / "play.yml").write_text(PLAY)
     (folder / "group_vars").symlink_to(ROOT / "inventory/group_vars")
-    hosts = {name: host(changes, variables) for name, (changes, variables, _) in CASES.items()}
+    hosts = {name: host(name) for name in names}
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), str(folder / "play.yml")]
     settings = {
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
@@ -261,13 +268,18 @@ def outcomes(tmp_path_factory):
         "TZ": "America/New_York",
         "OUTCOMES": str(folder / "outcomes.json"),
     }
-    (folder / "callback").mkdir()
-    (folder / "callback/tree_of_results.py").write_text(tree.CALLBACK)
+    command = [sys.executable, *program, str(folder / "hosts.json"), str(folder / "play.yml")]
     done = subprocess.run(
         command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, cwd=folder
     )
     assert (folder / "outcomes.json").exists(), done.stdout + done.stderr
     return json.loads((folder / "outcomes.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Every case, in one process: a process for each task of each host takes three times as long."""
+    return judged(tmp_path_factory.mktemp("preflight"), CASES, [str(Path(__file__).with_name("unforked.py"))])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -277,6 +289,18 @@ def test_every_case_ends_with_its_reason_or_not_at_all(outcomes, name):
         assert outcomes[name] is None
     else:
         assert says in " ".join(outcomes[name].split())
+
+
+def test_the_judge_lets_the_variables_of_the_other_cases_pass():
+    table = tree.judged()
+    others = {name: variables for name, (_, variables, _) in CASES.items() if name not in JUDGED}
+    assert {name: list(table.wrong(given)) for name, given in others.items()} == {name: [] for name in others}
+    assert not [name for given in others.values() for name in given if name not in table.values]
+
+
+def test_ansible_itself_ends_as_they_do_in_one_process(outcomes, tmp_path):
+    names = ["good", "disk-of-an-installed-node", "wrong-os", "together", "mirror-403", "clock-behind-all-mirrors"]
+    assert judged(tmp_path, names, ["-m", "ansible", "playbook", "-i"]) == {name: outcomes[name] for name in names}
 
 
 def test_a_refusal_says_that_nothing_was_changed(outcomes):

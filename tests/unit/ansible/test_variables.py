@@ -6,17 +6,14 @@ import random
 
 import pytest
 import tree
-from tree import ROLES, ROOT, load
+from tree import ROOT, load
 
 from tests.support.cases import every
 
 judge = tree.action("judge_variables")
-SPECS = {
-    role: load(ROOT / "roles" / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"] for role in ROLES
-}
+SPECS = tree.specifications()
 OPTIONS = {name: option for options in SPECS.values() for name, option in options.items()}
-FILE = load(ROOT / "roles/preflight/vars/values.yml")
-TABLE = judge.Table(FILE["__preflight_kinds"], FILE["__preflight_values"], SPECS)
+TABLE = tree.judged()
 # They change no machine: one prints variables, one prints a list, one starts what another program judges.
 UNJUDGED = {"expected.yml", "offline.yml", "campaign.yml", "judge.yml"}
 

@@ -88,6 +88,19 @@ def variables() -> dict[str, Any]:
     return resolved
 
 
+def specifications() -> dict[str, Any]:
+    """Each role's options, as its argument specification has them."""
+    paths = {role: ROOT / "roles" / role / "meta/argument_specs.yml" for role in ROLES}
+    return {role: load(path)["argument_specs"]["main"]["options"] for role, path in paths.items()}
+
+
+def judged() -> Any:
+    """The judge's table of what every variable may be."""
+    values = load(ROOT / "roles/preflight/vars/values.yml")
+    table = action("judge_variables").Table
+    return table(values["__preflight_kinds"], values["__preflight_values"], specifications())
+
+
 def template(values: Any, given: dict[str, Any]) -> Any:
     """Values that tasks or variable files hold as Ansible templates, resolved with what is given."""
     from ansible.parsing.dataloader import DataLoader
