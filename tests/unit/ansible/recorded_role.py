@@ -34,9 +34,10 @@ class ActionModule(ActionBase):
             for name in [*arguments.get("packages", []), "linux-image-generic", "linux-image-6.8.0-31-generic"]
             if isinstance(name, str) and "*" not in name
         }
+        paths = {name: {"exists": Path(name).exists()} for name in arguments.get("paths", [])}
         units = {name: {"active": True} for name in arguments.get("units", []) if isinstance(name, str)}
         facts = {"ansible_facts": {"node": node}} if arguments.get("machine") else {}
-        return {"changed": False, "probe": {"packages": packages, "units": units, "sums": node.get("sums")}, **facts}
+        return {"changed": False, "probe": {"packages": packages, "units": units, "sums": node.get("sums"), "paths": paths}, **facts}
 """
 PLAY = """\
 - hosts: all

@@ -3,6 +3,8 @@
 The modules that look at a machine and change it write down what they were asked for; commands are scripts on the path.
 """
 
+import json
+
 import pytest
 import recorded_role
 
@@ -27,6 +29,8 @@ MACHINES = {
     "new-kernel": {"builds": False},
     "no-gpu": {"pci_devices": 0, "pci_ids": []},
     "taken-off": {**LOADED, "managed": True},
+    "others-hold": {**LOADED, "managed": True},
+    "under-management": {**LOADED, "managed": True},
 }
 
 
@@ -39,9 +43,12 @@ def machines(tmp_path_factory):
         machine = {"os": "ubuntu", "os_version": "24.04", "architecture": "x86_64", "kernel": "6.14.0-29-generic"}
         nodes[name] = machine | {"builds": gpu.pop("builds", True), "gpu": gpu}
         variables[name] = {"nvidia_driver_state": "managed"}
-    variables["taken-off"] = {"nvidia_driver_state": "absent"}
+    variables["taken-off"] = variables["others-hold"] = {"nvidia_driver_state": "absent"}
+    folder = tmp_path_factory.mktemp("driver")
+    before = "{{ lookup('ansible.builtin.env', 'MACHINES') }}/{{ inventory_hostname }}.json"
+    (folder / "others-hold.json").write_text('{"held": ["linux-image-generic"]}')
     programs = dict.fromkeys(("dkms", "modprobe", "update-initramfs", "dpkg"), COMMAND)
-    return recorded_role.run(tmp_path_factory.mktemp("driver"), "nvidia_driver", nodes, variables, programs)
+    return recorded_role.run(folder, "nvidia_driver", nodes, variables, programs, __nvidia_driver_before=before)
 
 
 def commands(machines, name):
@@ -67,8 +74,10 @@ def test_a_new_machine_gets_the_open_modules_of_the_version_held_with_the_kernel
     files = [
         one for what, arguments in machines.done["new"] if what == "node_state" for one in arguments.get("files", [])
     ]
-    assert "Pin: version 580.95.05*" in files[0]["content"]
-    assert "blacklist nouveau" in files[1]["content"]
+    # The packages on paper are held from the beginning.
+    assert json.loads(files[0]["content"]) == {"held": ["linux-image-generic", "linux-image-6.8.0-31-generic"]}
+    assert "Pin: version 580.95.05*" in files[1]["content"]
+    assert "blacklist nouveau" in files[2]["content"]
 
 
 def test_the_persistence_daemon_runs_and_with_switches_fabric_manager_of_the_same_version(machines):
@@ -119,9 +128,37 @@ def test_a_machine_without_a_gpu_is_left_alone(machines):
 
 def test_what_was_managed_is_taken_off_and_the_pin_last(machines):
     done = machines.done["taken-off"]
-    absent = [arguments["absent"] for what, arguments in done if what == "node_state"]
-    assert absent[-1] == ["/etc/apt/preferences.d/node-nvidia-driver"]
+    absent = [arguments["absent"] for what, arguments in done if what == "node_state" and "absent" in arguments]
+    assert absent[-1][0] == "/etc/apt/preferences.d/node-nvidia-driver"
     assert commands(machines, "taken-off")[-1] == "update-initramfs"
     freed = {words for what, words in done if what == "dpkg"}
     assert {"--get-selections linux-image-generic", "--set-selections"} <= freed
     assert machines.failed["taken-off"] is None
+
+
+def test_a_machine_under_management_keeps_what_it_knew_of_the_time_before(machines):
+    files = [
+        one["path"]
+        for what, arguments in machines.done["under-management"]
+        if what == "node_state"
+        for one in arguments.get("files", [])
+    ]
+    assert files == ["/etc/apt/preferences.d/node-nvidia-driver", "/etc/modprobe.d/node-nvidia-driver.conf"]
+
+
+def test_what_somebody_else_holds_stays_held(machines):
+    freed = {words for what, words in machines.done["others-hold"] if what == "dpkg"}
+    assert "--get-selections linux-image-6.8.0-31-generic" in freed
+    assert "--get-selections linux-image-generic" not in freed
+
+
+def test_what_the_driver_ran_is_stopped_before_anything_goes(machines):
+    done = machines.done["taken-off"]
+    stopped = [
+        index
+        for index, (what, arguments) in enumerate(done)
+        if what == "node_state"
+        and {"name": "nvidia-persistenced.service", "state": "off"} in arguments.get("units", [])
+    ]
+    assert stopped
+    assert stopped[0] < next(index for index, (what, _) in enumerate(done) if what == "dpkg")
