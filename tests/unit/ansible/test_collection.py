@@ -2,6 +2,7 @@
 
 import tree
 from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 from tree import ROLES, ROOT
 
@@ -30,6 +31,17 @@ def test_a_role_s_defaults_need_no_inventory(role):
     templar = Templar(loader=loader, variables=found)
 
     assert [name for name in tree.load(files[-1]) or {} if templar.template(found[name]) is None] == []
+
+
+def test_cri_o_alone_knows_the_handler_that_another_role_makes():
+    init_plugin_loader()
+    loader = DataLoader()
+    found = {"role_path": str(ROOT / "roles/crio"), "__crio_drop_ins": "/etc/crio/crio.conf.d"}
+    for path in [*(ROOT / "roles/versions/defaults/main").glob("*.yml"), ROOT / "roles/crio/defaults/main.yml"]:
+        found |= loader.load_from_file(str(path), trusted_as_template=True) or {}
+    [task] = loader.load_from_file(str(ROOT / "roles/crio/tasks/configure.yml"), trusted_as_template=True)
+    handler = Templar(loader=loader, variables=found).template(task["vars"]["__crio_handler_file"])
+    assert "[crio.runtime.runtimes.nvidia]" in handler["content"]
 
 
 def test_the_collection_has_the_version_of_the_harness():
