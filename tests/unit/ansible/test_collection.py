@@ -2,7 +2,6 @@
 
 import tree
 from ansible.parsing.dataloader import DataLoader
-from ansible.plugins.loader import init_plugin_loader
 from ansible.template import Templar
 from tree import ROLES, ROOT
 
@@ -34,7 +33,7 @@ def test_a_role_s_defaults_need_no_inventory(role):
 
 
 def test_cri_o_alone_knows_the_handler_that_another_role_makes():
-    init_plugin_loader()
+    tree.load_plugins()
     loader = DataLoader()
     found = {"role_path": str(ROOT / "roles/crio"), "__crio_drop_ins": "/etc/crio/crio.conf.d"}
     for path in [*(ROOT / "roles/versions/defaults/main").glob("*.yml"), ROOT / "roles/crio/defaults/main.yml"]:

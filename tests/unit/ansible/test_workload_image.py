@@ -12,7 +12,6 @@ import kubernetes_validate
 import pytest
 import tree
 import yaml
-from ansible.plugins.loader import init_plugin_loader
 from packaging.utils import canonicalize_name
 from tree import ROOT, TEMPLATES, render
 
@@ -82,7 +81,7 @@ def test_the_pins_are_those_of_the_project():
 @functools.cache
 def lookups():
     """Let lookups be found by their full names, as ansible-playbook does at its start."""
-    init_plugin_loader()
+    tree.load_plugins()
 
 
 def resolved(images="", **changed):

@@ -101,6 +101,14 @@ def judged() -> Any:
     return table(values["__preflight_kinds"], values["__preflight_values"], specifications())
 
 
+@functools.cache
+def load_plugins() -> None:
+    """Has Ansible find its plugins, lookups among them; a second time in one process it complains."""
+    from ansible.plugins.loader import init_plugin_loader
+
+    init_plugin_loader()
+
+
 def template(values: Any, given: dict[str, Any]) -> Any:
     """Values that tasks or variable files hold as Ansible templates, resolved with what is given."""
     from ansible.parsing.dataloader import DataLoader
