@@ -6,6 +6,9 @@ import psutil
 
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 
+DRAINED_S = 60.0
+"""For replicas to end in: most take a tenth of a second, and beside others on a busy machine seconds."""
+
 
 def marked(campaign_id: str) -> list[psutil.Process]:
     """Processes of the campaign that still run."""

@@ -22,7 +22,7 @@ from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_
 from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.fake_cluster import FakeCluster
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 CONFIGS = "inference/device-plugin-configs"
 
@@ -138,4 +138,4 @@ def deploy(backend, tmp_path, deaths):
 
     yield deploying
     for deployment in made:
-        deployment.stop(timeout_s=4)
+        deployment.stop(timeout_s=DRAINED_S)

@@ -18,7 +18,7 @@ from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.experiments import experiment
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -47,8 +47,8 @@ def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, drive
     assert deployment.provenance().host.hostname == "node-a"
     assert deployment.provenance().host.memory_bytes == 16 * 2**30
 
-    assert list(deployment.stop(timeout_s=4)) == []
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
     assert list(deployment.deaths) == []
     for index in range(3):
@@ -64,7 +64,7 @@ def test_what_loadgen_says_of_its_test_is_known_before_the_end_and_its_service_t
     wait_for(lambda: "test" in deployment.statuses()[0]["scenario"]["rounds"], 60)
 
     assert deployment.statuses()[0]["pod"] == deployment.replicas[0].pod
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     place = layout.replica_folder(folder, 0)
     window = Window(0.0, time.time())
     served = of_replicas([place / layout.RAW_LATENCIES], [place / layout.SERVICES], window)
@@ -81,7 +81,7 @@ def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver)
     assert job["spec"]["activeDeadlineSeconds"] > 3600
     assert [json.loads((driver.folder / one["pod"] / "replica.json").read_text())["replica"] for one in
             deployment.statuses()] == [0, 1]  # fmt: skip
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
     assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
 
@@ -99,7 +99,7 @@ def test_a_jobs_replica_that_dies_takes_no_other_along(deploy, server, driver, d
 
     assert [death.replica for death in deaths] == [0]
     assert job_status(server)["active"] == 2
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     for index in (1, 2):
         assert len(latencies.read(layout.replica_folder(folder, index) / layout.RAW_LATENCIES)) > 1
     assert "serving" in layout.replica_log(folder, 0).read_text()
@@ -132,7 +132,7 @@ def test_a_killed_replica_is_noticed_with_its_code_and_last_words_and_the_rest_i
     assert any("serving" in line for line in deaths[0].last_lines)
     assert list(deployment.deaths) == deaths
     wait_for(lambda: driver.pods[victim].ready)  # the kubelet starts it again; that is no second death
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert len(deaths) == 1
     assert driver.left() == []
     assert "serving" in layout.replica_log(folder, 1).read_text()
@@ -155,7 +155,7 @@ def test_a_replica_taken_away_is_noticed_with_the_reason(deploy, driver, deaths,
     wait_for(lambda: deaths, SEEN_WITHIN_S)
 
     assert (deaths[0].replica, deaths[0].reason) == (0, reason)
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
     assert driver.left() == []
 
 
@@ -167,7 +167,7 @@ def test_a_node_that_falls_silent_takes_its_replicas_with_it(deploy, driver, dea
 
     assert str(deaths[0]).startswith("replica 0 is gone (node node-a is NotReady: NodeStatusUnknown: Kubelet stopped")
     driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
 
 
 def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
@@ -177,7 +177,7 @@ def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
     wait_for(lambda: deployment._watchman._remarks)
     driver.set_node("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
 
-    assert list(deployment.stop(timeout_s=4)) == [
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == [
         "node node-a was under DiskPressure while replicas ran (kubelet has disk pressure)."
     ]
     assert deaths == []
@@ -194,7 +194,10 @@ def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
     held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
     assert notices == [held]
     withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
-    assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=4)] == [held[: len(withdrawn)], withdrawn]
+    assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=DRAINED_S)] == [
+        held[: len(withdrawn)],
+        withdrawn,
+    ]
     assert deaths == []
 
 

@@ -18,7 +18,7 @@ from tests.support.cluster_trial import Switching
 from tests.support.dra_driver import CLASSES, GROUP, DraDriver
 from tests.support.experiments import TINY, WorkloadSpec, campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -91,7 +91,7 @@ def test_a_campaign_over_modes_and_time_slices_after_a_killed_one(spec, driver, 
     assert {row[-1] for row in rows(analysis) if row[1] == "time-slicing"} == {"short", "long"}
     assert dra.shared == [{"strategy": "MPS"}, None, SHORT, LONG, SHORT, LONG, {"strategy": "MPS"}, {"strategy": "MPS"}]
     assert eventually(lambda: driver.left() == [] and dra.left() == [])
-    killed.stop(timeout_s=4)
+    killed.stop(timeout_s=DRAINED_S)
 
 
 def test_each_exclusive_replica_of_a_job_has_a_claim_and_a_gpu_of_its_own(spec, dra, tmp_path):
@@ -99,7 +99,7 @@ def test_each_exclusive_replica_of_a_job_has_a_claim_and_a_gpu_of_its_own(spec, 
     running = start(job, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
     assert {one["device_uuid"] for one in running.statuses()} == {"GPU-a", "GPU-b"}
     assert len(dra.left()) == 3  # the template and what was made of it
-    running.stop(timeout_s=4)
+    running.stop(timeout_s=DRAINED_S)
 
 
 def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp_path):
@@ -116,7 +116,7 @@ def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp
     assert len(claim["status"]["reservedFor"]) == 3
     limited = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
     assert [one["mps_limits"] for one in running.statuses()] == [limited, limited]
-    running.stop(timeout_s=4)
+    running.stop(timeout_s=DRAINED_S)
 
 
 def test_a_mode_that_did_not_come_about_is_not_believed(spec, dra, tmp_path):

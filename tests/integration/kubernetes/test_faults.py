@@ -22,7 +22,7 @@ from tests.support.cluster_trial import Switching
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
 from tests.support.faulty_proxy import FaultyProxy
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -116,6 +116,6 @@ def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, 
     proxy.away.clear()
     assert eventually(lambda: deaths)
     assert [(death.replica, death.reason) for death in deaths] == [(0, "OOMKilled")]
-    assert list(deployment.stop(timeout_s=5)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
     assert json.loads((layout.replica_folder(tmp_path, 1) / "replica.json").read_text())["phase"] == "serving"

@@ -30,7 +30,7 @@ from tests.integration.metrics.prometheus_server import INSTALLED, RunningPromet
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus, RowList
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -68,7 +68,7 @@ def test_neighbours_are_pods_of_their_own_and_end_with_the_measured_ones(deploy,
     [near] = found[noisy["pod"]]["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     assert set(near["labelSelector"]["matchLabels"].values()) == of_measured
 
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert one_gpu.left() == []
     assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
     place = layout.neighbour_folder(folder, "noisy")
@@ -122,7 +122,7 @@ def test_a_neighbours_death_is_told_as_its_own(deploy, one_gpu, deaths):
     assert (deaths[0].neighbour, deaths[0].replica, deaths[0].code) == ("noisy", 0, ReasonCode.NEIGHBOUR_DIED)
     assert str(deaths[0]).startswith("replica 0 of the neighbour noisy was killed by signal 9 (OOMKilled)")
     assert eventually(lambda: one_gpu.pods[noisy["pod"]].ready)  # the kubelet starts it again
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert list(deployment.deaths) == deaths
     assert one_gpu.left() == []
     assert "serving" in layout.replica_log(layout.neighbour_folder(folder, "noisy"), 0).read_text()
@@ -229,7 +229,7 @@ def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy
     names = {"pod": deployment.neighbour_statuses()["noisy"][0]["pod"]}
     assert summary.identities["noisy/replica-0"] == names
 
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
     origin, again = read_origin(folder), RowList()
     export(
         scraping,

@@ -24,7 +24,7 @@ from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
 from tests.support.fake_streaming_server import Server, running
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -67,7 +67,7 @@ def deploy(backend, tmp_path, deaths):
 
     yield deploying
     for deployment in made:
-        deployment.stop(timeout_s=4)
+        deployment.stop(timeout_s=DRAINED_S)
 
 
 def requests_of(folder, replica):
@@ -89,7 +89,7 @@ def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_wri
     logs = [driver.folder / status["pod"] / "requests.bin" for status in statuses]
     assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
 
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
     for index in range(2):
         place = layout.replica_folder(folder, index)
@@ -113,7 +113,7 @@ def test_a_server_that_is_killed_is_noticed_as_what_it_is_with_its_own_last_word
     said = "the server of replica 1 was killed by signal 9 (OOMKilled); last lines: Application startup complete"
     assert str(deaths[0]) == said
     assert deaths[0].code.value == "out-of-memory"
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
     assert len(deaths) == 1
     assert driver.left() == []
     assert "Application startup complete" in layout.server_log(folder, 1).read_text()
@@ -146,7 +146,7 @@ def test_a_key_comes_out_of_a_secret_and_is_shown_nowhere(deploy, server, driver
     deployment, _ = deploy(asked(**keyed))
     spec = server.spec()
     pods = KubernetesApi(spec).list(f"/api/v1/namespaces/{spec.namespace}/pods")
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
     with pytest.raises(ReplicaDiedError, match=r"HTTP 401: .*\(key\)"):
         deploy(asked("--fault", "401", **keyed))
 
@@ -173,7 +173,7 @@ def test_requests_come_out_of_a_file_of_this_machine_and_the_servers_own_metrics
     assert eventually(lambda: log.stat().st_size > 20 * 8 * len(FIELDS))
 
     assert len(made) > 2
-    assert list(deployment.stop(timeout_s=4)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert backend.api.list(config_maps, labels=f"{CAMPAIGN_LABEL}=c0ffee") == []
     assert set(json.loads(times.read_text())) <= prompts
     assert set(requests_of(folder, 0)["output_tokens"]) == {2}
@@ -203,7 +203,7 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         pods = KubernetesApi(server.spec()).list(driver.collection)
         logs = [driver.folder / status["pod"] / "requests.bin" for status in deployment.statuses()]
         assert eventually(lambda: all(log.stat().st_size > 20 * 8 * len(FIELDS) for log in logs))
-        assert list(deployment.stop(timeout_s=4)) == []
+        assert list(deployment.stop(timeout_s=DRAINED_S)) == []
         asked_of = [len(engine.asked) for engine in engines]
 
     assert driver.left() == []

@@ -16,7 +16,7 @@ from tests.support.cluster_driver import CONFIG_LABEL
 from tests.support.cluster_trial import Switching
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_metrics import FakeGpus
-from tests.support.processes import eventually
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -63,7 +63,7 @@ def test_a_campaign_switches_the_nodes_and_puts_back_what_a_killed_one_found(spe
     assert driver.heeded[:3] == ["whole", "mps-2", "sliced-3"]
     assert label(driver) is None
     assert eventually(lambda: driver.left() == [])
-    left.stop(timeout_s=4)
+    left.stop(timeout_s=DRAINED_S)
 
 
 def test_a_share_of_mps_reaches_the_pods_and_more_than_a_slice_has_is_refused(spec, driver, tmp_path, monkeypatch):
@@ -80,7 +80,7 @@ def test_a_share_of_mps_reaches_the_pods_and_more_than_a_slice_has_is_refused(sp
     deployment = backend.deploy(limited, tmp_path, abort=threading.Event(), on_death=lambda _death: None)
 
     seen = [*deployment.statuses(), *deployment.neighbour_statuses()["noisy"]]
-    deployment.stop(timeout_s=4)
+    deployment.stop(timeout_s=DRAINED_S)
     asked = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
     assert [(one["mps_limits"], one["gpu_slices"]) for one in seen] == [(asked, 2)] * 2
 

@@ -20,6 +20,7 @@ from tests.support.experiments import experiment
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_cluster import FakeCluster
 from tests.support.fake_metrics import RowList
+from tests.support.processes import DRAINED_S
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +45,7 @@ def backend(request):
 def deployment(backend, tmp_path):
     deployed = backend.deploy(experiment(replicas=2), tmp_path, abort=threading.Event(), on_death=lambda _death: None)
     yield deployed
-    deployed.stop(timeout_s=5)
+    deployed.stop(timeout_s=DRAINED_S)
 
 
 def test_a_deployment_has_one_status_per_replica_and_says_where_they_run(deployment):
@@ -79,14 +80,14 @@ def test_a_backend_rehearses_and_leaves_nothing(backend, tmp_path):
 
 def test_every_replica_has_a_log(deployment, tmp_path):
     assert deployment.statuses()
-    deployment.stop(timeout_s=5)  # a cluster's logs are fetched then
+    deployment.stop(timeout_s=DRAINED_S)  # a cluster's logs are fetched then
     assert all(layout.replica_log(tmp_path, index).is_file() for index in range(2))
 
 
 def test_nobody_is_dead_and_the_end_is_clean_and_can_be_asked_for_twice(deployment):
     assert list(deployment.deaths) == []
-    assert list(deployment.stop(timeout_s=5)) == []
-    assert list(deployment.stop(timeout_s=5)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert list(deployment.deaths) == []
 
 

@@ -19,7 +19,7 @@ from harness.metrics.catalogue import select
 from harness.results import layout
 from tests.support.experiments import experiment, neighbour
 from tests.support.fake_metrics import RowList
-from tests.support.processes import eventually, marked
+from tests.support.processes import DRAINED_S, eventually, marked
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def deploy(tmp_path, campaign_id):
     start.deaths = deaths
     yield start
     for deployment in deployments:
-        assert deployment.stop(timeout_s=5) == []
+        assert deployment.stop(timeout_s=DRAINED_S) == []
     assert marked(campaign_id) == []
 
 
@@ -158,5 +158,5 @@ def test_a_wrapper_counts_as_part_of_its_replica_which_drains_all_the_same(deplo
     assert deployment.statuses()[0]["pid"] in {child.pid for child in psutil.Process(target.pid).children()}
     last = record(deployment, ["memory_usage", "throughput"])
     assert last["memory_usage", "all"] > 10e6  # the interpreter below the shell, not the shell alone
-    assert deployment.stop(timeout_s=5) == []
+    assert deployment.stop(timeout_s=DRAINED_S) == []
     assert '"stopped"' in (layout.replica_folder(tmp_path, 0) / "replica.json").read_text()

@@ -21,7 +21,7 @@ from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from tests.support.experiments import experiment
-from tests.support.processes import eventually, marked
+from tests.support.processes import DRAINED_S, eventually, marked
 
 pytestmark = pytest.mark.integration
 
@@ -46,7 +46,7 @@ def deploy(tmp_path, campaign_id):
     start.deaths = deaths
     yield start
     for deployment in deployments:
-        deployment.stop(timeout_s=5)
+        deployment.stop(timeout_s=DRAINED_S)
     assert marked(campaign_id) == []
 
 
@@ -75,8 +75,8 @@ def test_each_replica_runs_on_cpus_of_its_own_and_says_which(deploy):
 def test_stop_drains_and_says_nothing_when_all_ends_well(deploy, tmp_path):
     deployment = deploy(replicas=2)
 
-    assert deployment.stop(timeout_s=5) == []
-    assert deployment.stop(timeout_s=5) == []
+    assert deployment.stop(timeout_s=DRAINED_S) == []
+    assert deployment.stop(timeout_s=DRAINED_S) == []
     status = json.loads((layout.replica_folder(tmp_path, 0) / "replica.json").read_text())
     assert status["phase"] == "stopped"
 
@@ -109,7 +109,7 @@ def test_grandchildren_that_ignore_sigterm_end_with_their_replica(deploy, tmp_pa
     assert len(pids) == 2
     assert all(psutil.pid_exists(pid) for pid in pids)
 
-    deployment.stop(timeout_s=5)
+    deployment.stop(timeout_s=DRAINED_S)
 
     assert marked(campaign_id) == []
 
