@@ -6,7 +6,14 @@ from harness.campaign.journal import read_events
 from harness.config import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
 
 TINY = "tests.support.tiny_workload"
-FAST = {"step_s": 0.1, "stabilise_s": 0, "record_s": 0.5, "cooldown_s": 0, "ready_timeout_s": 120, "drain_timeout_s": 30}
+FAST = {
+    "step_s": 0.1,
+    "stabilise_s": 0,
+    "record_s": 0.5,
+    "cooldown_s": 0,
+    "ready_timeout_s": 120,
+    "drain_timeout_s": 30,
+}
 PROFILE = {
     "workload": {"name": "profile", "factory": "tests.support.growing_workload:make", "warmup_requests": 1},
     "batches": [4, 64],

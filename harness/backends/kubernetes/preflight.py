@@ -53,9 +53,9 @@ def check(
     try:
         nodes = api.list("/api/v1/nodes")
     except ClusterError as error:
-        away = error.status is None or error.status in TRANSIENT
-        if away or error.status == 401:
-            return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=away)]
+        # An expired token may be renewed in the kubeconfig, which is read anew each time.
+        if error.status is None or error.status in {*TRANSIENT, 401}:
+            return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=True)]
         nodes = None
     jobs, given = makes_jobs(spec, experiments), files.any_named([one.workload for one in experiments])
     findings = [

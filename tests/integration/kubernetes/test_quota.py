@@ -11,6 +11,7 @@ from harness.backends.kubernetes.quota import check_quota
 from harness.config import WorkloadSpec
 from harness.errors import ClusterError
 from tests.support.experiments import experiment
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -21,7 +22,7 @@ RESERVED = {"image": "x/y:1", "args": ["{port}"], "reserve": {"cpu": "2", "memor
 
 
 @pytest.fixture
-def api(server, driver):  # noqa: ARG001 - who makes the accounts and the place that pods want
+def api(server):
     if server.kind == "fake":
         pytest.skip("the fake admits everything")
     return KubernetesApi(server.spec(kubeconfig=str(server.admin)))
@@ -35,25 +36,47 @@ def limits(kind, **bounds):
     return "limitranges", {"limits": [{"type": kind, **bounds}]}
 
 
+@contextlib.contextmanager
+def in_force(api, kind, spec):
+    """A quota or a limit as long as the block lasts, from when the API server heeds it: it heeds a later quota then, too."""
+    last = ("resourcequotas", "last", {"hard": {"services": "0"}})
+    with contextlib.ExitStack() as stack:
+        for plural, name, its in [(kind, "test", spec), last]:
+            path = f"{PLACE}/{plural}/{name}"
+            stack.callback(api.delete, path)
+            singular = {"resourcequotas": "ResourceQuota", "limitranges": "LimitRange"}[plural]
+            api.apply(path, {"apiVersion": "v1", "kind": singular, "metadata": {"name": name}, "spec": its})
+            if "hard" in its:  # what the controller of quotas does
+                api.patch(f"{path}/status", {"status": {"hard": its["hard"], "used": dict.fromkeys(its["hard"], "0")}})
+        service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"ports": [{"port": 1}]}}
+        stack.callback(api.delete, f"{PLACE}/services/a")
+        assert eventually(
+            lambda: _refusal(api, f"{PLACE}/services/a", service) or not api.delete(f"{PLACE}/services/a")
+        )
+        yield
+
+
+def _refusal(api, path, body):
+    try:
+        api.apply(path, body)
+    except ClusterError as error:
+        if error.status not in {403, 422}:
+            raise
+        return error.message
+    return ""
+
+
 def refused(api, made):
-    """Whether the API server takes none of an experiment's pods, its owner or what stands beside it."""
+    """What the API server says of an experiment's pod, its owner or what stands beside it, where it does not take one."""
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": made.name}}
     pod["spec"] = {**made.body["spec"]["template"]["spec"], "schedulingGates": [{"name": "test.example/never"}]}
-    wanted = {one.path: one.body for one in made.beside} | {
-        made.path: made.body,
-        f"{objects.pods_path('inference')}/{made.name}": pod,
-    }
-    said = ""
+    path = f"{objects.pods_path('inference')}/{made.name}"
+    # The owner comes last: a controller may make a pod for it, which counts, too.
+    wanted = {one.path: one.body for one in made.beside} | {path: pod, made.path: made.body}
     with contextlib.ExitStack() as stack:
-        for path, body in wanted.items():
-            stack.callback(api.delete, path, grace_s=0)
-            try:
-                api.apply(path, body)
-            except ClusterError as error:
-                if error.status != 403:
-                    raise
-                said = error.message
-    return said
+        for one in wanted:
+            stack.callback(api.delete, one, grace_s=0)
+        return "".join(_refusal(api, one, body) for one, body in wanted.items())
 
 
 @pytest.mark.parametrize(
@@ -89,22 +112,8 @@ def test_preflight_refuses_what_the_api_server_refuses(api, server, kind, spec, 
     if server_asks:
         asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
     [part] = parts.everything(asked, server.spec(), "c0ffee")
-    path = f"{PLACE}/{kind}/test"
-    api.apply(
-        path,
-        {
-            "apiVersion": "v1",
-            "kind": kind[:-1].title().replace("quota", "Quota").replace("range", "Range"),
-            "metadata": {"name": "test"},
-            "spec": spec,
-        },
-    )
-    try:
-        if kind == "resourcequotas" and not server.controlled:
-            api.patch(f"{path}/status", {"status": {"hard": spec["hard"], "used": dict.fromkeys(spec["hard"], "0")}})
+    with in_force(api, kind, spec):
         found = list(check_quota(api, "inference", lambda: [[part.workload]], "c0ffee"))
         said = refused(api, part.workload)
-    finally:
-        api.delete(path)
 
     assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)

@@ -1,5 +1,6 @@
 """The nodes are switched by a label, believed when they show the mode, and put back as they were found."""
 
+import contextlib
 import json
 import threading
 from types import SimpleNamespace
@@ -99,6 +100,54 @@ def test_a_killed_harness_is_followed_by_one_that_knows_what_was_found(here, plu
 
     assert plugin.labels[LABEL] == "sliced-4"
     assert switching.SWITCHED not in plugin.cluster.store.get(plugin.at)["metadata"]["annotations"]
+
+
+class Killed:
+    """Lets one harness ask so often, and then do nothing any more, as after a SIGKILL; others ask on."""
+
+    def __init__(self, plugin, requests):
+        self.plugin, self.left = plugin, requests
+        self.over, self.buried = threading.Event(), threading.Event()
+
+    def __call__(self, verb, target):
+        if not self.over.is_set():
+            self.left -= 1
+            if self.left < 0:
+                self.over.set()
+                self.buried.wait()
+                raise ConnectionError
+        self.plugin(verb, target)
+
+    def switch(self, here):
+        with contextlib.suppress(BackendError):
+            switch(here, MPS, by=ModeSwitch(here.spec, "mine", StillClock()), abort=self.buried)
+        self.over.set()
+
+
+def test_a_harness_killed_at_any_request_of_a_switch_is_followed_by_one_that_restores(here, plugin, cluster):
+    found, requests = dict(plugin.labels), 0
+    while True:
+        requests += 1
+        cluster.before = killed = Killed(plugin, requests)
+        dying = threading.Thread(target=killed.switch, args=(here,), daemon=True)
+        dying.start()
+        assert killed.over.wait(120)
+
+        if requests % 2:  # what is left to do needs a mode, or nothing
+            switch(here, SLICED, by=ModeSwitch(here.spec, "mine", StillClock()))
+        restore(here.api, here.spec, "mine")
+        for _ in range(plugin.looks + 1):
+            here.api.get("/api/v1/nodes/n1")
+        node = cluster.store.get(plugin.at)["metadata"]
+        assert node["labels"] == found, f"killed at request {requests}"
+        assert switching.SWITCHED not in (node.get("annotations") or {})
+        assert plugin.applied[-1] == "sliced-4"
+        killed.buried.set()
+        dying.join(120)
+        if killed.left >= 0:  # it was not killed any more
+            break
+    assert "mps-2" in plugin.applied
+    assert requests > 5
 
 
 def test_a_mode_that_is_there_is_left_alone(here, plugin):
