@@ -267,6 +267,29 @@ def test_what_goes_away_between_experiments_is_waited_for_and_no_attempt_is_lost
     assert on.manifest(TWO).verdict.reasons == []
 
 
+class Restarting(FakeBackend):
+    """GONE is found before every experiment, for 30 s."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.since_s = clock, {}
+
+    def check(self, experiments):
+        since_s = self.since_s.setdefault(experiments[0].experiment_id, self.clock.now_s())
+        return (GONE,) if self.clock.now_s() - since_s < 30 else ()
+
+
+def test_a_prometheus_that_is_restarted_at_every_boundary_of_nine_costs_none_of_them(stage):
+    on = stage(replicas=[1, 3, 8], repeats=3, limits=Limits(retries=0))
+    on.backend = Restarting(on.clock)
+
+    statuses = on.runner().run().statuses
+
+    assert list(statuses.values()) == [Status.VALID] * 9
+    assert {on.manifest(name).attempt for name in statuses} == {1}
+    assert len(said_of_waiting(on)) == 18, "once when it is gone, once when it is back"
+
+
 def test_what_does_not_come_back_pauses_the_campaign_and_counts_no_attempt(stage):
     on = stage(limits=Limits(retries=1, wait_s=60))
     with pytest.raises(CampaignInterruptedError, match=r"pauses after waiting \d+ s: Prometheus cannot") as caught:

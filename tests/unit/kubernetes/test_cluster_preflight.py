@@ -7,6 +7,7 @@ import pytest
 
 from harness.backends.base import Severity
 from harness.backends.kubernetes import claims, files, grafana, preflight
+from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
@@ -14,6 +15,7 @@ from harness.campaign.plan import expand
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
 from tests.support.experiments import campaign, experiment, neighbour
+from tests.support.fake_cluster import FakeCluster
 
 GPU = "nvidia.com/gpu"
 QUOTAS, LIMITS = (f"/api/v1/namespaces/inference/{kind}" for kind in ("resourcequotas", "limitranges"))
@@ -141,14 +143,32 @@ def test_no_cluster_is_one_error():
     assert (found.check, found.severity, found.advice) == ("cluster", Severity.ERROR, "Is it running?")
 
 
-@pytest.mark.parametrize(("status", "away"), [(None, True), (503, True), (401, False)])
-def test_an_api_server_that_does_not_answer_is_away_and_one_that_refuses_is_not(status, away):
+@pytest.mark.parametrize("status", [None, 503, 401])
+def test_an_api_server_that_does_not_answer_or_knows_us_no_more_is_away(status):
     class Nobody(Api):
         def list(self, *_, **__):
             raise ClusterError("no.", status=status)
 
     [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
-    assert (found.check, found.severity, found.away) == ("cluster", Severity.ERROR, away)
+    assert (found.check, found.severity, found.away) == ("cluster", Severity.ERROR, True)
+
+
+def test_a_token_that_ends_between_experiments_is_waited_for_until_the_kubeconfig_has_another(tmp_path):
+    def away(backend):
+        return {one.message for one in backend.check([experiment()]) if one.check == "cluster" and one.away}
+
+    with FakeCluster() as cluster:
+        kubeconfig = cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        backend = KubernetesBackend(
+            KubernetesSpec(kubeconfig=str(kubeconfig), prometheus_url="http://127.0.0.1:9"), "id"
+        )
+        assert away(backend) == set()
+
+        cluster.token = "another"
+        assert [said for said in away(backend) if "does not accept these credentials (401" in said]
+
+        cluster.write_kubeconfig(kubeconfig)
+        assert away(backend) == set()
 
 
 class RestartingPrometheus(NoPrometheus):
