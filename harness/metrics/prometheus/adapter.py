@@ -11,8 +11,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -50,6 +52,9 @@ _UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
 """503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
 
 _UNAUTHORISED = re.compile(r"^HTTP Status Code 40[13]\b")
+SETTLE_S = 10.0
+"""An API server before it that has just started refuses what it will allow: for this long after it last failed, that is no answer."""
+
 _REFUSAL = re.compile(r"^(HTTP Status Code \d+) \((b['\"].*['\"])\)$", re.DOTALL)
 """How the client words an answer that is no success: its status, and its content as Python writes bytes."""
 
@@ -122,6 +127,7 @@ class PrometheusServer:
         self._local = threading.local()
         self._connections: list[PrometheusConnect] = []
         self._lock = threading.Lock()
+        self._troubled_s = -math.inf
 
     def __repr__(self) -> str:
         return f"PrometheusServer({without_password(self.url)!r})"
@@ -240,6 +246,7 @@ class PrometheusServer:
         try:
             return call(self._client())
         except (requests.Timeout, ReadTimeoutError) as error:
+            self._troubled_s = time.monotonic()
             raise PrometheusUnavailableError(
                 f"{self} did not answer within {self._timeout_s:g} s: {_clip(what)}.",
                 advice="Ask for less at once, or raise the timeout.",
@@ -250,12 +257,17 @@ class PrometheusServer:
                 advice="Check the address, and the authority that the kubeconfig or `kubernetes.prometheus_access.ca_file` names.",
             ) from error
         except (requests.ConnectionError, HTTPError) as error:
+            self._troubled_s = time.monotonic()
             raise PrometheusUnavailableError(
                 f"{self} cannot be reached.", advice="Check its address and that it runs."
             ) from error
         except PrometheusApiClientException as error:
-            kind = PrometheusUnavailableError if _UNAVAILABLE.search(str(error)) else PrometheusError
-            unknown = "Check the token: `kubernetes.prometheus_access`." if _UNAUTHORISED.search(str(error)) else ""
+            away, refused = _UNAVAILABLE.search(str(error)), _UNAUTHORISED.search(str(error))
+            if away:
+                self._troubled_s = time.monotonic()
+            settling = refused and time.monotonic() - self._troubled_s < SETTLE_S
+            kind = PrometheusUnavailableError if away or settling else PrometheusError
+            unknown = "Check the token: `kubernetes.prometheus_access`." if refused else ""
             raise kind(f"{self} refused {_clip(what)}: {_clip(_said(str(error)))}", advice=unknown) from error
         except (requests.RequestException, ValueError, KeyError, TypeError) as error:
             raise PrometheusError(

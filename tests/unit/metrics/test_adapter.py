@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from harness.errors import NoDataError, PrometheusError
+from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus import adapter
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -37,7 +37,7 @@ def serving(body, status=200, delay_s=0.0, meeting=None):
             if meeting:
                 meeting.wait()
             with contextlib.suppress(OSError):
-                self.send_response(status)
+                self.send_response(status if isinstance(status, int) else next(status))
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body.encode())
@@ -136,6 +136,19 @@ def test_bad_answers_are_errors_that_say_so(body, status, match):
             ask(url)
         assert len(seen) == 1
     assert len(str(caught.value)) < 700
+
+
+def test_a_refusal_just_after_a_failure_is_of_an_api_server_that_has_not_loaded_its_rules_yet(monkeypatch):
+    with serving("no", iter([403, 503, 403, 401, 403])) as (url, _), PrometheusServer(url, timeout_s=2.0) as server:
+
+        def found():
+            with pytest.raises(PrometheusError) as caught:
+                server.query("up")
+            return caught.type
+
+        assert [found() for _ in range(4)] == [PrometheusError, *3 * [PrometheusUnavailableError]]
+        monkeypatch.setattr(adapter, "SETTLE_S", 0.0)
+        assert found() is PrometheusError
 
 
 def test_no_server():
