@@ -21,6 +21,11 @@ def not_ready(node: Object) -> str:
     return f"node {node['metadata']['name']} is NotReady: {words}".rstrip(".")
 
 
+def silent(node: Object) -> bool:
+    """Whether it is called not ready because its kubelet has not reported, and not by its kubelet."""
+    return condition(node, "Ready").get("status") == "Unknown"
+
+
 def pressures(node: Object) -> dict[str, str]:
     """The pressures that the node is under: kind and its own message."""
     found = {kind: condition(node, kind) for kind in PRESSURES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from harness.errors import BackendError, ClusterError
 Notice = Callable[[str], None]
 KILLED = 137
 """Exit code of who did not heed SIGTERM; what else a server ends with is its own way."""
+
+NODE_RETURNS_S = 40.0
+"""As long as the API server was away no kubelet could report, and the cluster calls them silent: they are given this to do so."""
 
 
 class PodMonitor:
@@ -56,6 +60,7 @@ class PodMonitor:
         self._ends: dict[tuple[int, str], End] = {}
         self._remarks: dict[str, str] = {}
         self._silent = ""
+        self._doubted: dict[str, threading.Timer] = {}
         self._notice: Notice | None = None
         self.deaths: list[ReplicaDeath] = []
 
@@ -85,6 +90,8 @@ class PodMonitor:
         """Whatever ends from here on was told to; returns what speaks against the recording besides deaths."""
         with self._lock:
             self._stopping = True
+            for timer in self._doubted.values():
+                timer.cancel()
         # Only now: a plugin that was restarted in between has lent nothing for seconds, and hurt nobody.
         for node in self._nodes.objects if self._gpu_resource else []:
             name = str(node["metadata"]["name"])
@@ -133,12 +140,47 @@ class PodMonitor:
         if name not in self._names or self._stopping:
             return
         why = f"node {name} was removed from the cluster" if kind == "DELETED" else nodes.not_ready(node)
-        if why:
-            for replica in self._replicas.values():
-                if replica.node == name:
-                    self._report(replica, End(None, why), previous=False)
+        if why and nodes.silent(node) and self._api_was_away():
+            self._doubt(name)
+        elif why:
+            self._report_all(name, why)
+        else:
+            self._trust(name)
         for pressure, message in nodes.pressures(node).items():
             self._remark(f"{name}/{pressure}", f"node {name} was under {pressure} while replicas ran ({message}).")
+
+    def _report_all(self, node: str, why: str) -> None:
+        for replica in self._replicas.values():
+            if replica.node == node:
+                self._report(replica, End(None, why), previous=False)
+
+    def _api_was_away(self) -> bool:
+        """Whether it is, or came back so lately that no kubelet need have reported since."""
+        if self._watched.away_s or self._nodes.away_s:
+            return True
+        ends = [end_s for _, end_s, _ in (*self._watched.outages, *self._nodes.outages)]
+        return time.time() - max(ends, default=0.0) < NODE_RETURNS_S
+
+    def _doubt(self, node: str) -> None:
+        """Look again later whether a node is silent by itself."""
+        with self._lock:
+            if node in self._doubted or self._stopping:
+                return
+            timer = self._doubted[node] = threading.Timer(NODE_RETURNS_S, self._look_again, [node])
+            timer.daemon = True
+            timer.start()
+
+    def _trust(self, node: str) -> None:
+        with self._lock:
+            timer = self._doubted.pop(node, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _look_again(self, name: str) -> None:
+        self._trust(name)
+        for node in self._nodes.objects:
+            if node["metadata"]["name"] == name and (why := nodes.not_ready(node)):
+                self._report_all(name, why)
 
     def _remark(self, key: str, sentence: str) -> None:
         with self._lock:

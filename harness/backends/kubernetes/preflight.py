@@ -75,10 +75,9 @@ def check(
         findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
     else:
         usable = [node for node in nodes if not capacity.unusable(node, spec)]
-        found = [
-            *capacity.check_nodes(nodes, spec),
-            *_tried("gpus", lambda: check_gpus(api, nodes, usable, spec, experiments, campaign_id)),
-        ]
+        found = list(capacity.check_nodes(nodes, spec))
+        if any(capacity.selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
+            found += _tried("gpus", lambda: check_gpus(api, nodes, usable, spec, experiments, campaign_id))
         lost = capacity.lost(nodes, spec)
         findings += [replace(one, away=one.away or (lost and one.severity is Severity.ERROR)) for one in found]
         servers = [one.workload.server.image for one in experiments if one.workload.server]

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.backends.kubernetes import objects
+from harness.backends.kubernetes import objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
@@ -168,6 +168,26 @@ def test_a_node_that_falls_silent_takes_its_replicas_with_it(deploy, driver, dea
     assert str(deaths[0]).startswith("replica 0 is gone (node node-a is NotReady: NodeStatusUnknown: Kubelet stopped")
     driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
     deployment.stop(timeout_s=DRAINED_S)
+
+
+def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report(deploy, driver, deaths, monkeypatch):
+    deployment, _ = deploy(experiment(replicas=1))
+    watchman = deployment._watchman
+    watchman._nodes.outages.append((time.time() - 60, time.time(), "connection refused"))
+
+    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    wait_for(lambda: watchman._doubted)
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    wait_for(lambda: not watchman._doubted)
+    assert deaths == []
+
+    monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
+    monkeypatch.setattr(pod_monitor, "NODE_RETURNS_S", 0.5)
+    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    wait_for(lambda: deaths, SEEN_WITHIN_S)
+    assert "NodeStatusUnknown" in deaths[0].reason
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+    deployment.stop(timeout_s=4)
 
 
 def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):

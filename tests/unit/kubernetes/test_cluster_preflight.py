@@ -128,6 +128,14 @@ def test_a_cluster_that_is_fit_gets_no_remark():
     assert findings(Api()) == {}
 
 
+def test_of_a_cluster_whose_only_node_is_cordoned_nothing_is_said_of_its_gpus():
+    one = node(cordoned=True)
+    switching = SPEC.model_copy(update={"device_plugin_configs": "nvidia/configs"})
+    api = Api({"/api/v1/nodes": {"items": [one]}, "/api/v1/namespaces/nvidia/configmaps/configs": {"data": {}}})
+    for spec in (SPEC, switching):
+        assert {check for check, severity in findings(api, spec) if severity is Severity.ERROR} == {"nodes"}
+
+
 def test_a_prometheus_that_is_not_there_is_one_error():
     found = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
     assert [(one.check, one.severity) for one in found] == [("prometheus", Severity.ERROR)]

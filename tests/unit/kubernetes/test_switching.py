@@ -371,5 +371,7 @@ def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
 
 
 def test_no_gpu_anywhere_is_an_error(here, cluster):
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
     cluster.store.create(NODES, {"metadata": {"name": "n2"}, "spec": {}})
+    cluster.store.merge(Target("api/v1", "", "nodes", "n2", "status"), {"status": ready})
     assert "no usable node has a GPU" in findings(here, experiment(sharing=MPS))["gpus"].message
