@@ -73,7 +73,7 @@ def test_replicas_are_clients_of_a_daemon_of_their_own_within_its_limits(control
         assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
         assert environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=2000M"
         assert environment["CUDA_MPS_PIPE_DIRECTORY"].startswith(tempfile.gettempdir())
-    assert list(deployment.stop(timeout_s=10)) == []
+    assert list(deployment.stop(timeout_s=60)) == []
     assert layout.mps_logs(tmp_path / "attempt").joinpath("daemon.log").exists()
 
 
@@ -90,7 +90,7 @@ def test_each_gpu_has_a_daemon_of_its_own_with_the_replicas_there(tmp_path, camp
     daemons = [one.environ() for one in marked(campaign_id) if one.cmdline()[-1] == "-f"]
     served = {(one["CUDA_MPS_PIPE_DIRECTORY"], one["CUDA_VISIBLE_DEVICES"]) for one in daemons}
     assert served == {(pipes[0], "GPU-a"), (pipes[1], "GPU-b")}
-    assert list(deployment.stop(timeout_s=10)) == []
+    assert list(deployment.stop(timeout_s=60)) == []
     logs = layout.mps_logs(tmp_path / "attempt")
     assert all(logs.joinpath(name, "daemon.log").exists() for name in ("gpu0", "gpu1"))
 
@@ -103,7 +103,7 @@ def test_a_daemon_that_ends_by_itself_is_said(control, tmp_path, campaign_id):
     daemon.send_signal(signal.SIGKILL)
     # Its guard, who tells the harness, ends a moment later.
     assert eventually(lambda: all(not one.is_running() or one.status() == psutil.STATUS_ZOMBIE for one in under_guard))
-    problems = deployment.stop(timeout_s=10)
+    problems = deployment.stop(timeout_s=60)
 
     assert any("the MPS daemon ended by itself" in problem for problem in problems)
 

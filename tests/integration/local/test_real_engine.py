@@ -76,7 +76,7 @@ def figures(log):
 def test_every_token_of_an_engines_stream_is_timed(models, tmp_path):
     model = models / "llm"
     letters(VOCABULARY).save(str(model / "tokenizer.json"))  # under which a word is as many tokens as it has letters
-    for log in asked_of_engines(model, tmp_path, 2, {"tokenizer": str(model)}):
+    for log in asked_of_engines(model, tmp_path, 1, {"tokenizer": str(model)}):
         asked = figures(log)
         assert set(asked["status"]) == {200}
         assert set(asked["output_tokens"]) == {TOKENS}

@@ -84,7 +84,7 @@ class RunningPrometheus:
         assert self._process is not None
         self._process.terminate()
         try:
-            self._process.wait(15)
+            self._process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
 

@@ -47,7 +47,7 @@ def running_replicas(workload: str, count: int, folder: Path) -> Iterator[list[R
             process.send_signal(signal.SIGCONT)  # a test may have stopped it
             process.terminate()
         for process in processes:
-            process.wait(10)
+            process.wait(60)
 
 
 def _port(folder: Path) -> int:

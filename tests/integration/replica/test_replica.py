@@ -345,8 +345,8 @@ def test_a_training_that_fails_says_at_which_step(start, with_torch):
     assert replica.last_line.startswith("replica: the loss of training step ")
 
 
-def test_a_compiled_workload_serves(start):
-    replica = start(WORKLOAD="distilbert", WORKLOAD_OPTIONS=TINY, EXECUTION="compiled")
+def test_a_compiled_workload_serves(start, with_torch):
+    replica = start(WORKLOAD="mnist", EXECUTION="compiled", TORCHINDUCTOR_COMPILE_THREADS="1", forked=with_torch)
     replica.wait_until_ready(timeout_s=240)
     replica.wait_for(lambda: replica.metrics()["inference_requests_total"] >= 5)
     assert replica.stop()[0] == 0

@@ -119,7 +119,7 @@ def browser(program: str) -> Iterator[Page]:
                 socket.close()
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(60)
 
 
 def _tab(profile: Path, process: subprocess.Popen[bytes]) -> str:
