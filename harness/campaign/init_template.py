@@ -19,6 +19,8 @@ from harness.config.model import StrictModel
 from harness.config.sharing import ANYWHERE, Sharing
 from harness.metrics.nvml import gpu_facts
 
+_LONGEST = 61
+"""Characters that a campaign's name may have."""
 TEMPLATES = Path(__file__).with_name("init_templates")
 
 WIDTH = 100
@@ -79,7 +81,7 @@ def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
 
 
 def _clean(name: str) -> str:
-    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-") or "my-campaign"
+    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:_LONGEST] or "my-campaign"
 
 
 def _workloads() -> list[str]:

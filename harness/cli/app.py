@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +51,14 @@ class _Panels(TyperGroup):
                 formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
 
     def invoke(self, ctx: Context) -> Any:
-        """Run a command; one that was called without what it needs says what that is. Raises UsageError for it."""
+        """Run a command. One that is called without what it needs says what that is (UsageError), one called with what cannot be says why."""
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            if error.message or error.param is None or error.ctx is None:
+            if error.message:
+                error.message = _plain(error.message)
+                raise
+            if error.param is None or error.ctx is None:
                 raise
             name = error.param.metavar or error.param.name or ""
             help_text = getattr(error.param, "help", "") or ""
@@ -62,6 +67,15 @@ class _Panels(TyperGroup):
             example = f"{command} {_EXAMPLES.get(name) or _newest_campaign()}"
             advice = f"{choices}{'. ' * bool(choices)}For instance: {example}"
             raise UsageError(f"{command} needs {name}: {help_text}", advice=advice) from error
+
+
+def _plain(message: str) -> str:
+    """What typer says of a value, in our words, with the choice that was probably meant."""
+    from harness.config.faults import plain
+
+    given, *choices = re.findall(r"'([^']+)'", message) or [""]
+    close = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)
+    return f"{plain(message)}.{f' Did you mean {close[0]}?' if close else ''}"
 
 
 def _newest_campaign() -> str:

@@ -71,6 +71,8 @@ def init(
     ] = None,
 ) -> None:
     """Write a commented campaign file to start from."""
+    from shlex import quote
+
     from harness.campaign.init_template import starter_for, starter_text
     from harness.errors import UsageError
     from harness.results.files import atomic_write
@@ -80,8 +82,12 @@ def init(
             "a profile of one workload needs no campaign file, so none was written.",
             advice="harness profile resnet50 --capacity knee",
         )
+    if not file.parent.is_dir():
+        raise UsageError(
+            f"there is no folder {file.parent} to write {file.name} into.", advice=f"mkdir -p {quote(str(file.parent))}"
+        )
     atomic_write(file, starter_for(purpose, file.stem) if purpose else starter_text(file.stem))
-    output.sentence(f"{file} written. Edit it, then: harness plan {file}")
+    output.sentence(f"{file} written. Edit it, then: harness plan {quote(str(file))}")
 
 
 def validate(file: CampaignFile, *, json: Json = False) -> None:

@@ -24,7 +24,12 @@ _WORDS = (
 
 def in_words(fault: Any) -> str:
     """One fault, as ``ValidationError.errors`` lists it: ``must be at least 1``; without a full stop."""
-    message = str(fault["msg"]).rstrip(".")
+    return plain(str(fault["msg"]))
+
+
+def plain(message: str) -> str:
+    """A message of pydantic in our words, without a full stop."""
+    message = message.rstrip(".")
     for pattern, words in _WORDS:
         message = re.sub(pattern, words, message)
     return message

@@ -126,6 +126,8 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
         (["run", "quikstart"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
         (["resume", "/nowhere"], "is no campaign folder"),
+        (["export", "x", "--step-s", "ten"], "'--step-s': must be a valid number."),
+        (["sharing", "timeslicing"], "Did you mean time-slicing?"),
         (["verify", "/nowhere"], "there is no file and no folder /nowhere"),
     ],
 )
@@ -165,6 +167,12 @@ def test_init_takes_and_completes_a_purpose(tmp_path):
     refused = harness("init", file, "--for", "shaing")
     assert (refused.returncode, file.exists()) == (2, False)
     assert all(f"'{purpose}'" in refused.stderr for purpose in purposes)
+    assert "'--for': 'shaing' is not one of" in refused.stderr
+    assert refused.stderr.endswith("Did you mean sharing?\n")
+    nowhere = harness("init", tmp_path / "absent" / "mine.yaml")
+    assert (nowhere.returncode, "mkdir -p " in nowhere.stderr) == (2, True)
+    spaced = tmp_path / f"my own {'long ' * 20}.yaml"
+    assert f"harness plan '{spaced}'" in harness("init", spaced, "--for", "sharing").stdout.replace("\n", " ")
     asked = harness(_HARNESS_COMPLETE="complete_bash", COMP_WORDS="harness init mine.yaml --for ", COMP_CWORD="4")
     assert set(asked.stdout.split()) == purposes | {"profile"}
     profile = harness("init", file, "--for", "profile")
