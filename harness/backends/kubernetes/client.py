@@ -48,13 +48,15 @@ class Reply:
 
 @dataclass(slots=True)
 class _Contact:
-    """What is known of the server's health, by everybody who speaks to it.
+    """What is known of the server, by everybody who speaks to it.
 
     Attributes:
+        connection: with the credentials in use.
         reached: it has answered at least once.
         troubled_s: when it last failed, on the monotonic clock.
     """
 
+    connection: Connection
     reached: bool = False
     troubled_s: float = -math.inf
 
@@ -80,19 +82,22 @@ class KubernetesApi:
         self.longest_pause_s = min(LONGEST_PAUSE_S, spec.api_timeout_s)
         self._outage_s = spec.outage_s
         self._reconnect = reconnect or (lambda: connect(spec))
-        self._connection = self._reconnect()
         self._abort = abort or threading.Event()
-        self._contact = _Contact()
+        self._contact = _Contact(self._reconnect())
 
     @property
     def connection(self) -> Connection:
         """The server and the credentials in use."""
-        return self._connection
+        return self._contact.connection
+
+    def renew(self) -> None:
+        """Read the credentials anew, for everybody: a token may have been renewed. Raises ClusterError."""
+        self._contact.connection = self._reconnect()
 
     @property
     def url(self) -> str:
         """Where the API server is."""
-        return self._connection.url
+        return self.connection.url
 
     def until(self, abort: threading.Event) -> KubernetesApi:
         """The same server, for somebody who stops trying when ``abort`` is set."""
@@ -193,7 +198,7 @@ class KubernetesApi:
             refusal = api_errors.refused(method, path, reply.status, reply.body)
             if reply.status == 401 and not renewed:
                 renewed = True
-                self._connection = self._reconnect()
+                self.renew()
             elif not self._worth_a_try(reply.status, patience.spent_s):
                 raise refusal
             self._pause(patience.pause_s(reply.headers), refusal, None)
@@ -207,19 +212,28 @@ class KubernetesApi:
             ClusterError: refused.
             urllib3.exceptions.HTTPError: not reached, cut off, or silent for ``silence_s`` seconds.
         """
-        answer = self._connection.pool.request(
-            "GET",
-            self._target(path, query),
-            headers={**self._connection.authorization(), **(headers or {})},
-            timeout=urllib3.Timeout(connect=self.timeout_s, read=silence_s),
-            retries=False,
-            preload_content=False,
-        )
+        answer = self._open(path, query, headers or {}, silence_s)
+        if answer.status == 401:
+            answer.close()
+            self.renew()
+            answer = self._open(path, query, headers or {}, silence_s)
         # A connection whose answer was not read to its end is of no use to anybody else.
         with closing(answer):
             if answer.status >= 300:
                 raise api_errors.refused("GET", path, answer.status, answer.read(65_536))
             yield answer
+
+    def _open(
+        self, path: str, query: Mapping[str, str], headers: Mapping[str, str], silence_s: float
+    ) -> urllib3.BaseHTTPResponse:
+        return self.connection.pool.request(
+            "GET",
+            self._target(path, query),
+            headers={**self.connection.authorization(), **headers},
+            timeout=urllib3.Timeout(connect=self.timeout_s, read=silence_s),
+            retries=False,
+            preload_content=False,
+        )
 
     def download(self, path: str, target: Path, *, patience_s: float, resume: bool = False) -> int:
         """Fetch a growing file that understands ranges; a broken connection goes on where it ended.
@@ -274,10 +288,10 @@ class KubernetesApi:
         return self._outage_s if self._contact.reached else min(FIRST_CONTACT_S, self._outage_s)
 
     def _send(self, method: str, path: str, query: Mapping[str, str], data: bytes | None, content_type: str) -> Reply:
-        headers = {**self._connection.authorization(), "Accept": "application/json, */*"}
+        headers = {**self.connection.authorization(), "Accept": "application/json, */*"}
         if data is not None:
             headers["Content-Type"] = content_type
-        answer = self._connection.pool.request(
+        answer = self.connection.pool.request(
             method,
             self._target(path, query),
             headers=headers,

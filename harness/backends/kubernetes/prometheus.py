@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.config import KubernetesSpec
 from harness.config.prometheus import PrometheusAccess
-from harness.errors import PrometheusError
+from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.promql import Labels
@@ -69,12 +70,17 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
             **api.connection.authorization(),
         }  # of the moment: credentials may be renewed within the hour
 
+    def renew() -> None:
+        with contextlib.suppress(ClusterError):  # what the server then says is the same again, and said
+            api.renew()
+
     return PrometheusServer(
         f"{connection.url}/api/v1/namespaces/{namespace}/services/{service}/proxy",
         timeout_s=QUERY_TIMEOUT_S,
         headers=authorization,
         verify=connection.verify,
         cert=connection.certificate,
+        renew=renew,
     )
 
 

@@ -51,6 +51,7 @@ _NO_RETRY = Retry(total=0, read=False)
 _UNAVAILABLE = re.compile(r"^HTTP Status Code (502|503|504)\b")
 """503 is what Prometheus says while it reads its log after a start; 502 and 504 come from a proxy before it."""
 
+_UNKNOWN = re.compile(r"^HTTP Status Code 401\b")
 _UNAUTHORISED = re.compile(r"^HTTP Status Code 40[13]\b")
 SETTLE_S = 10.0
 """An API server before it that has just started refuses what it will allow: for this long after it last failed, that is no answer."""
@@ -108,6 +109,7 @@ class PrometheusServer:
             exchanged while an hour is recorded. Never shown.
         verify: whether the server's certificate is checked, or the file of those who may have signed it.
         cert: files of a client certificate and its key.
+        renew: called once when the server does not accept the headers, before it is asked again; None: nothing renews them.
     """
 
     def __init__(
@@ -118,12 +120,14 @@ class PrometheusServer:
         headers: Headers | Callable[[], Headers] | None = None,
         verify: bool | str = True,
         cert: tuple[str, str] | None = None,
+        renew: Callable[[], None] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = headers if callable(headers) else lambda given=dict(headers or {}): given
         self._verify = verify
         self._cert = cert
+        self._renew = renew
         self._local = threading.local()
         self._connections: list[PrometheusConnect] = []
         self._lock = threading.Lock()
@@ -151,9 +155,8 @@ class PrometheusServer:
 
     def impatient(self, timeout_s: float) -> PrometheusServer:
         """The same server, asked with a timeout of its own."""
-        return PrometheusServer(
-            self.url, timeout_s=timeout_s, headers=self._headers, verify=self._verify, cert=self._cert
-        )
+        how = {"headers": self._headers, "verify": self._verify, "cert": self._cert, "renew": self._renew}
+        return PrometheusServer(self.url, timeout_s=timeout_s, **how)  # type: ignore[arg-type]
 
     def query(self, promql: str, time_s: float | None = None) -> Answer:
         """Evaluate at one instant; None: now, by the server's own clock.
@@ -243,6 +246,15 @@ class PrometheusServer:
         return Answer(series, self._local.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
+        try:
+            return self._call_once(what, call)
+        except PrometheusError as error:
+            if self._renew is None or not _UNKNOWN.search(str(error.__cause__)):
+                raise
+        self._renew()
+        return self._call_once(what, call)
+
+    def _call_once(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
         try:
             return call(self._client())
         except (requests.Timeout, ReadTimeoutError) as error:

@@ -69,13 +69,11 @@ class Watch:
         try:
             ages = self._ages()
             restarted = list(self._restart())
-        except PrometheusUnavailableError as error:
+        except PrometheusError as error:  # also one that knows us no more: a token may have ended
             if self._away_since_s is not None:
                 return []
             self._away_since_s = now_s
             return [f"{_clock(now_s)} {error.message}"]
-        except PrometheusError as error:
-            return [f"{_clock(now_s)} {error.message}"] if not self._looked else []
         sentences = [f"{_clock(now_s)} {text}" for text in (*self._returned(now_s), *restarted)]
         gone = self._gone(ages)
         back = {absence: self._missing.pop(absence) for absence in self._missing.keys() - gone}

@@ -8,11 +8,14 @@ import time
 import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.informer import Watcher
 from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
+from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.replica.server import MetricsServer, Response
 from tests.support.fake_cluster import FakeCluster, Review
 from tests.support.faulty_proxy import FaultyProxy
+from tests.support.processes import eventually
 
 PODS = "/api/v1/namespaces/inference/pods"
 
@@ -113,6 +116,47 @@ def test_a_token_that_was_renewed_in_the_kubeconfig_is_taken(spec, cluster, tmp_
     cluster.write_kubeconfig(tmp_path / "kubeconfig")
 
     assert api.list(PODS) == []
+
+
+def test_a_token_that_was_renewed_is_taken_by_watches_downloads_and_queries_of_prometheus_too(spec, cluster, tmp_path):
+    api = KubernetesApi(spec())
+    answer = {"status": "success", "data": {"resultType": "vector", "result": [{"metric": {}, "value": [1, "7"]}]}}
+    routes = {
+        "/latencies": lambda: Response(200, b"all of it"),
+        "/api/v1/query": lambda: Response(200, json.dumps(answer).encode(), "application/json"),
+    }
+    pod = MetricsServer("127.0.0.1", 0, routes)
+    api.apply(f"{PODS}/a", {"metadata": {"name": "a"}, "spec": {"containers": [{"image": "x"}]}})
+    api.patch(f"{PODS}/a/status", {"status": {"podIP": "127.0.0.1"}})
+    other = api.until(threading.Event())
+    watched = Watcher(api, PODS)
+    watched.start()
+    place = f"{api.url}{PODS}/a:{pod.port}/proxy"
+
+    def headers():
+        return api.connection.authorization()  # of the connection of the moment
+
+    prometheus = PrometheusServer(place, headers=headers, renew=api.renew)
+
+    for number, ask in enumerate(
+        [
+            lambda: api.download(f"{PODS}/a:{pod.port}/proxy/latencies", tmp_path / "fetched", patience_s=20),
+            lambda: other.download(f"{PODS}/a:{pod.port}/proxy/latencies", tmp_path / "fetched", patience_s=20),
+            lambda: prometheus.query("seven"),
+        ]
+    ):
+        cluster.token = f"renewed-{number}"
+        cluster.write_kubeconfig(tmp_path / "kubeconfig")
+        assert ask()
+
+    cluster.token = "renewed at last"
+    cluster.write_kubeconfig(tmp_path / "kubeconfig")
+    accepted = []
+    cluster.before = lambda verb, _target: accepted.append(verb)
+    assert eventually(lambda: "watch" in accepted), "the next watch, when this one has had its seconds"
+    watched.stop()
+    prometheus.close()
+    pod.close()
 
 
 def test_a_missing_right_is_named_with_verb_resource_and_place(spec, cluster):
