@@ -3,37 +3,16 @@
 import json
 import math
 import re
-from pathlib import Path
 
 import pytest
 
-from harness.backends import sharing_check
-from harness.campaign import init_template
-from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
-from harness.campaign.plan import expand
 from harness.campaign.source import read_source, shipped_names
 from harness.config import CampaignSpec, KubernetesSpec, Timing, UntilKnown
 from harness.config.load import parse_campaign
-from harness.config.model import StrictModel
 from harness.config.timing import short_by_scrapes
 from harness.errors import CampaignFileError
-from harness.metrics.nvml import GpuFacts
 from harness.metrics.steady import steady_state
-
-GOOD = """
-name: mine
-workloads:
-  - name: resnet50
-replicas: [1, 3]
-"""
-CONDITIONS = GOOD + "conditions:\n  - name: alone\n"
-
-
-def faults(text):
-    with pytest.raises(CampaignFileError) as caught:
-        parse_campaign(text, origin="c.yaml")
-    assert caught.value.exit_code == 2
-    return str(caught.value)
+from tests.unit.config.short_file import CONDITIONS, GOOD, faults, models
 
 
 def test_a_short_file_is_enough():
@@ -176,16 +155,6 @@ def test_variants_of_a_builtin_have_names_of_their_own():
     assert parse_campaign(text, origin="c.yaml").workloads[0].target == "resnet50"
 
 
-def models(model=CampaignSpec):
-    yield model
-    for definition in model.model_json_schema().get("$defs", {}):
-        yield (
-            next(each for each in StrictModel.__subclasses__() if each.__name__ == definition)
-            if definition in {each.__name__ for each in StrictModel.__subclasses__()}
-            else model
-        )
-
-
 @pytest.mark.parametrize(
     "model", sorted(set(models()), key=lambda model: model.__name__), ids=lambda model: model.__name__
 )
@@ -258,96 +227,6 @@ def test_the_shortest_series_on_a_cluster_can_be_judged():
 def test_an_unknown_campaign_gets_a_suggestion():
     with pytest.raises(CampaignFileError, match="Did you mean quickstart"):
         read_source("quikstart")
-
-
-def test_the_starter_is_valid_and_names_every_field():
-    text = starter_text("My Campaign")
-
-    assert parse_campaign(text, origin="starter").name == "my-campaign"
-    for model in set(models()) - {CampaignSpec}:
-        if model.__name__ not in {"ExperimentSpec", "Toleration"}:
-            assert all(re.search(rf"\b{name}:", text) for name in model.model_fields), model
-
-
-def test_uncommenting_everything_in_the_starter_is_valid():
-    lines = [re.sub(r"^(\s*)# (\w+: |\w+:$)", r"\1\2", line) for line in starter_text("mine").splitlines()]
-
-    text = (
-        "\n".join(lines)
-        .replace("backend: local", "backend: kubernetes")
-        .replace("sharing: [time-slicing]", "sharing: [mps]")
-    )
-    spec = parse_campaign(text, origin="starter")
-    assert spec.limits.retries == 1
-    assert spec.kubernetes == KubernetesSpec()
-
-
-PURPOSES = sorted(path.stem for path in TEMPLATES.glob("*.yaml"))
-TIMING = {"step_s": 5, "stabilise_s": 30, "record_s": 120, "cooldown_s": 10}
-
-
-def mig_gpu(monkeypatch, *, instances):
-    gpu = GpuFacts("GPU", 80 * 10**9, 80 * 10**9, "GPU-0", "default", bool(instances), tuple("abcdefg"[:instances]))
-    monkeypatch.setattr(init_template, "gpu_facts", lambda: ([gpu], ""))
-    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda _uuids: [])
-    monkeypatch.setattr(sharing_check.shutil, "which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
-
-
-@pytest.mark.parametrize("purpose", PURPOSES)
-def test_a_short_starter_is_valid_commented_and_says_the_timing_of_all(purpose, tmp_path):
-    file = tmp_path / "mine.yaml"
-    file.write_text(starter_for(purpose, "My Campaign"))
-
-    spec = read_source(str(file)).spec
-    assert expand(spec)
-    assert spec.name == "my-campaign"
-    assert TIMING.items() <= spec.timing.model_dump().items()
-    lines = file.read_text().splitlines()
-    assert 20 <= len(lines) <= 35
-    assert sum("# " in line for line in lines) >= 5
-    assert max(map(len, lines)) <= 120
-
-
-def test_the_starter_and_the_page_say_the_timing_that_a_file_without_one_has():
-    page = (Path(__file__).parents[3] / "docs" / "campaigns.md").read_text()
-
-    assert parse_campaign(starter_text("mine"), origin="starter").timing == parse_campaign(GOOD, origin="c").timing
-    assert TIMING.items() <= parse_campaign(GOOD, origin="c").timing.model_dump().items()
-    assert page.count("timing: {step_s: 5, stabilise_s: 30, record_s: 120, cooldown_s: 10}") == 1
-
-
-@pytest.mark.parametrize("purpose", ["sharing", "serving"])
-@pytest.mark.parametrize(
-    ("instances", "modes", "refused"),
-    [
-        (0, ["exclusive", "time-slicing", "mps"], "# Not now: sharing mig needs a GPU with MIG on, and GPU has it off"),
-        (7, ["mig"], "# Not now: the GPU is divided (MIG is on), and sharing mps would use one instance of it."),
-        (2, ["time-slicing"], "# Not now: 4 replicas need a MIG instance each, and there are 2."),
-    ],
-)
-def test_a_short_starter_has_the_modes_of_this_machine(monkeypatch, purpose, instances, modes, refused):
-    mig_gpu(monkeypatch, instances=instances)
-
-    text = starter_for(purpose, "mine")
-
-    assert [mode.value for mode in parse_campaign(text, origin="starter").sharing] == modes
-    assert refused in text
-
-
-def test_without_a_gpu_a_short_starter_has_time_slicing_and_says_why(monkeypatch):
-    monkeypatch.setattr(init_template, "gpu_facts", lambda: ([], "no driver"))
-
-    text = starter_for("sharing", "mine")
-
-    assert [mode.value for mode in parse_campaign(text, origin="starter").sharing] == ["time-slicing"]
-    assert "# Not now: sharing mps needs a GPU, and there is none here (no driver)." in text
-
-
-def test_the_starter_of_a_cluster_names_place_image_and_prometheus():
-    cluster = parse_campaign(starter_for("kubernetes", "mine"), origin="starter").kubernetes
-
-    assert cluster == KubernetesSpec()
-    assert {"namespace", "image", "prometheus_service"} <= cluster.model_fields_set
 
 
 CLUSTER = GOOD + "backend: kubernetes\n"
@@ -518,98 +397,3 @@ def test_loads_that_lie_close_together_are_named_apart():
 @pytest.mark.parametrize("raised", ["step: 1.0e-12", "step: 1.0e-300", "factor: 1.0000000000000002"])
 def test_a_load_raised_in_endless_steps_is_a_fault(raised):
     assert "more than 256 points" in faults(GOOD + f"stress: {{load: rate, first: 1, most: 2, {raised}}}\n")
-
-
-OPTION = GOOD.replace("name: resnet50", "name: resnet50\n    options: {x: VALUE}")
-
-
-@pytest.mark.parametrize("value", [".nan", ".inf", "-.inf", "1.0e+400"])
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [(OPTION, 5), (GOOD + "timing:\n  rate_window_s: VALUE\n", 7), (GOOD + "overhead_limit_percent: VALUE\n", 6)],
-)
-def test_no_number_of_the_file_is_anything_but_finite(text, line, value):
-    assert f"c.yaml:{line}: {value} is not a finite number" in faults(text.replace("VALUE", value))
-
-
-def test_no_model_of_the_file_takes_a_number_that_is_not_finite():
-    with pytest.raises(ValueError, match="finite"):
-        CampaignSpec.model_validate_json(
-            '{"name": "a", "workloads": [{"name": "resnet50", "options": {"x": NaN}}], "replicas": [1]}'
-        )
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (GOOD.replace("[1, 3]", "&a [*a]"), "c.yaml:5: this is not YAML: an anchor (&) or alias (*) is not taken here"),
-        (GOOD + "description: *a\n", "c.yaml:6: this is not YAML: an anchor (&) or alias (*) is not taken here"),
-        (GOOD.replace("[1, 3]", '[!!int "x"]'), "the tag tag:yaml.org,2002:int is not taken here"),
-        (GOOD.replace("[1, 3]", '[!!float "x"]'), "the tag tag:yaml.org,2002:float is not taken here"),
-        (GOOD + 'description: !!timestamp "x"\n', "c.yaml:6: this is not YAML: the tag"),
-        (GOOD.replace("[1, 3]", f"[{'9' * 6000}]"), f"c.yaml:5: {'9' * 24}... is no number that can be read"),
-        (GOOD + "seed: 9223372036854775808\n", "c.yaml:6: 9223372036854775808 is larger than any number here may be"),
-        (
-            GOOD.replace("[1, 3]", "[" * 5000 + "]" * 5000),
-            "c.yaml:5: this is not YAML: lists and mappings lie more than 20",
-        ),
-        (GOOD + "a\0b: 1\n", "c.yaml:6: this is not YAML: special characters are not allowed"),
-        (GOOD + 'description: "a\\0b"\n', "c.yaml:6: a text holds a NUL"),
-        (GOOD + 'description: "a\\ud800b"\n', "c.yaml:6: a text holds a NUL or half a character"),
-        (GOOD + "2024-01-01: 1\n", "c.yaml:6: unknown key `2024-01-01`"),
-        (GOOD + "2024-13-45: 1\n", "c.yaml:6: unknown key `2024-13-45`"),
-        (GOOD + "? [a]\n: 1\n", "c.yaml:6: a key must be a word"),
-        (GOOD + "<<: {a: 1}\n", "c.yaml:6: unknown key `<<`"),
-        (GOOD.replace("  - name: resnet50\n", "  - {name: resnet50}\n" * 10_000), "more than 20,000 values"),
-        (GOOD + "description: " + "a" * 300_000, "c.yaml is longer than 262,144 characters"),
-        (
-            GOOD.replace("[1, 3]", str(list(range(1, 257)))) + "sharing: [mps, mig]\nrepeats: 100\n",
-            "this is a plan of 51,200 experiments, more than 10,000",
-        ),
-        (
-            GOOD + "metrics:\n  - throughput\n  - latency_p98\n",
-            "c.yaml:8: unknown metric `latency_p98`; did you mean `",
-        ),
-        ("name: [unclosed\n", "c.yaml:2: this is not YAML: while parsing a flow sequence"),
-    ],
-)
-def test_a_file_that_means_harm_is_refused_in_a_sentence(text, expected):
-    assert expected in refusal(text)
-
-
-def test_a_small_file_cannot_grow():
-    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10)
-    )
-
-    assert "c.yaml:1: this is not YAML: an anchor" in refusal(bomb)
-
-
-def test_words_that_yaml_takes_for_other_things_stay_words():
-    text = CONDITIONS + "  - {name: b, layer: {environment: {ON: 'x', No: 'y'}}}\ndescription: 2024-01-01\n"
-    spec = parse_campaign(text, origin="c.yaml")
-
-    assert spec.description == "2024-01-01"
-    assert spec.conditions[1].layer.environment == {"ON": "x", "No": "y"}
-
-
-def test_a_syntax_error_has_its_advice():
-    with pytest.raises(CampaignFileError) as caught:
-        parse_campaign("name: [unclosed\n", origin="c.yaml")
-
-    assert caught.value.advice
-
-
-def test_only_the_beginning_of_a_huge_file_is_read(tmp_path):
-    path = tmp_path / "huge.yaml"
-    with path.open("wb") as file:
-        file.truncate(1 << 40)
-
-    with pytest.raises(CampaignFileError, match="longer than"):
-        read_source(str(path))
-
-
-def refusal(text):
-    with pytest.raises(CampaignFileError) as caught:
-        parse_campaign(text, origin="c.yaml", metrics=["throughput", "latency_p99"])
-    return str(caught.value)

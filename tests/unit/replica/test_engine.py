@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import json
 import socket
-import statistics
 import struct
 import threading
 import time
@@ -17,24 +16,16 @@ from harness.replica.engine import questions as asked
 from harness.replica.engine.asking import ABANDONED, BAD_ANSWER, BROKEN, OK, UNANSWERED, HttpAsker, Outcome
 from harness.replica.engine.http_client import Connection, StampedReader, StampedSocket
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
-from harness.replica.engine.load import Load, arrivals
-from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of, read_whole
-from harness.replica.engine.settings import Engine, from_environment
+from harness.replica.engine.load import Load
+from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
+from harness.replica.engine.settings import from_environment
 from harness.replica.errors import CannotBeMetError, SettingError, WorkloadError
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
 from tests.support.fake_streaming_server import HANGS_AFTER, Server
+from tests.unit.replica.engines import chat, engine
 
 QUESTION = Question(output_tokens=5, prompt="the sun")
-LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
-
-
-def engine(**changes):
-    return Engine(**{"command": ("x",), "requests": LENGTHS} | changes)
-
-
-def chat(**changes):
-    return engine(protocol="openai-chat", model="m", **changes)
 
 
 def asked_of(server, settings, times=1, question=QUESTION):
@@ -217,124 +208,6 @@ def test_a_stream_that_is_cut_or_empty_is_a_bad_answer(data):
     list(stream.feed(data))
     with pytest.raises(BadAnswerError, match="the stream"):
         stream.end()
-
-
-def test_questions_repeat_with_the_seed_and_keep_their_bounds():
-    lengths = {"input_tokens": {"mean": 10, "stddev": 50, "min": 2, "max": 12}, "output_tokens": {"mean": 7}}
-
-    def first(seed):
-        return list(itertools.islice(asked.questions(engine(requests=lengths), seed), 200))
-
-    assert first(1) == first(1) != first(2)
-    lengths_found = {len(question.prompt.split()) for question in first(1)}
-    assert min(lengths_found) == 2
-    assert max(lengths_found) == 12
-    assert {question.output_tokens for question in first(1)} == {7}
-
-
-def test_tensors_are_filled_from_the_seed_and_with_the_prompt():
-    tensors = [
-        {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": None},
-        {"name": "n", "shape": [9], "datatype": "INT8", "data": None},
-        {"name": "b", "shape": [1], "datatype": "BOOL", "data": [True]},
-        {"name": "t", "shape": [1], "datatype": "BYTES", "data": None},
-        {"name": "u", "shape": [1], "datatype": "BYTES", "data": ['say "{prompt}"']},
-    ]
-    settings = engine(protocol="oip", model="a model", tensors=tensors)
-
-    def first(seed):
-        taken = itertools.islice(asked.questions(settings, seed), 2)
-        return [json.loads(body_of(settings, question))["inputs"] for question in taken]
-
-    one, two = first(1)
-    x, n, b, t, u = one
-    assert (x["name"], x["shape"], x["datatype"], len(x["data"])) == ("x", [2, 3], "FP32", 6)
-    assert all(0 <= each <= 1 for each in x["data"])
-    assert len(n["data"]) == 9
-    assert all(type(each) is int and 0 <= each < 100 for each in n["data"])
-    assert b["data"] == [True]
-    assert u["data"] == [f'say "{t["data"][0]}"']
-    assert len(t["data"][0].split()) == LENGTHS["input_tokens"]["mean"]
-    assert one[:3] == two[:3], "numbers are drawn once"
-    assert one[3:] != two[3:], "texts for each request"
-    assert first(1) == first(1) != first(2)
-    assert (settings.target, settings.streams) == ("/v2/models/a%20model/infer", False)
-
-
-@pytest.mark.parametrize("body", [b"{}", b'{"outputs": []}', b'{"outputs": {}}', b"[]", b"x"])
-def test_an_answer_without_outputs_is_a_bad_answer(body):
-    with pytest.raises(BadAnswerError):
-        read_whole(engine(protocol="oip", model="m"), body)
-
-
-def test_a_file_is_asked_in_turn(tmp_path):
-    path = tmp_path / "asked.jsonl"
-    path.write_text('{"prompt": "a", "output_tokens": 9}\n\n{"messages": []}\n{"body": {"x": 1}}\n')
-    found = list(itertools.islice(asked.questions(engine(requests=LENGTHS | {"file": str(path)}), 0), 6))
-    assert found[:3] == found[3:]
-    assert {question.output_tokens for question in found} == {9, 3}
-    assert {"a", ""} == {question.prompt for question in found}
-
-
-def test_conversations_in_sharegpts_form_are_asked_by_their_first_turn(tmp_path):
-    path = tmp_path / "sharegpt.json"
-    turns = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "an answer"}]
-    others = [[], turns[1:], [{"from": "user", "value": "two"}], [{"from": "human", "value": ""}]]
-    path.write_text(
-        json.dumps([{"id": str(number), "conversations": each} for number, each in enumerate([turns, *others])])
-    )
-    found = list(itertools.islice(asked.questions(engine(requests=LENGTHS | {"file": str(path)}), 0), 4))
-    assert [question.prompt for question in found] in (["one", "two"] * 2, ["two", "one"] * 2)
-    assert {question.output_tokens for question in found} == {3}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[", "is no JSON"),
-        ("{}", "begins"),
-        ("[1]", "ShareGPT's form"),
-        ('[{"conversations": [{"value": "x"}]}]', "KeyError: 'from'"),
-        ('[{"conversations": [{"from": "gpt", "value": "x"}]}]', "no conversation that a human begins"),
-    ],
-)
-def test_conversations_that_are_none_are_said(tmp_path, text, message):
-    path = tmp_path / "sharegpt.json"
-    path.write_text(text)
-    with pytest.raises(CannotBeMetError, match=message):
-        asked.read_file(path)
-
-
-@pytest.mark.parametrize("text", ["", "no json\n", "[1]\n", '{"text": "a"}\n'])
-def test_a_file_that_holds_no_requests_is_said(tmp_path, text):
-    path = tmp_path / "asked.jsonl"
-    path.write_text(text)
-    with pytest.raises(CannotBeMetError, match=r"asked\.jsonl"):
-        asked.read_file(path)
-
-
-def test_a_file_that_is_missing_is_said(tmp_path):
-    with pytest.raises(CannotBeMetError, match="cannot be read"):
-        asked.read_file(tmp_path / "none.jsonl")
-
-
-def test_arrivals_have_their_rate_and_repeat_with_the_seed():
-    assert list(itertools.islice(arrivals(4, "constant", 0), 3)) == [250_000_000, 500_000_000, 750_000_000]
-    poisson = list(itertools.islice(arrivals(100, None, 1), 4000))
-    assert poisson == list(itertools.islice(arrivals(100, "poisson", 1), 4000))
-    assert poisson[-1] / 4000 == pytest.approx(0.01e9, rel=0.1)
-
-
-@pytest.mark.parametrize("burstiness", [0.25, 1, 16])
-def test_gamma_arrivals_have_their_rate_and_come_in_bursts(burstiness):
-    times_s = [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
-    assert times_s == [each / 1e9 for each in itertools.islice(arrivals(100, "gamma", 1, burstiness), 8000)]
-    intervals_s = [later - earlier for earlier, later in itertools.pairwise([0.0, *times_s])]
-    mean_s = statistics.fmean(intervals_s)
-    assert mean_s == pytest.approx(0.01, rel=0.1)
-    assert statistics.stdev(intervals_s) / mean_s == pytest.approx(burstiness**-0.5, rel=0.1), (
-        "coefficient of variation"
-    )
 
 
 def test_the_ledger_keeps_every_time_and_counts_what_was_answered(tmp_path):
