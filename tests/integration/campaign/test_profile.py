@@ -129,7 +129,7 @@ def test_the_command_measures_reports_and_verifies_and_resume_repeats_nothing(tm
     [
         (["resnet5"], "did you mean resnet50"),
         (["resnet50", "--batch", "x"], "no list of whole numbers"),
-        (["resnet50", "--batch", "0"], "greater than or equal to 1"),
+        (["resnet50", "--batch", "0"], "must be at least 1"),
         (["resnet50", "--batch", "0,2"], "whole numbers of 1 or more"),
         (["resnet50", "--precision", "int8"], "'fp32', 'fp16' or 'bf16'"),
         (["resnet50", "--epochs", "2"], "--epochs and --samples go together"),
