@@ -73,20 +73,25 @@ def _figures(choice: Choice, cell: Cell) -> str:
 
 def limits(analysis: CampaignAnalysis) -> list[str]:
     """In how many runs a scenario's latency limit was kept; nothing where none has one."""
-    used = {each.name for each in analysis.experiments if each.used and each.data.manifest.experiment.workload.scenario}
-    if not used:
+    scenarios = {
+        each.name: scenario
+        for each in analysis.experiments
+        if each.used and (scenario := each.data.manifest.experiment.workload.scenario)
+    }
+    if not scenarios:
         return []
-    met = [
-        each["results"]["limit_met"]
+    met = {
+        each["experiment"]: each["results"]["limit_met"]
         for each in read_scenarios(analysis.folder)
-        if each["experiment"] in used and "limit_met" in each["results"]
-    ]
+        if each["experiment"] in scenarios and "limit_met" in each["results"]
+    }
     if not met:
         return []
-    kept = f"kept in {sum(met)} of {len(met)} runs"
-    return [
-        f"Latency limit of the scenario, for 99 % of the requests: {kept}{'' if all(met) else ', broken in the others'}."
-    ]
+    kept = f"kept in {sum(met.values())} of {len(met)} runs"
+    limits_ms = sorted({scenarios[name].latency_limit_ms or 0.0 for name in met})
+    limit = " or ".join(f"{limit_ms:g}" for limit_ms in limits_ms)
+    broken = "" if all(met.values()) else ", broken in the others"
+    return [f"Latency limit of {limit} ms for 99 % of the requests: {kept}{broken}."]
 
 
 def concerns(analysis: CampaignAnalysis) -> list[str]:

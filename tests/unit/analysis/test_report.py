@@ -113,7 +113,7 @@ def test_a_rate_that_was_set_is_called_no_speed(
     first = " ".join(headline(analysis, [], None))
     assert "no significant difference between the modes; lowest p99 latency here under mps with" in first
     assert "throughput" not in first
-    kept = ["Latency limit of the scenario, for 99 % of the requests: kept in 2 of 15 runs, broken in the others."]
+    kept = ["Latency limit of 15 ms for 99 % of the requests: kept in 2 of 15 runs, broken in the others."]
     assert limits(analysis) == (kept if campaign.startswith("h200-server") else [])
 
 
