@@ -18,7 +18,7 @@ NOT_MEASURED = (
     "Between replicas of one workload, the lowest p99 and the fairest say it."
 )
 ONE_MODE = (
-    "Neighbours were measured under one mode, so that there is nothing to choose from; two in `sharing` would tell."
+    "No neighbour was measured under two modes, so that there is nothing to choose from; two in `sharing` would tell."
 )
 
 
@@ -75,7 +75,7 @@ class Protection:
         neighbours: how many were looked at, each under every mode.
         gain: the share that the best leaves over that of the runner-up; None where one has none.
         p: of Welch's test between the two, Holm-corrected over all services; None when it cannot be made.
-        costs: what the best loses elsewhere against the runner-up: number of replicas to a sentence per workload.
+        costs: what the best loses elsewhere against the runner-up, workload by workload; empty where nothing is sure.
     """
 
     service: str

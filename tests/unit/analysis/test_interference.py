@@ -245,7 +245,7 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     assert pool.analyses == [plain]
     assert {setup.rest[-1] for setup in pool.setups} == {""}
     reason, said, measured = isolated(pool, overheads(pool)).sentences
-    assert reason.startswith("Neighbours were measured under one mode")
+    assert reason.startswith("No neighbour was measured under two modes")
     assert "lost at most 20.0 % under time-slicing" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
