@@ -6,15 +6,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
-FIELDS = "index,uuid,name,compute_mode,mig.mode.current"
+FIELDS = "index,uuid,name,compute_mode,mig.mode.current,memory.total,compute_cap"
 
 
 def parse_devices(rows: str) -> list[dict[str, Any]]:
     """The rows of ``nvidia-smi --query-gpu`` as devices without their instances; mig is None where there is no MIG."""
     devices = []
     for row in filter(None, map(str.strip, rows.splitlines())):
-        index, uuid, name, compute_mode, mig = (field.strip() for field in row.split(",", 4))
+        index, uuid, name, compute_mode, mig, memory, capability = (field.strip() for field in row.split(",", 6))
         device = {"index": int(index), "uuid": uuid, "name": name, "compute_mode": compute_mode}
+        device |= {"memory_mib": int(memory.partition(" ")[0]), "compute_capability": capability}
         devices.append({**device, "mig": {"Enabled": True, "Disabled": False}.get(mig), "instances": []})
     return devices
 

@@ -41,15 +41,27 @@ EXAMPLES = r"""
 RETURN = r"""
 ansible_facts:
   description:
-    - C(gpu.devices), each with index, uuid, name, compute_mode, mig (on, off, or null where there is none) and
-      instances (profiles).
+    - C(gpu.devices), each with index, uuid, name, compute_mode, memory_mib, compute_capability, mig (on, off, or null where there is
+      none) and instances (profiles).
     - C(gpu.resources), devices by resource name; C(gpu.advertised), the same times the slices.
+    - C(gpu.features), the labels that GPU feature discovery would give the node; none for GPUs that are assumed.
   type: dict
   returned: always
 """
 
 # As the control daemon itself checks (compute capability 7.5 and newer); fewer on older devices.
 MPS_CLIENTS_MAX = 48
+FAMILIES = {
+    (5, 0): "maxwell",
+    (6, 0): "pascal",
+    (7, 0): "volta",
+    (7, 5): "turing",
+    (8, 0): "ampere",
+    (8, 9): "ada-lovelace",
+    (9, 0): "hopper",
+    (10, 0): "blackwell",
+}
+"""Of GPUs from this compute capability on."""
 
 
 def contradictions(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_strategy: str) -> list[str]:
@@ -93,6 +105,33 @@ def resources(devices: list[dict[str, Any]], mig_strategy: str, whole: str) -> d
         else:
             count.update(f"{prefix}/mig-{profile.replace('+', '.')}" for profile in device["instances"])
     return dict(sorted(count.items()))
+
+
+def features(devices: list[dict[str, Any]], sharing: str, replicas: int, mig_strategy: str) -> dict[str, str]:
+    """Labels under the names and with the values of GPU feature discovery, which goes by the first GPU where they differ."""
+    known = [device for device in devices if device["uuid"]]
+    if not known:
+        return {}
+    first = known[0]
+    product, count = "-".join(first["name"].split()), len(known)
+    major, _, minor = first["compute_capability"].partition(".")
+    labels = {"gpu.memory": str(first["memory_mib"])}
+    if mig_strategy == "single":  # an instance's memory is not told
+        profiles, labels = [profile for one in known for profile in one["instances"]], {}
+        product, count = f"{product}-MIG-{profiles[0].replace('+', '.')}", len(profiles)
+    families = [name for least, name in FAMILIES.items() if least <= (int(major), int(minor))]
+    labels |= {
+        "gpu.product": product if sharing == "exclusive" else f"{product}-SHARED",
+        "gpu.count": str(count),
+        "gpu.replicas": "1" if sharing == "exclusive" else str(replicas),
+        "gpu.sharing-strategy": "none" if sharing == "exclusive" else sharing,
+        "gpu.family": families[-1] if families else "undefined",
+        "gpu.compute.major": major,
+        "gpu.compute.minor": minor,
+        "mig.capable": str(any(one["mig"] is not None for one in known)).lower(),
+        **({} if mig_strategy == "none" else {"mig.strategy": mig_strategy}),
+    }
+    return {f"nvidia.com/{name}": value for name, value in sorted(labels.items())}
 
 
 def read(module: AnsibleModule, assumed: int) -> list[dict[str, Any]]:
@@ -150,6 +189,7 @@ def main() -> None:
         "profiles": asked["profiles"],
         "resources": found,
         "advertised": advertised,
+        "features": features(devices, asked["sharing"], asked["replicas"], asked["mig_strategy"]),
     }
     module.exit_json(changed=False, ansible_facts={"gpu": facts})
 

@@ -28,6 +28,7 @@ CONFIGURATION = {
 
 GPU = {
     "gpu_nodes": {"controlplane": {"nvidia.com/gpu": 10}, "second.example": {"nvidia.com/mig-1g.5gb": 70}},
+    "gpu_features": {"controlplane": {"nvidia.com/gpu.product": "NVIDIA-H200"}},
     "gpu_resources": ["nvidia.com/gpu"],
     "gpu_divisions": {},
     "gpu_smoke_id": "0123abcd",

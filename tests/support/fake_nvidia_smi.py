@@ -45,7 +45,8 @@ def answer(gpus: list[Gpu], words: Sequence[str]) -> Answer:
         del words[at : at + 2]
     match words:
         case [query, "--format=csv,noheader"] if query.startswith("--query-gpu="):
-            said = 0, "".join(_row(index, gpu) for index, gpu in enumerate(gpus))
+            fields = query.partition("=")[2].split(",")
+            said = 0, "".join(_row(index, gpu, fields) for index, gpu in enumerate(gpus))
         case ["--query-compute-apps=pid", "--format=csv,noheader"]:
             said = 0, "".join(f"{pid}\n" for gpu in chosen for pid in gpu.pids)
         case ["-L"]:
@@ -61,9 +62,11 @@ def answer(gpus: list[Gpu], words: Sequence[str]) -> Answer:
     return said
 
 
-def _row(index: int, gpu: Gpu) -> str:
-    mig = {True: "Enabled", False: "Disabled", None: "[N/A]"}[gpu.mig]
-    return f"{index}, {gpu.uuid}, {gpu.name}, Default, {mig}\n"
+def _row(index: int, gpu: Gpu, fields: Sequence[str]) -> str:
+    told = {"index": str(index), "uuid": gpu.uuid, "name": gpu.name, "compute_mode": "Default", "compute_cap": "9.0"}
+    told |= {"mig.mode.current": {True: "Enabled", False: "Disabled", None: "[N/A]"}[gpu.mig]}
+    told |= {"memory.total": "143771 MiB"}
+    return ", ".join(told[name] for name in fields) + "\n"
 
 
 def _listed(index: int, gpu: Gpu) -> str:

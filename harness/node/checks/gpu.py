@@ -18,6 +18,8 @@ from harness.node.expected import CLAIMS
 
 _NAMESPACE = "gpu-system"
 _LABEL = "nvidia.com/gpu.present"
+_PRODUCT = "nvidia.com/gpu.product"
+_DISCOVERED = "nvidia.com/gfd.timestamp"
 _DRIVER = "gpu.nvidia.com"
 _AGAIN = "Run playbooks/gpu.yml again"
 _HERE = (CONTROL_PLANE,)
@@ -61,6 +63,37 @@ def node_is_labelled(node: Node) -> Observation:
     require_gpu(node)
     value = str(this_node(node)["metadata"].get("labels", {}).get(_LABEL, "absent"))
     return Observation(value == "true", f"{_LABEL}: true", value)
+
+
+@check("gpu/features", advice=f"{_AGAIN}: it labels the nodes.", unit="kubelet.service")
+def node_says_which_gpu_it_has(node: Node) -> Observation:
+    """The labels by which pods choose a GPU say what the driver says: product, memory, count and compute capability."""
+    require_gpu(node)
+    labels = this_node(node)["metadata"].get("labels", {})
+    if _DISCOVERED in labels:
+        raise NotApplicableError("GPU feature discovery runs here, and says it")
+    if node.expected.sharing.mode == CLAIMS:
+        left = sorted(name for name in labels if name.startswith(f"{_PRODUCT.rpartition('.')[0]}.") and name != _LABEL)
+        return Observation(not left, "no such label where claims choose", listed(left))
+    if node.expected.gpu == "assumed" and node.machine.read("/proc/driver/nvidia/version") is None:
+        raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
+    first = node.output("nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
+    name, memory, capability = (part.strip() for part in first.split(","))
+    sharing, product = node.expected.sharing, "-".join(name.split())
+    wanted = {_PRODUCT: product if sharing.mode == "exclusive" else f"{product}-SHARED"}
+    major, _, minor = capability.partition(".")
+    wanted |= {f"nvidia.com/gpu.compute.{part}": value for part, value in (("major", major), ("minor", minor))}
+    if "-MIG-" in labels.get(_PRODUCT, ""):
+        wanted.pop(_PRODUCT)  # instances in the place of GPUs, each with memory of its own
+    else:
+        count = sum(line.startswith("GPU ") for line in node.output("nvidia-smi", "-L").splitlines())
+        wanted |= {"nvidia.com/gpu.memory": memory.partition(" ")[0], "nvidia.com/gpu.count": str(count)}
+    found = [f"{key}: {labels.get(key, 'absent')}" for key in wanted]
+    return Observation(
+        all(labels.get(key) == value for key, value in wanted.items()),
+        listed(f"{key}: {value}" for key, value in wanted.items()),
+        listed(found),
+    )
 
 
 def _listed_devices(node: Node) -> int:

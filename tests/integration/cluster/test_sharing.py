@@ -86,6 +86,29 @@ def test_nobody_loses_a_gpu_unless_told(gpus):
         gpus.cluster.kubectl("delete", "pod/holder", "--grace-period=0", "--force")
 
 
+def test_the_labels_of_a_gpu_go_with_it_and_nobody_else_s_do(cluster):
+    name, ours = "labelled", {"nvidia.com/gpu.present": "true"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"theirs": "yes"}}}
+    cluster.kubectl("create", "-f", "-", given=json.dumps(node))
+    features = {
+        "nvidia.com/gpu.product": "NVIDIA-H200",
+        "nvidia.com/gpu.memory": "143771",
+        "nvidia.com/mig.capable": "true",
+    }
+
+    def labels(told, resources=None):
+        given = {name: {"nvidia.com/gpu": 1} if resources is None else resources}
+        text = render(
+            TEMPLATES / "gpu/node-labels.yaml.j2", gpu_nodes=given, gpu_features=told, device_plugin_sharing="exclusive"
+        )
+        changed = [cluster.apply(text)["changed"] for _ in range(2)]
+        return changed, cluster.get("node", name)["metadata"]["labels"]
+
+    assert labels({name: features}) == ([True, False], {"theirs": "yes", **ours, **features})
+    assert labels({}) == ([True, False], {"theirs": "yes", **ours})  # lent by claims, or told by feature discovery
+    assert labels({name: features}, {}) == ([True, False], {"theirs": "yes"})
+
+
 def lend(gpus: GpuNode, state: str, *words: str, **variables) -> Run:
     wanted = {"dra_driver_state": state, "dra_driver_timeout_s": 30}
     return play(gpus.cluster, "playbooks/gpu.yml", *words, **MACHINE | wanted | variables)

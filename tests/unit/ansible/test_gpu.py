@@ -27,6 +27,10 @@ def documents(name, sharing="time-slicing", mig="none", divisions=None):
         "gpu_nodes": NODES,
         "gpu_resources": ["nvidia.com/gpu", "nvidia.com/mig-1g.5gb"],
         "gpu_divisions": divisions or {},
+        "gpu_features": {
+            "controlplane": {"nvidia.com/gpu.product": "NVIDIA-H200"},
+            "third": {"nvidia.com/gpu.count": "1"},
+        },
         "gpu_smoke_id": "0123abcd",
     }
     return [one for one in yaml.safe_load_all(render(GPU / name, **given)) if one]
@@ -131,7 +135,8 @@ def test_the_plugin_has_no_more_rights_than_it_needs(sharing, mig):
 def test_nodes_are_labelled_by_what_they_have():
     labels = {one["metadata"]["name"]: one["metadata"]["labels"] for one in documents("node-labels.yaml.j2", "mps")}
     both = {"nvidia.com/gpu.present": "true", "nvidia.com/mps.capable": "true"}
-    assert labels == {"controlplane": both, "second.example": both, "third": {}}
+    told = {**both, "nvidia.com/gpu.product": "NVIDIA-H200"}
+    assert labels == {"controlplane": told, "second.example": both, "third": {}}
     assert "mps" not in str(documents("node-labels.yaml.j2"))
 
 
@@ -150,17 +155,22 @@ def test_one_kernel_proves_each_resource_of_each_node():
 
 def said(node, **advertised):
     count = {f"nvidia.com/{name}": number for name, number in advertised.items()}
-    return {"ansible_facts": {"gpu": {"node": node, "advertised": count}}}
+    features = {"nvidia.com/gpu.count": "1"} if count else {}
+    return {"ansible_facts": {"gpu": {"node": node, "advertised": count, "features": features}}}
 
 
-def about_nodes(**hosts):
+ABOUT = ("found", "nodes", "gpu_nodes", "resources", "smoke_id", "features")
+
+
+def about_nodes(*discovered, **hosts):
     values = {
         name: value
         for name, value in tree.load(tree.ROOT / "roles/device_plugin/vars/main.yml").items()
-        if name in {f"__device_plugin_{part}" for part in ("found", "nodes", "gpu_nodes", "resources", "smoke_id")}
+        if name in {f"__device_plugin_{part}" for part in ABOUT}
     }
     options = {name: value for name, value in tree.variables().items() if name.startswith("device_plugin_")}
-    found = tree.template(values, {**options, "hostvars": hosts, "groups": {"nodes": list(hosts)}})
+    discovery = {"__device_plugin_discovered": {"stdout_lines": list(discovered)}}
+    found = tree.template(values, {**options, **discovery, "hostvars": hosts, "groups": {"nodes": list(hosts)}})
     return {name.removeprefix("__device_plugin_"): value for name, value in found.items()}
 
 
@@ -179,3 +189,8 @@ def test_a_machine_that_was_not_looked_at_is_left_out():
 
 def test_without_any_gpu_there_is_nothing_to_advertise():
     assert about_nodes(a=said("a"), b=said("b"))["resources"] == []
+
+
+def test_where_feature_discovery_runs_the_labels_are_none_of_ours():
+    found = about_nodes("a", a=said("a", gpu=10), b=said("b", gpu=10))
+    assert found["features"] == {"b": {"nvidia.com/gpu.count": "1"}}

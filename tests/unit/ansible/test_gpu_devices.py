@@ -6,8 +6,8 @@ from fake_module import Failed, FakeModule
 
 module = tree.module("gpu_devices")
 
-ROW = "0, GPU-aa, NVIDIA A16, Default, [N/A]\n1, GPU-bb, NVIDIA A16, Default, [N/A]\n"
-MIG_ROW = "0, GPU-aa, NVIDIA H200, Default, Enabled\n1, GPU-bb, NVIDIA H200, Default, Disabled\n"
+ROW = "0, GPU-aa, NVIDIA A16, Default, [N/A], 15356 MiB, 8.6\n1, GPU-bb, NVIDIA A16, Default, [N/A], 15356 MiB, 8.6\n"
+MIG_ROW = "0, GPU-aa, NVIDIA H200, Default, Enabled, 143771 MiB, 9.0\n1, GPU-bb, NVIDIA H200, Default, Disabled, 143771 MiB, 9.0\n"
 MIG_LIST = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aa)
   MIG 1g.18gb     Device  0: (UUID: MIG-1)
@@ -99,3 +99,53 @@ def test_a_machine_without_nvidia_smi_is_an_error_unless_its_gpus_are_assumed(mo
 def test_a_driver_that_fails_is_quoted(monkeypatch):
     with pytest.raises(Failed, match="ended with 18: Driver/library version mismatch"):
         run(monkeypatch, "Driver/library version mismatch", code=18)
+
+
+def test_a_node_has_the_labels_of_gpu_feature_discovery(monkeypatch):
+    found = run(monkeypatch, sharing="time-slicing", replicas=10)["features"]
+    assert found == {
+        "nvidia.com/gpu.product": "NVIDIA-A16-SHARED",
+        "nvidia.com/gpu.memory": "15356",
+        "nvidia.com/gpu.count": "2",
+        "nvidia.com/gpu.replicas": "10",
+        "nvidia.com/gpu.sharing-strategy": "time-slicing",
+        "nvidia.com/gpu.family": "ampere",
+        "nvidia.com/gpu.compute.major": "8",
+        "nvidia.com/gpu.compute.minor": "6",
+        "nvidia.com/mig.capable": "false",
+    }
+    whole = run(monkeypatch, sharing="exclusive")["features"]
+    assert [whole[f"nvidia.com/gpu.{name}"] for name in ("product", "replicas", "sharing-strategy")] == [
+        "NVIDIA-A16",
+        "1",
+        "none",
+    ]
+
+
+def test_instances_that_count_as_gpus_are_the_product_and_their_memory_is_not_told(monkeypatch):
+    listing = MIG_LIST.split("  MIG 3g", maxsplit=1)[0]
+    row = MIG_ROW.splitlines()[0]
+    found = run(monkeypatch, row, listing, sharing="exclusive", mig_strategy="single")["features"]
+    assert (found["nvidia.com/gpu.product"], found["nvidia.com/gpu.count"]) == ("NVIDIA-H200-MIG-1g.18gb", "2")
+    assert (found["nvidia.com/mig.capable"], found["nvidia.com/mig.strategy"]) == ("true", "single")
+    assert "nvidia.com/gpu.memory" not in found
+
+
+@pytest.mark.parametrize(
+    ("capability", "family"),
+    [
+        ("7.0", "volta"),
+        ("7.5", "turing"),
+        ("8.9", "ada-lovelace"),
+        ("9.0", "hopper"),
+        ("12.0", "blackwell"),
+        ("3.5", "undefined"),
+    ],
+)
+def test_a_family_goes_by_the_compute_capability(monkeypatch, capability, family):
+    assert run(monkeypatch, ROW.replace("8.6", capability))["features"]["nvidia.com/gpu.family"] == family
+
+
+@pytest.mark.parametrize("changed", [{"wanted": False}, {"smi": None, "assumed": 2}])
+def test_gpus_that_nobody_has_seen_have_no_features(monkeypatch, changed):
+    assert run(monkeypatch, **changed)["features"] == {}

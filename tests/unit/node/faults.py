@@ -317,7 +317,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "the node has another name": (
         objects("nodes", named("ubuntu", spec={}, status={})),
         {"cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"}
-        | {"gpu/label", "gpu/slices"},
+        | {"gpu/label", "gpu/features", "gpu/slices"},
     ),
     "a pod of a Deployment is missing": (
         lambda paper: paper.objects["deployments"][0].update(status={"readyReplicas": 1}),
@@ -377,7 +377,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "a node with a GPU has no label": (
         lambda paper: paper.objects["nodes"][0]["metadata"].pop("labels"),
-        {"gpu/label"},
+        {"gpu/label", "gpu/features"},
     ),
     "the plugin advertises whole GPUs": (
         node_object(status={"allocatable": {"cpu": "16", "nvidia.com/gpu": "2"}}),
@@ -386,7 +386,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "no GPU is advertised": (node_object(status={"allocatable": {"cpu": "16"}}), {"gpu/slices"}),
     "another GPU was found": (
         lambda paper: paper.commands.update({"nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\n"}),
-        {"gpu/slices"},
+        {"gpu/slices", "gpu/features"},
     ),
     "a GPU takes one process alone": (
         lambda paper: paper.commands.update({"nvidia-smi": "Default\nExclusive_Process\n"}),
@@ -399,6 +399,14 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "the device plugin fits no node": (
         lambda paper: paper.objects["daemonsets"][-1].update(status={"desiredNumberScheduled": 0}),
         {"gpu/device-plugin"},
+    ),
+    "another GPU is in its place": (
+        lambda paper: paper.commands.update({"nvidia-smi -i 0": "NVIDIA H200, 143771 MiB, 9.0"}),
+        {"gpu/features"},
+    ),
+    "the node does not say which GPU it has": (
+        lambda paper: paper.objects["nodes"][0]["metadata"]["labels"].pop("nvidia.com/gpu.product"),
+        {"gpu/features"},
     ),
     "an MPS server is left": (
         lambda paper: paper.objects["daemonsets"].append(

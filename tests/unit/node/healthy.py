@@ -61,6 +61,14 @@ VARIABLES: dict[str, Any] = {
     "inference_namespace_users": ["ada"],
 }
 
+FEATURES = {
+    "nvidia.com/gpu.product": "NVIDIA-A16-SHARED",
+    "nvidia.com/gpu.memory": "15356",
+    "nvidia.com/gpu.count": "2",
+    "nvidia.com/gpu.compute.major": "8",
+    "nvidia.com/gpu.compute.minor": "6",
+}
+
 RUNTIMES = """
 [crio.runtime]
 default_runtime = "crun"
@@ -157,6 +165,7 @@ def machine() -> FakeMachine:
             "uname -r": "6.14.0-29-generic\n",
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
             "nvidia-smi": "Default\nDefault\n",
+            "nvidia-smi -i 0": "NVIDIA A16, 15356 MiB, 8.6\n",
             hardened.PS: hardened.processes(),
             SERVING_ENDS: "notAfter=Nov 24 10:00:00 2027 GMT\nCertificate will not expire\n",
             SERVING_SIGNED: "OK\n",
@@ -271,7 +280,7 @@ def named(name: str, **fields: Any) -> dict[str, Any]:
 
 def labelled(name: str, **fields: Any) -> dict[str, Any]:
     """A node that says that it has a GPU."""
-    return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}, **fields}
+    return {"metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true", **FEATURES}}, **fields}
 
 
 def _objects() -> dict[str, list[dict[str, Any]]]:

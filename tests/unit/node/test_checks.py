@@ -173,6 +173,7 @@ def test_an_assumed_gpu_is_set_up_and_not_looked_for() -> None:
         "nvidia/driver",
         "nvidia/cdi",
         "gpu/compute-mode",
+        "gpu/features",
     }
 
 
@@ -192,6 +193,8 @@ def test_slices_servers_and_compute_mode_follow_the_way_of_sharing(
     paper = machine()
     paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/gpu": str(allocatable)}
     paper.commands["nvidia-smi"] = modes
+    if sharing == "exclusive":
+        paper.objects["nodes"][0]["metadata"]["labels"]["nvidia.com/gpu.product"] = "NVIDIA-A16"
     status = {"desiredNumberScheduled": 1, "numberReady": 1}
     paper.objects["daemonsets"] += [named("mps-control-daemon", spec={}, status=status)] if sharing == "mps" else []
     found = verdict(paper, device_plugin_sharing=sharing, device_plugin_replicas=replicas)
@@ -200,7 +203,11 @@ def test_slices_servers_and_compute_mode_follow_the_way_of_sharing(
 
 @pytest.mark.parametrize(
     ("listed", "slices", "plugin", "failed"),
-    [(2, 0, False, []), (1, 0, False, ["gpu/slices"]), (2, 20, True, ["gpu/slices", "gpu/device-plugin"])],
+    [
+        (2, 0, False, []),
+        (1, 0, False, ["gpu/slices"]),
+        (2, 20, True, ["gpu/features", "gpu/slices", "gpu/device-plugin"]),
+    ],
 )
 def test_claims_lend_every_gpu_and_nothing_else_does(listed: int, slices: int, plugin: bool, failed: list[str]) -> None:
     paper = machine()
@@ -209,6 +216,9 @@ def test_claims_lend_every_gpu_and_nothing_else_does(listed: int, slices: int, p
     kept = [one for one in paper.objects["daemonsets"] if plugin or one["metadata"]["name"] != "device-plugin"]
     paper.objects["daemonsets"] = [*kept, named("dra-driver", spec={}, status=status)]
     pool = {"name": "controlplane", "generation": 2}
+    labels = paper.objects["nodes"][0]["metadata"]["labels"]
+    for name in [name for name in labels if name != "nvidia.com/gpu.present" and not plugin]:
+        labels.pop(name)
     spec = {"driver": "gpu.nvidia.com", "nodeName": "controlplane", "devices": [{"name": "gpu-0"}]}
     old = [{"spec": {**spec, "pool": {**pool, "generation": 1}}}]
     paper.objects["resourceslices"] = [*old, *([{"spec": {**spec, "pool": pool}}] * listed)]
@@ -230,6 +240,7 @@ def test_instances_that_are_asked_for_have_to_be_there(profiles: list[str], fail
     paper = machine()
     instances = "".join(f"  MIG 3g.20gb Device {index}: (UUID: MIG-{index})\n" for index in range(2))
     paper.commands["nvidia-smi -L"] = f"GPU 0: NVIDIA A100 (UUID: GPU-a)\n{instances}"
+    paper.objects["nodes"][0]["metadata"]["labels"]["nvidia.com/gpu.count"] = "1"
     paper.objects["nodes"][0]["status"]["allocatable"] = {"nvidia.com/mig-3g.20gb": "20"}
     found = verdict(paper, device_plugin_mig_profiles=profiles)
     assert [check.name for check in found.failed] == failed
@@ -339,3 +350,21 @@ def test_an_exact_debian_version_is_matched_exactly() -> None:
     paper = machine()
     paper.installed["kubelet"] = PackageState("1.35.8-2.1", installed=True, held=True)
     assert [check.name for check in verdict(paper, **changes).failed] == ["packages/versions"]
+
+
+def test_where_feature_discovery_runs_its_labels_are_not_judged() -> None:
+    paper = machine()
+    paper.objects["nodes"][0]["metadata"]["labels"] |= {
+        "nvidia.com/gfd.timestamp": "1",
+        "nvidia.com/gpu.product": "A16",
+    }
+    found = verdict(paper)
+    assert [str(check) for check in found.failed] == []
+    assert [each.name for each in found.not_applicable] == ["gpu/features"]
+
+
+def test_instances_in_the_place_of_gpus_are_told_by_feature_discovery_s_name() -> None:
+    paper = machine()
+    paper.objects["nodes"][0]["metadata"]["labels"] |= {"nvidia.com/gpu.product": "NVIDIA-A16-MIG-1g.2gb-SHARED"}
+    paper.objects["nodes"][0]["metadata"]["labels"].pop("nvidia.com/gpu.memory")
+    assert verdict(paper).ok
