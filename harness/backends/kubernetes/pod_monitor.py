@@ -20,7 +20,7 @@ Notice = Callable[[str], None]
 KILLED = 137
 """Exit code of who did not heed SIGTERM; what else a server ends with is its own way."""
 
-NODE_RETURNS_S = 40.0
+NODE_RETURNS_S = 60.0
 """As long as the API server was away no kubelet could report, and the cluster calls them silent: they are given this to do so."""
 
 
