@@ -108,7 +108,9 @@ def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
     workload.close()
 
     for one, other in zip(found, expected, strict=True):
-        assert (one.int() - other.int()).abs().float().mean() < 2, "two decoders round differently"
+        apart = [float((one.int() - each.int()).abs().float().mean()) for each in (other, other.roll(1, 0))]
+        assert apart[0] < 6, "they smooth colours differently"
+        assert apart[1] > 30, "other images are far from these"
 
 
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
