@@ -27,7 +27,7 @@ def judge_data(
     """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``waiting``: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
-    requests = latencies.requests_within(folder, summary.start_s, summary.end_s)
+    requests = latencies.requests_between_readings(folder, summary.start_s, summary.end_s, summary.step_s)
     found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop, waiting=waiting)
     return [*found, *held_back(folder / TELEMETRY)]
 

@@ -72,7 +72,7 @@ def judge(
     folder: Path,
     *,
     rows: int | None = None,
-    requests: Mapping[str, int] | None = None,
+    requests: Mapping[str, tuple[int, int]] | None = None,
     open_loop: bool = False,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
@@ -81,8 +81,8 @@ def judge(
     Args:
         folder: the experiment's folder, finished or not.
         rows: rows that every series must have; None: as many as the longest.
-        requests: requests in each replica's own log between the first and the last row, by series
-            name (``replica-0``); None: not compared.
+        requests: fewest and most requests in each replica's own log between the readings of the first and the last row, by
+            series name (``replica-0``); None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
         waiting: neighbours that do nothing until their time: what they lack is no flaw, and the others have two states.
     """
@@ -323,33 +323,23 @@ def _saturation(experiment: ExperimentColumns) -> Iterator[Finding]:
             )
 
 
-def _counts(experiment: ExperimentColumns, requests: Mapping[str, int]) -> Iterator[Finding]:
+def _counts(experiment: ExperimentColumns, requests: Mapping[str, tuple[int, int]]) -> Iterator[Finding]:
     """The counter's growth against the requests in the replica's own log."""
     totals = experiment.metrics.get("total_count", {})
-    for name, logged in requests.items():
+    for name, (fewest, most) in requests.items():
         if name not in totals or not len(totals[name].present):
             continue
         counted = float(totals[name].present[-1])
+        logged = min(max(counted, fewest), most)
         # Each end of the recording may fall between a request and its log record.
-        slack = max(2.0, COUNT_SLACK * max(counted, logged), _lag(totals[name].present))
-        if abs(counted - logged) > slack:
+        if abs(counted - logged) > max(2.0, COUNT_SLACK * max(counted, logged)):
             yield Finding(
                 Severity.DEGRADED,
                 ReasonCode.COUNTS_DISAGREE,
                 "total_count",
-                f"{name} counted {counted:g} requests and logged {logged} in the same time.",
+                f"{name} counted {counted:g} requests and logged {logged:g} in the same time.",
                 "The replica was restarted, or its log is incomplete; do not use its percentiles.",
             )
-
-
-def _lag(totals: np.ndarray) -> float:
-    """Requests by which a counter may be off that was read up to a step before each row, as by a server that scrapes.
-
-    Where the rate is the same at both ends, so is what is missing there; where it is not, the difference stays.
-    """
-    growth = np.diff(totals)
-    ends = np.concatenate([growth[:2], growth[-2:]])
-    return float(np.ptp(ends)) if len(ends) else 0.0
 
 
 def _steadiness(experiment: ExperimentColumns, *, uneven: bool) -> Iterator[Finding]:

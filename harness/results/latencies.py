@@ -20,6 +20,8 @@ from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, workload_
 
 RECORD = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
 _CHUNK_RECORDS = 1 << 18
+_READINGS = 51
+"""Times of reading a counter that are tried, between a step before its row and the row."""
 
 Records = npt.NDArray[np.void]
 
@@ -106,6 +108,38 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
             ends_ns = part["start_ns"] + part["latency_ns"]
             count += int(np.count_nonzero((ends_ns > begin_ns) & (ends_ns <= end_ns)))
         found[name] = count
+    return found
+
+
+def requests_between_readings(folder: Path, begin_s: float, end_s: float, step_s: float) -> dict[str, tuple[int, int]]:
+    """Fewest and most requests by which a counter can have grown that was read up to a step before each row, as by a server that scrapes.
+
+    Both readings are equally early; how early nobody says.
+
+    Args:
+        folder: as of ``requests_within``.
+        begin_s: time of the first row, seconds since the epoch.
+        end_s: that of the last row.
+        step_s: from row to row.
+
+    Returns:
+        Fewest and most by series name.
+
+    Raises:
+        ResultsPathError: a Parquet file is not ours.
+        StorageError: a file cannot be read.
+    """
+    earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * 1e9).astype(np.int64)
+    begins_ns, ends_ns = round(begin_s * 1e9) - earlier_ns, round(end_s * 1e9) - earlier_ns
+    found = {}
+    for name, parts in logs(folder):
+        counts = np.zeros(_READINGS, dtype=np.int64)
+        for part in parts:
+            done_ns = np.sort((part["start_ns"] + part["latency_ns"]).astype(np.int64))
+            counts += np.searchsorted(done_ns, ends_ns, side="right") - np.searchsorted(
+                done_ns, begins_ns, side="right"
+            )
+        found[name] = int(counts.min()), int(counts.max())
     return found
 
 

@@ -12,7 +12,7 @@ from harness.config.condition import waiting
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
-from harness.results.latencies import requests_within
+from harness.results.latencies import requests_between_readings
 from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.tables import Grid, differing_samples, read_rows, wide_rows
@@ -237,8 +237,10 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
 
 def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
-    end_s = manifest.start_s + (manifest.rows - 1) * manifest.experiment.timing.step_s
-    logged = requests_within(folder, manifest.start_s, end_s)
+    step_s = manifest.experiment.timing.step_s
+    logged = requests_between_readings(
+        folder, manifest.start_s, manifest.start_s + (manifest.rows - 1) * step_s, step_s
+    )
     # Without a code: found by a version that kept none.
     known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
     experiment = manifest.experiment

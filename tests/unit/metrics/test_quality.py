@@ -217,24 +217,17 @@ def test_rows_off_the_grid_are_invalid(judged, tmp_path):
 
 def test_counter_and_log_are_compared(judged):
     counted = 500 * (ROWS - 1)
-    assert bad(judged(requests={"replica-0": counted + 2, "replica-9": 3})) == []
-    findings = judged(requests={"replica-0": counted // 2})
+    assert bad(judged(requests={"replica-0": (counted + 2, counted + 2), "replica-9": (3, 3)})) == []
+    findings = judged(requests={"replica-0": (counted // 4, counted // 2)})
     only(
         findings, Severity.DEGRADED, "total_count", f"replica-0 counted {counted:g} requests and logged {counted // 2}"
     )
 
 
-def test_a_counter_that_was_read_before_its_row_may_differ_by_what_the_rate_changed(judged):
-    totals = np.cumsum(
-        [0.0, *np.linspace(5, 105, ROWS - 1)]
-    )  # 100 requests a step more at the end than at the beginning
-
-    def ever_faster(columns):
-        columns["total_count", "replica-0"] = list(totals)
-
-    counted = round(totals[-1])
-    assert bad(judged(ever_faster, requests={"replica-0": counted + 95})) == []
-    assert bad(judged(ever_faster, requests={"replica-0": counted + 105})) != []
+def test_a_counter_that_was_read_before_its_row_may_have_any_growth_that_its_log_has_between_readings(judged):
+    counted = 500 * (ROWS - 1)
+    assert bad(judged(requests={"replica-0": (counted // 2, counted * 2)})) == []
+    assert bad(judged(requests={"replica-0": (counted * 2, counted * 3)})) != []
 
 
 def test_unsteady_throughput_degrades_and_a_late_settling_is_told(judged):

@@ -280,6 +280,8 @@ def test_requests_are_counted_when_they_finish(tmp_path: Path) -> None:
     (tmp_path / "replicas" / "replica-7").mkdir(parents=True)
     (tmp_path / "replicas" / "replica-7" / "latencies.bin").write_bytes(records.tobytes())
     assert latencies.requests_within(tmp_path, 1, 3) == {"replica-7": 2}
+    assert latencies.requests_between_readings(tmp_path, 2.5, 3.5, 1) == {"replica-7": (1, 1)}
+    assert latencies.requests_between_readings(tmp_path, 1, 1.5, 1) == {"replica-7": (0, 1)}
 
 
 def test_verify_campaign_takes_every_experiment(tmp_path: Path) -> None:
