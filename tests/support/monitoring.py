@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ def prometheus_files(**changed: Any) -> dict[str, str]:
     }
 
 
+@functools.cache
 def handed_over() -> dict[str, Any]:
     """Variables that the roles' tasks add to their defaults."""
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -317,6 +318,7 @@ def run_time_s(timing: Timing) -> float:
     return timing.ready_timeout_s + timing.stabilise_s + timing.window_s + timing.record_s + SLACK_S
 
 
+@functools.cache
 def _template() -> jinja2.Template:
     loader = jinja2.FileSystemLoader(data_path("templates/kubernetes/workloads"))
     # It renders YAML, where every value that is not ours is written as JSON.

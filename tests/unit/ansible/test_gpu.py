@@ -2,11 +2,12 @@
 
 import json
 
-import kubernetes_validate
 import pytest
 import tree
 import yaml
 from tree import TEMPLATES, render
+
+from tests.support import schemas
 
 GPU = TEMPLATES / "gpu"
 MINORS = tree.variables()["versions_by_minor"]
@@ -63,7 +64,7 @@ def test_every_object_is_valid_for_every_minor(sharing, mig, minor):
         )
     ]
     for document in [one for name in names for one in documents(name, sharing, mig)]:
-        kubernetes_validate.validate(document, minor, strict=True)
+        schemas.validate(document, minor)
 
 
 @pytest.mark.parametrize(("sharing", "key"), [("exclusive", None), ("time-slicing", "timeSlicing"), ("mps", "mps")])
@@ -109,7 +110,7 @@ def test_gpus_divided_anew_are_another_pod_of_the_plugin():
     plugin = documents("device-plugin.yaml.j2", "exclusive", "mixed", wanted)[-1]
     annotations = plugin["spec"]["template"]["metadata"]["annotations"]
     assert json.loads(annotations["gpu-sharing-harness/divisions"]) == wanted
-    kubernetes_validate.validate(plugin, max(MINORS), strict=True)
+    schemas.validate(plugin, max(MINORS))
 
 
 @pytest.mark.parametrize(("sharing", "mig"), MATRIX)

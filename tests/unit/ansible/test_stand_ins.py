@@ -6,10 +6,10 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-import kubernetes_validate
 import pytest
 
 from tests.node.mirror import manifests, packages
+from tests.support import schemas
 from tests.support.cases import every
 
 
@@ -107,7 +107,7 @@ DEFINITIONS = manifests.operator_definitions()
 @pytest.mark.parametrize("minor", ["1.34", "1.35", "1.36"])
 def test_a_real_api_server_would_take_the_definitions_of_the_operator(minor):
     for definition in DEFINITIONS:
-        kubernetes_validate.validate(definition, minor, strict=True)
+        schemas.validate(definition, minor)
 
 
 def applied(definition):

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from fnmatch import fnmatch
 
-import kubernetes_validate
 import pytest
 import tree
 import yaml
 from packaging.utils import canonicalize_name
 from tree import ROOT, TEMPLATES, render
+
+from tests.support import schemas
 
 ROLE = ROOT / "roles/workload_image"
 KNOWN = {"ARG", "FROM", "COPY", "RUN", "ENV", "WORKDIR", "USER", "EXPOSE", "STOPSIGNAL", "ENTRYPOINT"}
@@ -170,4 +171,4 @@ def test_the_place_of_the_replicas_is_valid_for_every_minor(minor, egress):
         inference_namespace_egress=egress,
     )
     for document in yaml.safe_load_all(text):
-        kubernetes_validate.validate(document, minor, strict=True)
+        schemas.validate(document, minor)

@@ -126,9 +126,13 @@ def template(values: Any, given: dict[str, Any]) -> Any:
 
 def render(path: Path, **changed: Any) -> str:
     """A template rendered as the harness renders it: plain jinja2, and a missing variable is an error."""
+    return _compiled(path.read_text()).render({**variables(), "ansible_managed": "managed", **changed})
+
+
+@functools.cache
+def _compiled(text: str) -> jinja2.Template:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
-    given = {**variables(), "ansible_managed": "managed", **changed}
-    return environment.from_string(path.read_text()).render(given)
+    return environment.from_string(text)
 
 
 def module(name: str) -> Any:

@@ -3,7 +3,6 @@
 import json
 import time
 
-import kubernetes_validate
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -14,6 +13,7 @@ from harness.cli.app import app
 from harness.config import KubernetesSpec
 from harness.errors import UsageError
 from harness.replica.server import MetricsServer, Response
+from tests.support import schemas
 from tests.support.fake_cluster import FakeCluster, Review
 
 CAMPAIGN = """
@@ -235,7 +235,7 @@ def test_what_is_to_be_applied_is_valid_and_gives_every_right_that_is_asked_for(
     spec = KubernetesSpec(**changes)
     objects = list(yaml.safe_load_all(access.manifest(spec)))
     for one in objects:
-        kubernetes_validate.validate(one, "1.36", strict=True)
+        schemas.validate(one, "1.36")
     grafana, _, deployment = spec.grafana_deployment.partition("/")
     asked = {
         **dict.fromkeys(rbac.needed_rights(spec, jobs=True, given=True), ""),

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import jinja2
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -15,6 +14,7 @@ from harness.campaign.source import read_source
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
 from harness.config.pods import NodeRequirement
 from harness.replica.engine.settings import from_environment
+from tests.support import schemas
 from tests.support.experiments import experiment
 from tests.support.pod_security import violations
 
@@ -75,7 +75,7 @@ def container(body):
 @pytest.mark.parametrize("kind", ["deployment", "job"])
 @pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
 def test_what_is_made_is_valid(minor, kind, changes):
-    kubernetes_validate.validate(made(kind=kind, **changes).body, minor, strict=True)
+    schemas.validate(made(kind=kind, **changes).body, minor)
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -85,7 +85,7 @@ def test_the_rights_are_valid(minor):
     documents = list(yaml.safe_load_all(environment.from_string(text).render(ACCESS)))
     assert len(documents) == 8
     for document in documents:
-        kubernetes_validate.validate(document, minor, strict=True)
+        schemas.validate(document, minor)
     rules = [rule for one in documents for rule in one.get("rules", [])]
     assert not [rule for rule in rules if "*" in str(rule)], "every right has a name"
     assert not [rule for rule in rules if "secrets" in rule["resources"] or "pods/exec" in rule["resources"]]
@@ -100,7 +100,7 @@ def test_files_come_as_config_maps_that_only_the_client_mounts(tmp_path, minor):
 
     assert [list(one.body["binaryData"]) for one in found.beside] == [["tokenizer.json.000"], ["trace.jsonl.000"]]
     for one in (found.body, *(one.body for one in found.beside)):
-        kubernetes_validate.validate(one, minor, strict=True)
+        schemas.validate(one, minor)
     assert violations(found.body["spec"]["template"]["spec"]) == []
     client, server = found.body["spec"]["template"]["spec"]["containers"]
     assert "given" in {one["name"] for one in client["volumeMounts"]}
@@ -218,7 +218,7 @@ def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
 def test_a_pod_with_a_server_is_valid_and_passes_the_level_restricted(minor, kind, changes):
     body = made(serving(command=["vllm", "serve"]), kind=kind, **changes).body
 
-    kubernetes_validate.validate(body, minor, strict=True)
+    schemas.validate(body, minor)
     assert violations(body["spec"]["template"]["spec"]) == []
 
 
@@ -281,7 +281,7 @@ def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replica
     sending = load_job(experiment(replicas=2), Path("one-1"), spec, "c0ffee", plan='{"a": 1}')
     template = sending.body["spec"]["template"]
 
-    kubernetes_validate.validate(sending.body, minor, strict=True)
+    schemas.validate(sending.body, minor)
     assert violations(template["spec"]) == []
     assert sending.labels["gpu-sharing-harness/experiment"] != made().labels["gpu-sharing-harness/experiment"]
     assert template["metadata"]["labels"]["gpu-sharing-harness/load"] == "true"
@@ -381,4 +381,4 @@ def test_a_library_of_another_image_is_copied_by_an_ordinary_pods_init_container
     assert "resources" not in init, "it takes no GPU, and counts nothing against a quota"
     assert violations(pod) == []
     for minor in MINORS:
-        kubernetes_validate.validate(body, minor, strict=True)
+        schemas.validate(body, minor)
