@@ -15,6 +15,7 @@ from harness.cli.numbers import not_negative, positive
 if TYPE_CHECKING:
     from harness.node.checks.cis import Report
     from harness.node.reboot import RebootReport
+    from harness.node.runner import RunRequest
     from harness.node.summary import RunSummary
     from harness.node.verdict import Verdict
 
@@ -64,22 +65,13 @@ def provision(
     json: Json = False,
 ) -> None:
     """Make the nodes of the inventory: run site.yml, with progress, and show seconds and tasks per role."""
-    from harness.cli.node_progress import task_listener
-    from harness.node.project import find_project
-    from harness.node.runner import NodeRunner, RunRequest
+    from harness.node.runner import RunRequest
 
     _json(wanted=json)
     request = RunRequest(
         Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
     )
-    project, password = find_project(), _password(asked=ask_become_pass)
-    with task_listener() as listener:
-        summary = NodeRunner(project, listener=listener, become_password=password).run(request)
-    if json:
-        output.document(summary.to_dict())
-    else:
-        _print_summary(summary)
-    summary.require_ok()
+    _play(request, asked=ask_become_pass, json=json)
 
 
 def sharing(
@@ -109,10 +101,8 @@ def sharing(
     inventory/group_vars/all/gpu.yml. MIG instances of one profile count as GPUs; of several, each profile has a
     resource name of its own.
     """
-    from harness.cli.node_progress import task_listener
     from harness.errors import UsageError
-    from harness.node.project import find_project
-    from harness.node.runner import NodeRunner, RunRequest
+    from harness.node.runner import RunRequest
 
     _json(wanted=json)
     if mode is SharingMode.EXCLUSIVE and replicas is not None:
@@ -133,14 +123,7 @@ def sharing(
     request = RunRequest(
         Path("playbooks/sharing.yml"), inventory=inventory, check=check, variables=variables, timeout_s=timeout
     )
-    project, password = find_project(), _password(asked=ask_become_pass)
-    with task_listener() as listener:
-        summary = NodeRunner(project, listener=listener, become_password=password).run(request)
-    if json:
-        output.document(summary.to_dict())
-    else:
-        _print_summary(summary)
-    summary.require_ok()
+    _play(request, asked=ask_become_pass, json=json)
 
 
 def verify_node(
@@ -249,6 +232,22 @@ def _json(*, wanted: bool) -> None:
 
 def _password(*, asked: bool) -> str | None:
     return typer.prompt("sudo password", hide_input=True, err=True) if asked else None
+
+
+def _play(request: RunRequest, *, asked: bool, json: bool) -> None:
+    """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
+    from harness.cli.node_progress import task_listener
+    from harness.node.project import find_project
+    from harness.node.runner import NodeRunner
+
+    project, password = find_project(), _password(asked=asked)
+    with task_listener() as listener:
+        summary = NodeRunner(project, listener=listener, become_password=password).run(request)
+    if json:
+        output.document(summary.to_dict())
+    else:
+        _print_summary(summary)
+    summary.require_ok()
 
 
 def _print_summary(summary: RunSummary) -> None:
