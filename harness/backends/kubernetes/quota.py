@@ -81,7 +81,8 @@ def _check_range(one: Object, bounds: Sequence[Object], made: Sequence[Workload]
         for limit in limits:
             for unit in {"Pod": [pod], "Container": containers}.get(str(limit.get("type")), []):
                 if why := _broken(limit, unit):
-                    message = f"the LimitRange {name} refuses the {unit.name} of {each.name}: {why}."
+                    whose = each.labels["app.kubernetes.io/name"]
+                    message = f"the LimitRange {name} refuses the {unit.name} of {whose}: {why}."
                     yield Finding(Severity.ERROR, "quota", message, "Have it raised, or use another namespace.")
 
 

@@ -183,14 +183,17 @@ def _range(kind, **bounds):
     [
         (
             _range("Pod", max={"memory": "8Gi"}),
-            "pod of .*: it allows at most 8Gi of memory, and no limit is stated",
+            "pod of mine: it allows at most 8Gi of memory, and no limit is stated",
         ),
-        (_range("Pod", min={"cpu": "3"}), "pod of .*: it wants at least 3 of cpu, and 2 are asked for"),
+        (_range("Pod", min={"cpu": "3"}), "pod of mine: it wants at least 3 of cpu, and 2 are asked for"),
         (
             _range("Container", max={GPU: "0"}),
-            "container server of .*: it allows at most 0 of nvidia.com/gpu, and 1 are",
+            "container server of mine: it allows at most 0 of nvidia.com/gpu, and 1 are",
         ),
-        (_range("Container", default={"memory": "8Gi"}), "container server .*: it limits memory to 8Gi, and 16Gi are"),
+        (
+            _range("Container", default={"memory": "8Gi"}),
+            "container server of mine: it limits memory to 8Gi, and 16Gi are",
+        ),
     ],
 )
 def test_a_limit_range_that_refuses_what_a_server_reserves(tmp_path, bounds, why):
