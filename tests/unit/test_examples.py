@@ -169,6 +169,20 @@ def test_the_table_of_hostile_neighbours_is_what_the_campaign_measured(published
     assert len(rows) == 7
 
 
+def test_the_table_of_offline_is_what_the_campaign_measured(published):
+    measured = figures(published("h100-offline-*"))
+    rows = rows_of_table(TWO_GPUS, "## LoadGen's Offline on one of them")
+    for name, *rates, ratio, energy, active in rows:
+        kinds = [f"{name.lower()}-{kind}" for kind in ("bytes", "device")]
+        for kind, rate in zip(kinds, rates, strict=True):
+            assert_told(measured[kind, "1", "exclusive", "throughput"], 256, rate)
+        one, other = (measured[kind, "1", "exclusive", "throughput"][0] for kind in kinds)
+        assert ratio == f"{one / other:.3f}"
+        assert energy == f"{measured[kinds[0], '1', 'exclusive', 'energy'][0] * 1000 / 256:.1f}"
+        assert active == f"{measured[kinds[0], '1', 'exclusive', 'gpu_sm_active'][0]:.1f}"
+    assert [row[0] for row in rows] == ["fp16", "FP8"]
+
+
 def whole(figure, unit):
     """``122 ± 12`` as ``122 ms (110 to 134)``."""
     mean, half = map(int, figure.split(" ± "))
