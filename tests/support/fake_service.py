@@ -41,8 +41,9 @@ def main() -> None:
     while True:
         wait_s = max(0.0, due[0][0] - time.perf_counter()) if due else 1.0
         if select.select((poll.fileno(),), (), (), wait_s)[0]:
-            arrived_s = time.perf_counter()
-            for fd, _ in poll.poll(0):
+            ready = poll.poll(0)
+            arrived_s = time.perf_counter()  # after all of them: none is answered before its time
+            for fd, _ in ready:
                 if fd == listener.fileno():
                     client, _address = listener.accept()
                     client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
