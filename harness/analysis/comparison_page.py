@@ -139,8 +139,11 @@ def write_page(
 def _settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
     """Of each workload, what of its settings decides its speed, in a few words; all that there are."""
     found: dict[str, dict[str, None]] = {}
-    for workload in (manifest.experiment.workload for manifest in manifests):
-        server = workload.server
-        own = f"batch {workload.batch_size}, {workload.precision.value}, {workload.execution.value}"
+    for manifest in manifests:
+        workload = manifest.experiment.workload
+        server, size = workload.server, f"batch {workload.batch_size}"
+        if workload.batch_size > 1 and round(manifest.inputs_per_request or 0) == workload.batch_size:
+            size += f" ({workload.batch_size} inputs a request)"
+        own = f"{size}, {workload.precision.value}, {workload.execution.value}"
         found.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
     return {name: " or ".join(words) for name, words in found.items()}

@@ -322,3 +322,13 @@ def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeyp
     page = write_page(*given).read_text()
     assert "All ran with" not in page
     assert '<span class="pm">batch 1</span></th>' in page
+
+
+@pytest.mark.parametrize(("inputs", "said"), [(80, "batch 8 (8 inputs a request)"), (10, "batch 8")])
+def test_a_batch_is_told_as_the_inputs_of_a_request_where_it_is(pool: Pool, inputs: int, said: str) -> None:
+    manifest = setup(pool, "mps").cells[Place("resnet50", 3)].used[0].data.manifest
+    workload = manifest.experiment.workload.model_copy(update={"batch_size": 8})
+    experiment = manifest.experiment.model_copy(update={"workload": workload})
+    update = {"experiment": experiment, "replicas": [{"requests": 10, "inputs": inputs}]}
+    found = comparison_page._settings_of([manifest.model_copy(update=update)])
+    assert found == {"resnet50": f"{said}, fp32, eager"}
