@@ -101,8 +101,8 @@ def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> 
             from harness.backends.kubernetes.client import KubernetesApi
             from harness.backends.kubernetes.prometheus import direct, server
 
-            at = spec.prometheus_url
-            recorded = direct(at, spec.prometheus_access) if at else server(KubernetesApi(spec), spec)
+            at, access = spec.prometheus_url, spec.prometheus_access
+            recorded = direct(at, access) if at and not access.secret else server(KubernetesApi(spec), spec)
             with recorded.impatient(timeout_s) as its:
                 yield its
                 return

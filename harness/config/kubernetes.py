@@ -113,7 +113,7 @@ class KubernetesSpec(PodSettings):
     prometheus_url: str | None = Field(
         default=None,
         pattern=r"^https?://",
-        description="The Prometheus that watches the cluster, as the harness reaches it, with its path if it has one; null means through the API server, at prometheus_service.",
+        description="The Prometheus that watches the cluster, as the harness reaches it, with its path if it has one; null means at prometheus_service: directly on a node of ours, else through the API server.",
     )
     prometheus_service: str = Field(
         default="monitoring/prometheus:9090",
@@ -122,7 +122,7 @@ class KubernetesSpec(PodSettings):
     )
     prometheus_access: PrometheusAccess = Field(
         default_factory=PrometheusAccess,
-        description="How it is asked: {token_file: null, token_env: null, ca_file: null, tenant: null}.",
+        description="How it is asked: {token_file: null, token_env: null, ca_file: null, secret: null, tenant: null}.",
     )
     prometheus_labels: PrometheusLabels = Field(
         default_factory=PrometheusLabels, description="What it calls pods and nodes, where it is not ours."

@@ -36,6 +36,12 @@ class PrometheusAccess(StrictModel):
         min_length=1,
         description="File of the authorities that may have signed its certificate; null means the system's.",
     )
+    secret: str | None = Field(
+        default=None,
+        pattern=r"^[a-z0-9-]+/[a-z0-9.-]+$",
+        description="Secret of the cluster, as namespace/name, with username, password and ca.crt, in place of token and ca_file; "
+        "null means that of a node of ours (monitoring/prometheus-access) where prometheus_url is null, and else none.",
+    )
     tenant: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9!_.*'()|-]{1,150}$",
@@ -44,6 +50,10 @@ class PrometheusAccess(StrictModel):
 
     @model_validator(mode="after")
     def _one_token(self) -> PrometheusAccess:
+        if self.secret is not None and (self.token_file or self.token_env or self.ca_file):
+            raise ValueError(
+                "`secret` gives the login and the authority: leave `token_file`, `token_env` and `ca_file` out."
+            )
         if self.token_file is not None and self.token_env is not None:
             raise ValueError("`token_file` and `token_env` both give the token: keep one of them.")
         return self

@@ -33,6 +33,7 @@ VOLATILE = [
 SECRET = (
     "/etc/kubernetes/*.conf",
     "/etc/kubernetes/pki/*",
+    "/etc/kubernetes/monitoring/*",
     "*/.kube/config",
     "*/.kube/harness.conf",
     "/etc/ssh/ssh_host_*",

@@ -41,6 +41,7 @@ DAMAGE = {
     "gpu/label": f"{KUBECTL} label node controlplane nvidia.com/gpu.present-",
     "gpu/device-plugin": f"{KUBECTL} delete --namespace gpu-system daemonset device-plugin",
     "monitoring/volumes": f"{KUBECTL} delete --namespace monitoring persistentvolumeclaim grafana",
+    "monitoring/login": "chmod 644 /etc/kubernetes/monitoring/prometheus.password",
     "monitoring/targets": f"{KUBECTL} delete --namespace monitoring service prometheus",
     "workloads/image": "rm /var/lib/containers/storage/recorded-built.json",
     "workloads/account": "chown root: /home/ops/.kube/harness.conf",

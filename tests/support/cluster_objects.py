@@ -62,7 +62,6 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "monitoring/prometheus.yaml.j2": [
         {},
         {
-            "prometheus_exposure": "cluster",
             "prometheus_allowed_cidrs": ["192.0.2.0/24"],
             "prometheus_storage_class": "fast",
             "prometheus_admin_api": True,
@@ -70,7 +69,17 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     ],
     "monitoring/grafana.yaml.j2": [
         {},
-        {"grafana_exposure": "cluster", "grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"},
+        {"grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"},
+    ],
+    "monitoring/service.yaml.j2": [
+        {},
+        {
+            "service_name": "grafana",
+            "service_port": 3000,
+            "service_target": "https",
+            "service_exposure": "nodeport",
+            "service_node_port": 30030,
+        },
     ],
 }
 REPLICAS = "workloads/replicas.yaml.j2"

@@ -18,6 +18,7 @@ def prometheus_files(**changed: Any) -> dict[str, str]:
     given = {"prometheus_rate_window_s": window_s, **changed}
     return {
         "prometheus.yml": render(FOLDER / "prometheus-config.yml.j2", **given),
+        "promtool.yml": (FOLDER / "promtool.yml").read_text(),
         "recording.yml": render(FOLDER / "rules/recording.yml.j2", **given),
         "alerts.yml": (FOLDER / "rules/alerts.yml").read_text(),
     }
@@ -32,6 +33,11 @@ def handed_over() -> dict[str, Any]:
         "prometheus_checksum": "0" * 64,
         "grafana_dashboards": {path.name: path.read_text() for path in DASHBOARD_FILES},
         "grafana_checksum": "0" * 64,
+        "service_name": "prometheus",
+        "service_port": 9090,
+        "service_target": "metrics",
+        "service_exposure": "cluster",
+        "service_node_port": 30090,
     }
 
 

@@ -20,6 +20,7 @@ KINDS = {
     "collection": r"galaxy\.yml|meta/runtime\.yml",
     "inventory": r"inventory/.+\.ya?ml",
     "Prometheus rules": r"templates/kubernetes/monitoring/rules/[^/]+\.yml",
+    "settings of promtool": r"templates/kubernetes/monitoring/promtool\.yml",
     "tests of the rules": r"tests/unit/monitoring/rule_tests\.yml",
     "settings of the docs site": r"mkdocs\.yml",
     "lint settings": r"\.(yamllint|ansible-lint(\.yml)?)",

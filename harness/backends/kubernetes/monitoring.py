@@ -78,8 +78,8 @@ def _scraped(server: PrometheusServer) -> list[Target]:
 
 
 _UNREACHED = (
-    "Look at it (kubectl -n monitoring get pods), or set `kubernetes.prometheus_url` or "
-    "`kubernetes.prometheus_service` to where it is."
+    "Look at it (kubectl -n monitoring get pods), or set `kubernetes.prometheus_url` or `kubernetes.prometheus_service` to "
+    "where it is; at an address that only the cluster has (10.96.0.0/12 mostly) it is reached on the node alone."
 )
 
 

@@ -84,7 +84,11 @@ def check(
         layers = [one.condition.layer.preload_image for one in experiments if one.condition and one.condition.layer]
         for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
             findings += rbac.check_image(usable, spec, image)
-    with prometheus() as server:
+    try:
+        server = prometheus()
+    except (ClusterError, PrometheusError) as error:
+        return [*dict.fromkeys(findings), Finding(Severity.ERROR, "prometheus", error.message, error.advice)]
+    with server:
         findings += monitoring.check_prometheus(server, spec, experiments, time.time)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))

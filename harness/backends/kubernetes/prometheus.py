@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import base64
 import contextlib
+import functools
 import os
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 
 from harness.backends.base import RecordingRequest
@@ -23,10 +29,64 @@ _ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."
 GPUS_TIMEOUT_S = 5.0
 
 
-def direct(url: str, access: PrometheusAccess) -> PrometheusServer:
-    """The server at an address, asked as the campaign says."""
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What a Secret says: the header to be known by, the file of the authority that signed, and where to ask."""
+
+    authorization: str = field(repr=False)
+    authority: str
+    url: str
+
+
+def direct(url: str, access: PrometheusAccess, login: Login | None = None) -> PrometheusServer:
+    """The server at an address, asked as the campaign says, or with the login of a Secret."""
+    if login is not None:
+        named = {**_tenant(access), "Authorization": login.authorization}
+        return PrometheusServer(url, timeout_s=QUERY_TIMEOUT_S, headers=named, verify=login.authority)
     authority = str(Path(access.ca_file).expanduser()) if access.ca_file else True
     return PrometheusServer(url, timeout_s=QUERY_TIMEOUT_S, headers=lambda: _headers(access), verify=authority)
+
+
+def _login(api: KubernetesApi, spec: KubernetesSpec) -> Login | None:
+    """What the cluster's Secret gives; None where there is none of ours, or this account may not read it.
+
+    Raises:
+        ClusterError: the API server does not answer.
+        PrometheusError: the Secret that the campaign names is not there or is another.
+    """
+    access = spec.prometheus_access
+    namespace, _, service = spec.prometheus_service.partition("/")
+    named = access.secret or f"{namespace}/{service.partition(':')[0]}-access"
+    place, _, name = named.partition("/")
+    if access.secret is None and spec.prometheus_url is not None:
+        return None
+    try:
+        found = (api.find(f"/api/v1/namespaces/{place}/secrets/{name}") or {}).get("data") or {}
+    except ClusterError as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        found = {}
+    try:
+        user, password, authority, url = (
+            base64.b64decode(found[key]).decode() for key in ("username", "password", "ca.crt", "url")
+        )
+    except (KeyError, ValueError) as error:
+        if access.secret is None:
+            return None
+        raise PrometheusError(
+            f"the Secret {named} is not there for this account, or has no {error} for Prometheus.", advice=_ACCESS
+        ) from error
+    basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return Login(f"Basic {basic}", _authority_file(authority), url)
+
+
+@functools.cache
+def _authority_file(text: str) -> str:
+    """A file with these certificates, for as long as this process lives."""
+    with tempfile.NamedTemporaryFile("w", prefix="prometheus-", suffix=".crt", delete=False, encoding="ascii") as file:
+        file.write(text)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name
 
 
 def _headers(access: PrometheusAccess) -> dict[str, str]:
@@ -58,9 +118,15 @@ def _token(access: PrometheusAccess) -> str | None:
 
 
 def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
-    """The server at ``prometheus_url``, or behind the API server at ``prometheus_service``."""
-    if spec.prometheus_url is not None:
-        return direct(spec.prometheus_url, spec.prometheus_access)
+    """The server at ``prometheus_url`` or where the cluster's Secret says, else behind the API server at ``prometheus_service``.
+
+    Raises:
+        ClusterError: the API server does not answer.
+        PrometheusError: the Secret that the campaign names is not there or is another.
+    """
+    login = _login(api, spec)
+    if url := spec.prometheus_url or (login.url if login else None):
+        return direct(url, spec.prometheus_access, login)
     namespace, _, service = spec.prometheus_service.partition("/")
     connection = api.connection
 

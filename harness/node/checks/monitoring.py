@@ -1,4 +1,4 @@
-"""The monitoring on the cluster: volumes, every job of Prometheus up, Grafana in health."""
+"""The monitoring on the cluster: volumes, every job of Prometheus up, Grafana in health, and nobody let in without a login."""
 
 from __future__ import annotations
 
@@ -18,21 +18,68 @@ from harness.node.checks.registry import (
 
 _NAMESPACE = "monitoring"
 _HERE = (CONTROL_PLANE,)
-_PROXY = f"/api/v1/namespaces/{_NAMESPACE}/services"
-_TARGETS = f"{_PROXY}/prometheus:9090/proxy/api/v1/targets?state=active"
-_GRAFANA_HEALTH = f"{_PROXY}/grafana:3000/proxy/api/health"
 _JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor")
 _GPU_JOB = "dcgm-exporter"
 _CLAIMS = ("grafana", "prometheus")
+_FOLDER = "/etc/kubernetes/monitoring"
+_LASTS_DAYS = 30
+_DAY_S = 86_400
+_REFUSED = 401
+_AGAIN = f"Run playbooks/{_NAMESPACE}.yml again: it makes the certificates and the logins, and renews them."
+TARGETS = "/api/v1/targets?state=active"
+DATASOURCE = "/api/datasources/uid/prometheus/health"
+HEALTH = "/api/health"
+_CLOSED = {"prometheus": TARGETS, "grafana": DATASOURCE}
+"""The services, and what each of them tells to nobody without a login."""
+
+ASK = """
+import base64, json, socket, ssl, sys, time, urllib.error, urllib.parse, urllib.request
+folder, service, path, login = sys.argv[1:]
+read = lambda name: open(f"{folder}/{name}").read()
+url, trusted = read(f"{service}.url"), ssl.create_default_context(cafile=f"{folder}/ca.crt")
+named = base64.b64encode(f"{read(f'{service}.user')}:{read(f'{service}.password')}".encode()).decode()
+headers = {"Authorization": f"Basic {named}"} if login == "login" else {}
+place = urllib.parse.urlsplit(url)
+with socket.create_connection((place.hostname, place.port), 15) as plain:
+    with trusted.wrap_socket(plain, server_hostname=place.hostname) as secure:
+        left_s = ssl.cert_time_to_seconds(secure.getpeercert()["notAfter"]) - time.time()
+handlers = urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusted)
+try:
+    with urllib.request.build_opener(*handlers).open(urllib.request.Request(url + path, headers=headers), timeout=15) as said:
+        status, body = said.status, said.read().decode()
+except urllib.error.HTTPError as error:
+    status, body = error.code, error.read().decode()
+print(json.dumps({"status": status, "body": body, "left_s": left_s}))
+"""
+"""Asks a service on the node, under its certificate; the login is read there, and is in no argument and no answer."""
 
 
-def _answer(node: Node, path: str) -> dict[str, Any]:
-    """What a service says through the API server's proxy."""
-    try:
-        found: dict[str, Any] = json.loads(node.kubectl("get", "--raw", path))
-    except ValueError as error:
-        raise CannotLookError(f"{path} gave no JSON: {error}") from error
+def _ask(node: Node, service: str, path: str, *, login: bool = True) -> dict[str, Any]:
+    """Status, body and what is left of the certificate (``left_s``) with which a service answers."""
+    said = node.machine.command("python3", "-c", ASK, _FOLDER, service, path, "login" if login else "nobody")
+    if said.exit_code != 0:
+        raise CannotLookError(f"{service} was not reached: {(said.stderr.strip().splitlines() or ['nothing'])[-1]}")
+    found: dict[str, Any] = json.loads(said.stdout)
     return found
+
+
+def _answer(node: Node, service: str, path: str, *, login: bool = True) -> dict[str, Any]:
+    """The JSON that a service answers with."""
+    said = _ask(node, service, path, login=login)
+    try:
+        found: dict[str, Any] = json.loads(said["body"])
+    except ValueError as error:
+        raise CannotLookError(f"{service}{path} gave no JSON, but status {said['status']}") from error
+    return found
+
+
+def _running(node: Node) -> tuple[str, ...]:
+    """The services that are there to be asked: a campaign pauses Grafana."""
+    replicas = {
+        item["metadata"]["name"]: item["spec"].get("replicas", 1)
+        for item in node.objects("deployments", "--namespace", _NAMESPACE)
+    }
+    return tuple(one for one in _CLOSED if replicas.get(one) != 0)
 
 
 def _has_gpu(node: Node) -> bool:
@@ -67,7 +114,7 @@ def every_job_is_up(node: Node) -> Observation:
     """Prometheus scrapes every job of the cluster, and the GPUs' where there are any."""
     wanted = [*_JOBS, _GPU_JOB] if _has_gpu(node) else [*_JOBS]
     try:
-        active = _answer(node, _TARGETS)["data"]["activeTargets"]
+        active = _answer(node, "prometheus", TARGETS)["data"]["activeTargets"]
         health = [(str(target["labels"]["job"]), str(target["health"])) for target in active]
     except (KeyError, TypeError) as error:
         raise CannotLookError(f"Prometheus gave no list of targets: no {error}") from error
@@ -83,12 +130,41 @@ def every_job_is_up(node: Node) -> Observation:
     kinds=_HERE,
 )
 def grafana_is_in_health(node: Node) -> Observation:
-    """Grafana answers and reaches its database, unless a campaign has paused it."""
-    replicas = {
-        item["metadata"]["name"]: item["spec"].get("replicas", 1)
-        for item in node.objects("deployments", "--namespace", _NAMESPACE)
-    }
-    if replicas.get("grafana") == 0:
+    """Grafana answers and reaches its database and Prometheus, unless a campaign has paused it."""
+    if "grafana" not in _running(node):
         raise NotApplicableError("Grafana is scaled to nothing, as campaigns do while they measure")
-    state = str(_answer(node, _GRAFANA_HEALTH).get("database", "absent"))
-    return Observation(state == "ok", "database ok", state)
+    database = str(_answer(node, "grafana", HEALTH, login=False).get("database", "absent"))
+    source = str(_answer(node, "grafana", DATASOURCE).get("status", "absent"))
+    found = f"database {database}, Prometheus {source}"
+    return Observation(found == "database ok, Prometheus OK", "database ok, Prometheus OK", found)
+
+
+@check("monitoring/certificates", advice=_AGAIN, kinds=_HERE)
+def certificates_last(node: Node) -> Observation:
+    """Prometheus and Grafana serve certificates of the node's own authority that go on for 30 days and more."""
+    left = {one: _ask(node, one, _CLOSED[one], login=False)["left_s"] / _DAY_S for one in _running(node)}
+    until = ("openssl", "x509", "-noout", "-checkend", str(_LASTS_DAYS * _DAY_S), "-in", f"{_FOLDER}/ca.crt")
+    authority = node.machine.command(*until).exit_code == 0
+    told = [f"{name} {days:.0f} days" for name, days in left.items()]
+    found = f"{listed(told)}; the authority {'more' if authority else 'less'} than {_LASTS_DAYS} days"
+    good = authority and min(left.values(), default=0.0) > _LASTS_DAYS
+    return Observation(good, f"each valid for more than {_LASTS_DAYS} days", found)
+
+
+@check(
+    "monitoring/login",
+    advice=f"{_AGAIN} Where Grafana alone refuses, its volume has another password: `kubectl exec -n {_NAMESPACE} "
+    f"deployment/grafana -- grafana cli admin reset-admin-password --password-from-stdin` with {_FOLDER}/grafana.password.",
+    kinds=_HERE,
+)
+def nobody_is_answered_without_a_login(node: Node) -> Observation:
+    """Prometheus and Grafana refuse who has no login and answer who has, and the passwords are root's alone."""
+    found, good = [], True
+    for service in _running(node):
+        path = _CLOSED[service]
+        without, given = _ask(node, service, path, login=False)["status"], _ask(node, service, path)["status"]
+        state = node.machine.stat(f"{_FOLDER}/{service}.password")
+        closed = state is not None and (state.mode, state.owner) == (0o600, "root")
+        found.append(f"{service} {without} without and {given} with a login, its file {'closed' if closed else 'open'}")
+        good = good and closed and without == _REFUSED and given != _REFUSED
+    return Observation(good, f"{_REFUSED} without a login, an answer with one, the file root's alone", listed(found))

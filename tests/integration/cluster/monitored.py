@@ -1,14 +1,22 @@
-"""Plays the controllers for the objects of monitoring, and a Prometheus and a Grafana behind their services."""
+"""Plays the controllers for the objects of monitoring, and a Prometheus and a Grafana at their Services' addresses.
+
+The cluster gives Services addresses of loopback, for no kube-proxy is here. The two are those that stand in on the booted machine.
+"""
 
 from __future__ import annotations
 
+import base64
+import importlib
 import json
+import sys
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Self
 
 from tests.integration.cluster.api_server import Cluster
-from tests.support.cluster_driver import own_address
+
+RECORDERS = Path(__file__).parents[2] / "node/mirror/recorders"
 
 NAMESPACES = ("monitoring", "gpu-system")
 SERVICES = ("prometheus", "grafana")
@@ -37,26 +45,34 @@ class Monitored:
         ]
         self.errors: list[str] = []
         self._stop = threading.Event()
-        self._server = _Server(self)
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, daemon=True),
-            threading.Thread(target=self._roll_out, daemon=True),
-        ]
+        self._running: dict[str, tuple[dict[str, str], ThreadingHTTPServer]] = {}
+        self._thread = threading.Thread(target=self._roll_out, daemon=True)
 
     def __enter__(self) -> Self:
         self.cluster.kubectl("create", "-f", "-", given=json.dumps(GPU_NODE))
-        for thread in self._threads:
-            thread.start()
+        sys.path.insert(0, str(RECORDERS))
+        self._recorder = importlib.import_module("monitored")
+        sys.path.remove(str(RECORDERS))
+        self._recorder._secret, self._recorder._targets = self.secret, self.targets
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._server.shutdown()
-        self._server.server_close()
+        self._thread.join()
+        for _, server in self._running.values():
+            server.shutdown()
+            server.server_close()
 
-    def targets(self) -> dict[str, Any]:
+    def secret(self, name: str) -> dict[str, str]:
+        """The values of a Secret; none where there is none."""
+        found = self.cluster.get("secrets", "--namespace", "monitoring", "--field-selector", f"metadata.name={name}")
+        data = found["items"][0].get("data", {}) if found["items"] else {}
+        return {key: base64.b64decode(value).decode() for key, value in data.items()}
+
+    def targets(self) -> list[dict[str, Any]]:
         """As Prometheus' API gives them."""
-        active = [
+        return [
             {
                 "labels": {"job": job},
                 "scrapeUrl": f"http://192.0.2.1/{job}",
@@ -65,7 +81,6 @@ class Monitored:
             }
             for job in self.jobs
         ]
-        return {"status": "success", "data": {"activeTargets": active, "droppedTargets": []}}
 
     def _roll_out(self) -> None:
         while not self._stop.wait(0.5):
@@ -89,54 +104,17 @@ class Monitored:
             where = [f"{item['kind'].lower()}/{item['metadata']['name']}", "--namespace", namespace]
             self.cluster.kubectl("patch", *where, "--subresource=status", "--type=merge", "--patch", patch)
         for name in SERVICES if namespace == "monitoring" else ():
-            self._endpoint(name)
+            self._serve(name)
 
-    def _endpoint(self, name: str) -> None:
-        """What the API server's proxy hands a request for the service to: the address of a pod, and of no other."""
-        address, where = own_address(), ["--namespace", "monitoring"]
-        if self.cluster.kubectl("get", f"endpoints/{name}", *where, check=False).returncode == 0:
+    def _serve(self, name: str) -> None:
+        """With what its pod would mount, from when there is such a pod."""
+        web = self.secret(f"{name}-web")
+        known, server = self._running.get(name, ({}, None))
+        there = self.cluster.kubectl("get", f"deployment/{name}", "--namespace", "monitoring", check=False)
+        if not web or web == known or there.returncode != 0:
             return
-        pod = {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "metadata": {"name": f"{name}-1", "namespace": "monitoring"},
-            "spec": {"containers": [{"name": name, "image": "registry.example/played:1"}]},
-        }
-        self.cluster.kubectl("create", "-f", "-", given=json.dumps(pod))
-        status = json.dumps({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}})
-        self.cluster.kubectl(
-            "patch", f"pod/{name}-1", *where, "--subresource=status", "--type=merge", "--patch", status
-        )
-        target = {"kind": "Pod", "name": f"{name}-1", "namespace": "monitoring"}
-        ports = [{"name": "http", "port": self._server.server_address[1], "protocol": "TCP"}]
-        endpoints = {
-            "apiVersion": "v1",
-            "kind": "Endpoints",
-            "metadata": {"name": name, "namespace": "monitoring"},
-            "subsets": [{"addresses": [{"ip": address, "targetRef": target}], "ports": ports}],
-        }
-        self.cluster.kubectl("create", "-f", "-", given=json.dumps(endpoints))
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, played: Monitored) -> None:
-        super().__init__((own_address(), 0), _Handler)
-        self.played = played
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing: a test's output is its own."""
-
-    def do_GET(self) -> None:
-        known = {"/api/v1/targets?state=active": self.server.played.targets(), "/api/health": {"database": "ok"}}
-        content = json.dumps(known.get(self.path, {})).encode()
-        self.send_response(200 if self.path in known else 404)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+        spec = self.cluster.get("service", name, "--namespace", "monitoring")["spec"]
+        self._running[name] = web, self._recorder.listening(spec["clusterIP"], spec["ports"][0]["port"], name, web)

@@ -1,7 +1,7 @@
 """Our playbooks against the test's API server, on this machine, in mount namespaces of their own.
 
-The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``, and write into the home of root. All three are
-laid over this machine's own folders in a namespace that ends with the run, so that nothing here changes and no cluster
+The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``, and write into the home of root; keys and logins of
+the monitoring are kept from one run to the next. All of it is laid over this machine's own folders in a namespace that ends with the run, so that nothing here changes and no cluster
 of this machine is reached.
 """
 
@@ -27,6 +27,8 @@ cp "$2" "$1/admin.conf"
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$1/etc,workdir=$1/etc-work" /etc
 mkdir -p /etc/kubernetes
 cp "$1/admin.conf" /etc/kubernetes/admin.conf
+mkdir -p /etc/kubernetes/monitoring
+mount --bind "$4-kept" /etc/kubernetes/monitoring
 mount -t overlay overlay -o "lowerdir=/usr/bin,upperdir=$1/bin,workdir=$1/bin-work" /usr/bin
 rm -f /usr/bin/kubectl
 cp "$3" /usr/bin/kubectl
@@ -66,7 +68,7 @@ def home(cluster: Cluster) -> Path:
 def play(cluster: Cluster, playbook: str, *arguments: str, **variables: Any) -> Run:
     """Run a playbook of this project against the cluster; host variables as keyword arguments."""
     folder = cluster.kubeconfig.with_name("laid-over")
-    for one in (folder, home(cluster), home(cluster).with_name("home-work")):
+    for one in (folder, home(cluster), home(cluster).with_name("home-work"), home(cluster).with_name("home-kept")):
         one.mkdir(exist_ok=True)
     inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE, "sh", str(folder)]
     inside += [str(cluster.kubeconfig), str(found("kubectl")), str(home(cluster))]

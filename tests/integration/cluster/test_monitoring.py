@@ -1,10 +1,8 @@
 """playbooks/monitoring.yml against a real API server: what it makes, what it waits for, and what it gives away."""
 
-import base64
-
 import pytest
 
-from tests.integration.cluster.api_server import MISSING, WHY_NOT
+from tests.integration.cluster.api_server import MISSING, WHY_NOT, api_server
 from tests.integration.cluster.monitored import Monitored
 from tests.integration.cluster.playbook import play, possible
 from tests.support.cluster_objects import documents
@@ -24,6 +22,13 @@ def monitoring(played, *arguments, **variables):
 
 
 @pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """One whose Services have addresses that are reached without a kube-proxy."""
+    with api_server(tmp_path_factory.mktemp("cluster"), "--service-cluster-ip-range=127.96.0.0/16") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
 def played(cluster):
     with Monitored(cluster) as running:
         checked = monitoring(running, "--check")
@@ -34,19 +39,41 @@ def played(cluster):
         yield running
 
 
-def password(cluster):
-    secret = cluster.get("secret", "grafana-admin", "--namespace", "monitoring")
-    return base64.b64decode(secret["data"]["password"]).decode()
+def passwords(played):
+    return [played.secret(name)["password"] for name in ("prometheus-access", "grafana-admin")]
 
 
-def test_a_second_run_changes_nothing_and_no_run_says_the_password(played):
-    made = password(played.cluster)
+def test_a_second_run_changes_nothing_and_no_run_says_a_password(played):
+    made = passwords(played)
     assert played.first.changed > 0
     again = monitoring(played, "-vvv", "--diff")
     assert (again.status, again.changed) == (0, 0), again.output
-    assert len(made) >= 24
-    assert password(played.cluster) == made
-    assert made not in played.first.output + again.output
+    assert passwords(played) == made
+    for one in made:
+        assert len(one) >= 24
+        assert one not in played.first.output + again.output
+
+
+def test_what_the_cluster_has_lost_it_is_given_again(played):
+    made, before = passwords(played), played.secret("prometheus-web")
+    for name in ("prometheus-web", "prometheus-access", "grafana-admin"):
+        played.cluster.kubectl("delete", "secret", name, "--namespace", "monitoring")
+    run = monitoring(played, "--tags", "prometheus,grafana")
+    assert run.status == 0, run.output
+    assert (passwords(played), played.secret("prometheus-web")) == (made, before)
+
+
+def test_a_port_of_the_node_is_opened_when_it_is_asked_for_and_closed_again(played):
+    def port():
+        return played.cluster.get("service", "prometheus", "--namespace", "monitoring")["spec"]["ports"][0].get(
+            "nodePort"
+        )
+
+    assert port() is None
+    opened = monitoring(played, "--tags", "prometheus", prometheus_exposure="nodeport")
+    assert (opened.status, port()) == (0, 30090), opened.output
+    closed = monitoring(played, "--tags", "prometheus")
+    assert (closed.status, port()) == (0, None), closed.output
 
 
 def test_a_campaign_s_silence_is_kept(played):
@@ -66,7 +93,7 @@ def test_a_job_that_is_not_up_ends_the_run_with_its_own_words(played):
         played.jobs.append("dcgm-exporter")
         played.down = set()
     assert run.status != 0
-    assert "without a target that is up: kubelet-cadvisor, dcgm-exporter" in run.output
+    assert "without a target that is up: kubelet-cadvisor, dcgm-exporter" in run.output, run.output
     assert "kubelet-cadvisor at http://192.0.2.1/kubelet-cadvisor: connection refused" in run.output
 
 
@@ -108,7 +135,7 @@ def test_an_account_may_do_its_work_and_no_more(played, account, words, may):
 
 
 def test_everything_of_the_templates_is_there(played):
-    names = ("namespace", "prometheus", "grafana", "node-exporter", "kube-state-metrics", "dcgm-exporter")
+    names = ("namespace", "service", "prometheus", "grafana", "node-exporter", "kube-state-metrics", "dcgm-exporter")
     for name in names:
         for one in documents(f"monitoring/{name}.yaml.j2"):
             if one["metadata"]["name"] != "gpu-system-dcgm-exporter":  # per pod alone

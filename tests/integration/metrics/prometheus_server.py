@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -96,13 +97,21 @@ def prometheus(folder: Path, config: str = EMPTY_CONFIG, database: Path | None =
         yield server.url
 
 
-def wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_until_ready(
+    url: str,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    *,
+    headers: dict[str, str] | None = None,
+    context: ssl.SSLContext | None = None,
+) -> None:
+    question = urllib.request.Request(f"{url}/-/ready", headers=headers or {})
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if process.poll() is not None:
             raise AssertionError(f"prometheus ended: {log.read_text()[-2000:]}")
         try:
-            with urllib.request.urlopen(f"{url}/-/ready", timeout=2):
+            with urllib.request.urlopen(question, timeout=2, context=context):
                 return
         except OSError:
             time.sleep(0.05)

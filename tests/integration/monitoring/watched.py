@@ -1,7 +1,7 @@
 """A cluster on paper that a real Prometheus watches: real replicas, recorded pages of exporters, our configuration.
 
-Of the configuration only this is changed: where the API server is (or files in its place, for a Prometheus without
-``kubernetes_sd_configs``), and paths of files that exist inside a pod alone.
+It asks everybody for the certificate and the login that a node's has. Of the configuration only this is changed: where the API
+server is (or files in its place, for a Prometheus without ``kubernetes_sd_configs``), and paths of files inside a pod.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from cryptography.x509.oid import NameOID
 from tests.integration.metrics.prometheus_server import wait_until_ready
 from tests.integration.metrics.replicas import running_replicas
 from tests.support import exporter_pages as pages
+from tests.support import monitoring_access
 from tests.support.kubernetes_discovery import ApiServer, Object, node_targets, pod_targets, selected
 from tests.support.monitoring import prometheus_files
 from tests.support.ports import free_port
@@ -130,11 +131,15 @@ class Watched:
 
     Attributes:
         url: of Prometheus.
+        access: who may ask it, as the Secret says.
+        kept: where a node keeps the login.
         gpus: indices as labels have them.
         pods: names of the replicas, sorted.
     """
 
     url: str
+    access: dict[str, str]
+    kept: Path
     gpus: list[str]
     pods: list[str]
     objects: list[Object] = field(default_factory=list)
@@ -142,7 +147,9 @@ class Watched:
     def get(self, path: str, **query: Any) -> Any:
         """The ``data`` of an answer of Prometheus' API."""
         address = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(query, doseq=True)}"
-        with urllib.request.urlopen(address, timeout=30) as answer:
+        question = urllib.request.Request(address, headers=monitoring_access.headers(self.access))
+        trusted = monitoring_access.trusting(self.access)
+        with urllib.request.urlopen(question, timeout=30, context=trusted) as answer:
             return json.load(answer)["data"]
 
     def now(self, expression: str) -> list[dict[str, Any]]:
@@ -170,10 +177,15 @@ def watched_cluster(folder: Path, *, gpus: int, replicas: int, api: bool = False
         prometheus_port = free_port()
         objects.append(pod_object("prometheus-0", "monitoring", prometheus_port, labels=_app("prometheus")))
         source = stack.enter_context(_serving(ApiServer(objects, nodes))).url if api else ""
+        kubectl, kept = monitoring_access.Kubectl("127.0.0.1", prometheus_port), folder / "kept"
+        url = monitoring_access.give(kept, kubectl, "prometheus")["url"]
+        access = kubectl.values("prometheus-access")
+        for name in ("web", "access"):
+            monitoring_access.mount(kubectl.values(f"prometheus-{name}"), folder / name)
         config = _configuration(folder, objects, nodes, source)
         names = sorted(one["metadata"]["name"] for one in objects if one["metadata"]["namespace"] == "inference")
-        cluster = Watched(f"http://127.0.0.1:{prometheus_port}", [str(index) for index in range(gpus)], names, objects)
-        stack.enter_context(_prometheus(folder, config, prometheus_port, str(WITH_KUBERNETES if api else DEBIAN)))
+        cluster = Watched(url, access, kept, [str(index) for index in range(gpus)], names, objects)
+        stack.enter_context(_prometheus(folder, config, cluster, str(WITH_KUBERNETES if api else DEBIAN)))
         jobs = 6 + replicas
         cluster.wait_for("count(up == 1)", lambda found: bool(found) and float(found[0]["value"][1]) == jobs)
         time.sleep(4 * INTERVAL_S + 1)
@@ -243,7 +255,10 @@ def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: s
     for job in config["scrape_configs"]:
         if "authorization" in job:
             job["authorization"]["credentials_file"] = str(folder / "token")
-        if "ca_file" in job.get("tls_config", {}):
+        if "basic_auth" in job:
+            job["basic_auth"]["password_file"] = str(folder / "access/password")
+            job["tls_config"]["ca_file"] = str(folder / "access/ca.crt")
+        elif "ca_file" in job.get("tls_config", {}):
             job["tls_config"]["ca_file"] = str(folder / "kubelet.pem")
         if api:
             job["kubernetes_sd_configs"] = [one | {"api_server": api} for one in job["kubernetes_sd_configs"]]
@@ -273,15 +288,19 @@ def _serving(server: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def _prometheus(folder: Path, config: Path, port: int, binary: str) -> Iterator[None]:
+def _prometheus(folder: Path, config: Path, cluster: Watched, binary: str) -> Iterator[None]:
     log = folder / "prometheus.log"
     command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.config.file={folder / 'web/web.yml'}"]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*command, f"--web.listen-address=127.0.0.1:{port}"], stdout=output, stderr=subprocess.STDOUT
+            [*command, f"--web.listen-address={urllib.parse.urlsplit(cluster.url).netloc}"],
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
     try:
-        wait_until_ready(f"http://127.0.0.1:{port}", process, log)
+        named, trusted = monitoring_access.headers(cluster.access), monitoring_access.trusting(cluster.access)
+        wait_until_ready(cluster.url, process, log, headers=named, context=trusted)
         yield
     finally:
         process.terminate()

@@ -9,7 +9,7 @@ import pytest
 import tree
 import yaml
 
-from tests.support import cluster_objects, schemas
+from tests.support import cluster_objects, monitoring_access, schemas
 from tests.support.cases import every
 
 NAMES = cluster_objects.templates()
@@ -62,7 +62,9 @@ def test_every_image_is_one_of_the_table_or_our_own(name, item):
 def test_every_pod_finds_what_it_mounts_and_who_it_is():
     """A ConfigMap, a claim or an account that nobody makes leaves a pod waiting."""
     made = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for _, one in EVERYTHING}
-    made |= {("Secret", "monitoring", "grafana-admin"), ("ServiceAccount", "inference", "default")}
+    made |= {("Secret", "monitoring", f"{name}-web") for name in monitoring_access.SECRETS}
+    made |= {("Secret", "monitoring", name) for name in monitoring_access.SECRETS.values()}
+    made |= {("ServiceAccount", "inference", "default")}
     for _, item in EVERYTHING:
         pod, namespace = policy.pod_of(item), item["metadata"].get("namespace")
         if pod is None:

@@ -286,8 +286,14 @@ PLAIN = {
         "quantile",
     ),
     *("gpu_smoke_id", "grafana_checksum", "prometheus_checksum", "prometheus_rate_window_s", "nvidia_toolkit_handler"),
-    *("field", "about.type", "about.help", "name", "name if name == 'prometheus.yml' else 'rules/' ~ name"),
-    *(f"'NodePort' if {role}_exposure == 'nodeport' else 'ClusterIP'" for role in ("prometheus", "grafana")),
+    *(
+        "field",
+        "about.type",
+        "about.help",
+        "name",
+        "name if name in ('prometheus.yml', 'promtool.yml') else 'rules/' ~ name",
+    ),
+    "'NodePort' if service_exposure == 'nodeport' else 'ClusterIP'",
     "'mps' if mps else 'timeSlicing'",
 }
 STRUCTURED = [path for path in sorted(TEMPLATES.rglob("*.j2")) if path.name != "replicas.yaml.j2"]

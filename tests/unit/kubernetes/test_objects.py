@@ -88,7 +88,11 @@ def test_the_rights_are_valid(minor):
         schemas.validate(document, minor)
     rules = [rule for one in documents for rule in one.get("rules", [])]
     assert not [rule for rule in rules if "*" in str(rule)], "every right has a name"
-    assert not [rule for rule in rules if "secrets" in rule["resources"] or "pods/exec" in rule["resources"]]
+    assert not [rule for rule in rules if "pods/exec" in rule["resources"]]
+    [secret] = [rule for rule in rules if "secrets" in rule["resources"]]
+    assert (secret["resourceNames"], secret["verbs"]) == (["prometheus-access"], ["get"]), (
+        "the login of Prometheus alone"
+    )
 
 
 @pytest.mark.parametrize("minor", MINORS)

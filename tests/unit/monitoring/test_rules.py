@@ -34,6 +34,19 @@ def test_promtool_finds_nothing_to_say_about_the_rules(tmp_path):
 
 
 @needs_promtool
+def test_promtool_asks_as_the_server_scrapes_itself(tmp_path):
+    """In the probes of the pod; a client's settings are the same in a scrape."""
+    settings = yaml.safe_load(FILES["promtool.yml"])
+    (tmp_path / "client.yml").write_text(yaml.safe_dump({"scrape_configs": [{"job_name": "itself", **settings}]}))
+    status, said = promtool(tmp_path, "check", "config", "--syntax-only", "client.yml")
+    assert status == 0, said
+    [itself] = [
+        job for job in yaml.safe_load(FILES["prometheus.yml"])["scrape_configs"] if job["job_name"] == "prometheus"
+    ]
+    assert settings == {name: itself[name] for name in settings}
+
+
+@needs_promtool
 def test_the_rules_do_what_they_are_for(tmp_path):
     status, said = promtool(tmp_path, "test", "rules", "rule_tests.yml")
     assert status == 0, said

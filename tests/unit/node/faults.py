@@ -11,11 +11,15 @@ from harness.node.machine import FileState
 from tests.support.fake_machine import FakeMachine
 from tests.unit.node import hardened
 from tests.unit.node.healthy import (
+    AUTHORITY_LASTS,
     BUS,
+    DATASOURCE,
     DNS,
     GPU_ON_BUS,
     GRAFANA_HEALTH,
+    GRAFANA_UNNAMED,
     IMAGE,
+    KEPT,
     KUBELET_LIMITS,
     SERVING_ENDS,
     SERVING_SIGNED,
@@ -23,9 +27,11 @@ from tests.unit.node.healthy import (
     STARTED_S,
     SYSCTLS,
     TARGETS,
+    UNNAMED,
     certificates,
     dns_answer,
     named,
+    says,
     targets,
     unit,
 )
@@ -428,28 +434,58 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"monitoring/volumes"},
     ),
     "an exporter does not answer": (
-        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": targets(node_exporter="down")}),
+        lambda paper: paper.commands.update({TARGETS: says(targets(node_exporter="down"))}),
         {"monitoring/targets"},
     ),
     "the GPUs' exporter has no pod": (
-        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": targets(dcgm_exporter="absent")}),
+        lambda paper: paper.commands.update({TARGETS: says(targets(dcgm_exporter="absent"))}),
         {"monitoring/targets"},
     ),
     "Prometheus does not answer": (
-        lambda paper: paper.commands.pop(f"kubectl get {TARGETS}"),
-        {"monitoring/targets"},
+        lambda paper: [paper.commands.pop(words) for words in (TARGETS, UNNAMED)],
+        {"monitoring/targets", "monitoring/certificates", "monitoring/login"},
     ),
     "Prometheus says something else": (
-        lambda paper: paper.commands.update({f"kubectl get {TARGETS}": '{"status": "error"}'}),
+        lambda paper: paper.commands.update({TARGETS: says('{"status": "error"}')}),
         {"monitoring/targets"},
     ),
+    "Prometheus answers everybody": (
+        lambda paper: paper.commands.update({UNNAMED: says(targets())}),
+        {"monitoring/login"},
+    ),
+    "Prometheus does not know its login": (
+        lambda paper: paper.commands.update({TARGETS: says("Unauthorized", 401)}),
+        {"monitoring/targets", "monitoring/login"},
+    ),
+    "Grafana answers everybody": (
+        lambda paper: paper.commands.update({GRAFANA_UNNAMED: says('{"status": "OK"}')}),
+        {"monitoring/login"},
+    ),
+    "everybody reads a password": (
+        lambda paper: paper.states.update(
+            {f"{KEPT}/prometheus.password": FileState("regular file", 0o644, "root", 10.0)}
+        ),
+        {"monitoring/login"},
+    ),
     "Grafana has lost its database": (
-        lambda paper: paper.commands.update({f"kubectl get {GRAFANA_HEALTH}": '{"database": "failing"}'}),
+        lambda paper: paper.commands.update({GRAFANA_HEALTH: says('{"database": "failing"}')}),
+        {"monitoring/grafana"},
+    ),
+    "Grafana does not reach Prometheus": (
+        lambda paper: paper.commands.update({DATASOURCE: says('{"status": "ERROR"}', 400)}),
         {"monitoring/grafana"},
     ),
     "Grafana says something else": (
-        lambda paper: paper.commands.update({f"kubectl get {GRAFANA_HEALTH}": "<html>"}),
+        lambda paper: paper.commands.update({GRAFANA_HEALTH: says("<html>")}),
         {"monitoring/grafana"},
+    ),
+    "a certificate of the monitoring ends": (
+        lambda paper: paper.commands.update({UNNAMED: says("Unauthorized", 401, days=29.0)}),
+        {"monitoring/certificates"},
+    ),
+    "the authority of the monitoring ends": (
+        lambda paper: paper.commands.pop(AUTHORITY_LASTS),
+        {"monitoring/certificates"},
     ),
     "the kubelet's certificate ends": (
         lambda paper: paper.commands.pop(SERVING_ENDS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from harness.node.checks import Node, kubernetes
+from harness.node.checks import Node, kubernetes, monitoring
 from harness.node.expected import NVIDIA_PACKAGES, Expected
 from harness.node.machine import FileState, PackageState, UnitState
 from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
@@ -13,9 +13,8 @@ from tests.unit.node import hardened
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0
-PROXY = "/api/v1/namespaces/monitoring/services"
-TARGETS = f"{PROXY}/prometheus:9090/proxy/api/v1/targets?state=active"
-GRAFANA_HEALTH = f"{PROXY}/grafana:3000/proxy/api/health"
+KEPT = "/etc/kubernetes/monitoring"
+AUTHORITY_LASTS = f"openssl x509 -noout -checkend 2592000 -in {KEPT}/ca.crt"
 JOBS = ("prometheus", "node-exporter", "kube-state-metrics", "kubelet", "kubelet-cadvisor", "dcgm-exporter")
 DNS_QUESTION = kubernetes.dns_question("kubernetes.default.svc.gpu.local")
 DNS = f"python3 -c {kubernetes.ASK_DNS} 10.96.0.10 53 {DNS_QUESTION}"
@@ -116,6 +115,23 @@ def expected(**changes: Any) -> Expected:
     return Expected.from_variables({**VARIABLES, **changes})
 
 
+def asked(service: str, path: str, *, login: bool = True) -> str:
+    """The words with which a service of the monitoring is asked."""
+    return f"python3 -c {monitoring.ASK} {KEPT} {service} {path} {'login' if login else 'nobody'}"
+
+
+def says(body: str, status: int = 200, days: float = 364.0) -> str:
+    """What it answers, under a certificate that goes on for so many days."""
+    return json.dumps({"status": status, "body": body, "left_s": days * 86_400})
+
+
+TARGETS = asked("prometheus", monitoring.TARGETS)
+UNNAMED = asked("prometheus", monitoring.TARGETS, login=False)
+GRAFANA_HEALTH = asked("grafana", monitoring.HEALTH, login=False)
+DATASOURCE = asked("grafana", monitoring.DATASOURCE)
+GRAFANA_UNNAMED = asked("grafana", monitoring.DATASOURCE, login=False)
+
+
 def node(machine: FakeMachine, **changes: Any) -> Node:
     """The machine under these expectations."""
     return Node(machine, expected(**changes))
@@ -156,8 +172,12 @@ def machine() -> FakeMachine:
             "/usr/bin/crun": "crun version 1.14.1\n",
             DNS: dns_answer(),
             "kubectl get /readyz": "ok",
-            f"kubectl get {TARGETS}": targets(),
-            f"kubectl get {GRAFANA_HEALTH}": '{"database": "ok"}',
+            TARGETS: says(targets()),
+            UNNAMED: says("Unauthorized", 401),
+            GRAFANA_HEALTH: says('{"database": "ok"}'),
+            DATASOURCE: says('{"status": "OK"}'),
+            GRAFANA_UNNAMED: says('{"message": "Unauthorized"}', 401),
+            AUTHORITY_LASTS: "Certificate will not expire\n",
             "kubectl auth can-i create deployments.apps": "yes\n",
             "crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:1"]}, {"repoTags": []}]}),
             BUS: GPU_ON_BUS + SWITCH_ON_BUS,
@@ -252,6 +272,10 @@ def _states() -> dict[str, FileState]:
         "/home/ada/.kube/config": FileState("regular file", 0o600, "ada", 10.0),
         "/home/ada/.kube/harness.conf": FileState("regular file", 0o600, "ada", 10.0),
         "/etc/kubernetes/admin.conf": FileState("regular file", 0o600, "root", 10.0),
+        **{
+            f"{KEPT}/{name}.password": FileState("regular file", 0o600, "root", 10.0)
+            for name in ("prometheus", "grafana")
+        },
         "/etc/default/node-proxy": FileState("regular file", 0o600, "root", 10.0),
         "/etc/apt/apt.conf.d/90-node-proxy": FileState("regular file", 0o600, "root", 10.0),
     }

@@ -19,8 +19,10 @@ from tests.unit.node.faults import FAULTS, Break, node_object, remove, state, wr
 from tests.unit.node.healthy import (
     BOOT_ID,
     BUS,
+    DATASOURCE,
     GPU_ON_BUS,
     GRAFANA_HEALTH,
+    GRAFANA_UNNAMED,
     SWITCH_ON_BUS,
     TARGETS,
     machine,
@@ -249,7 +251,8 @@ def test_instances_that_are_asked_for_have_to_be_there(profiles: list[str], fail
 def test_a_paused_grafana_is_not_asked() -> None:
     paper = machine()
     paper.objects["deployments"][-1] = named("grafana", spec={"replicas": 0}, status={})
-    paper.commands.pop(f"kubectl get {GRAFANA_HEALTH}")
+    for words in (GRAFANA_HEALTH, DATASOURCE, GRAFANA_UNNAMED):
+        paper.commands.pop(words)
     found = verdict(paper)
     assert [str(check) for check in found.failed] == []
     assert [each.name for each in found.not_applicable] == ["monitoring/grafana"]

@@ -5,6 +5,7 @@ An object may be read back exactly as applied. Kinds must be known and namespace
 
 import json
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -181,6 +182,8 @@ def write(item: Object) -> None:
             folder.chmod(0o777)
     # A node's status is made when it is read; kept, it would be that of whoever wrote a label last.
     kept = {key: value for key, value in item.items() if key != "status" or kind.name != "Node"}
+    if kind.name == "Service":
+        kept["spec"] = {"clusterIP": _service_address(item)} | kept["spec"]
     path.write_text(json.dumps(kept, sort_keys=True, indent=1))
     path.chmod(0o666)
     _control(item)
@@ -352,6 +355,12 @@ def _control(item: Object) -> None:
         ):
             place = {"name": name, "namespace": "calico-system"}
             write({"apiVersion": "apps/v1", "kind": kind, "metadata": place, "spec": {}})
+
+
+def _service_address(item: Object) -> str:
+    """One of the range of Services, always the same for the same name."""
+    number = zlib.crc32(f"{item['metadata'].get('namespace')}/{_name(item)}".encode()) % 0xFF00
+    return f"10.100.{number >> 8}.{number & 0xFF}"
 
 
 def _stored(kind: str) -> Iterator[Object]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import access
 import cluster
-import proxied
 import remote
 import serving
 import yaml
@@ -140,7 +139,7 @@ def diff(_: list[str], arguments: list[str]) -> None:
 
 def get(words: list[str], arguments: list[str]) -> None:
     if raw := option(arguments, "--raw"):
-        said = proxied.answer(raw) or serving.answer(raw)
+        said = serving.answer(raw)
         if said is None:
             said = "ok" if raw.startswith(("/readyz", "/livez", "/healthz")) else "{}"
         print(said)

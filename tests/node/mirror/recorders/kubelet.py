@@ -17,6 +17,7 @@ import service_dns
 import yaml
 from cluster import API_MANIFEST, OBJECTS, running_versions
 from membership import Membership
+from monitored import Services
 from recorded import CRIO_SOCKET, KUBELET_HEALTH_PORT, STATE, answers, fail, option, record, version_of
 from remote import Server
 from serving import Serving
@@ -92,10 +93,11 @@ def serve(membership: Membership | None, serving: Serving) -> None:
         server = ThreadingHTTPServer(address, Healthy)
         threading.Thread(target=server.serve_forever, daemon=True).start()
     api_server: ThreadingHTTPServer | None = None
-    processes = Processes()
+    processes, services = Processes(), Services()
     while True:
         processes.follow()
         serving.follow()
+        services.follow()
         if API_MANIFEST.exists() and api_server is None:
             api_server = api.serve()
             threading.Thread(target=api_server.serve_forever, daemon=True).start()
