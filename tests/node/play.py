@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2]
 WITHIN_S = 1800.0
 HOST = "node"
 WORKER = "worker"
+# A task takes half a second here: in its middle.
+_INTO_A_TASK_S = 0.25
 # What Ansible does without asking the machine.
 OURS = {
     f"ansible.builtin.{name}"
@@ -118,6 +120,20 @@ class Playbooks:
         process = self._start(playbook, arguments, {})
         return self._finish(playbook, process, kill_at=(task_name, delay_s))
 
+    def run_dropped(self, playbook: str, drops: dict[str, float], *arguments: str) -> Run:
+        """Run a playbook, and have the machine end every ssh connection a moment after each of these tasks began.
+
+        drops: task -> seconds for which the machine takes no new connection.
+        """
+        process, began = self._start(playbook, arguments, {})
+        for task_name, away_s in drops.items():
+            if self._wait_for(process, task_name):
+                time.sleep(_INTO_A_TASK_S)
+                self.machine.drop_ssh(away_s)
+        done = self._finish(playbook, (process, began), kill_at=None)
+        self.machine.wait_for_ssh()
+        return done
+
     def _start(
         self, playbook: str, arguments: tuple[str, ...], variables: dict[str, Any]
     ) -> tuple["subprocess.Popen[bytes]", float]:
@@ -180,13 +196,18 @@ class Playbooks:
         return Run(playbook, status, duration_s, tasks, by_host, output)
 
     def _kill_at(self, process: "subprocess.Popen[bytes]", task_name: str, delay_s: float) -> None:
+        if self._wait_for(process, task_name):
+            time.sleep(delay_s)
+            process.kill()
+
+    def _wait_for(self, process: "subprocess.Popen[bytes]", task_name: str) -> bool:
+        """Whether a task of that name began before the run ended."""
         wanted = f'"event": "start", "name": {json.dumps(task_name)}'
         while process.poll() is None:
             if self.journal.exists() and wanted in self.journal.read_text():
-                time.sleep(delay_s)
-                process.kill()
-                return
+                return True
             time.sleep(0.02)
+        return False
 
 
 def connection(machine: Machine) -> dict[str, str]:

@@ -15,6 +15,10 @@ from tests.node.story import CLUSTER_STAGES, Step, playbooks_for, step
 from tests.node.test_lifecycle import MANY_CHECKS
 
 KILLS = 20
+# Of the changing tasks, counted from the first: ssh drops in one and is there again, then in another for good.
+DROPPED = (4, 6)
+# More than Ansible tries again for.
+AWAY_S = 20.0
 # Areas of checks of what stands on the cluster: these runs end below them.
 ABOVE = {"gpu", "monitoring", "workloads"}
 # What the roles after it ask.
@@ -42,15 +46,28 @@ class Site:
 
     def kill_in(self, task: str, delay_s: float) -> None:
         """One more run, killed a moment after a task began."""
-        first, *others = self.left
+        first, *others = self._remaining()
+        self.runs.append(self.playbooks.run_killed(first, task, delay_s, *others))
+        self._go_on_after(self.runs[-1])
+
+    def drop_in(self, drops: dict[str, float]) -> Run:
+        """One more run, from which the machine falls away in the middle of these tasks, for so many seconds."""
+        first, *others = self._remaining()
+        done = self.playbooks.run_dropped(first, drops, *others)
+        self._go_on_after(done)
+        return done
+
+    def _remaining(self) -> list[str]:
         skipped = ["--skip-tags", ",".join(sorted(self.finished))] if self.finished else []
-        self.runs.append(self.playbooks.run_killed(first, task, delay_s, *others, *skipped))
-        reached = self.runs[-1].tasks[-1]
+        return [*self.left, *skipped]
+
+    def _go_on_after(self, run: Run) -> None:
+        reached = run.tasks[-1]
         while reached.play not in self.left[next(iter(self.left))]:
             self.left.pop(next(iter(self.left)))
             self.finished.clear()  # a role may have a part in the next playbook as well
         plays = self.left[next(iter(self.left))]
-        passed = {done.role for done in self.runs[-1].tasks if done.play in plays}
+        passed = {done.role for done in run.tasks if done.play in plays}
         self.finished |= passed - {reached.role, "", *NEEDED}
 
 
@@ -59,14 +76,31 @@ def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
     return playbooks_for(boot(dirty_disks), mirror)
 
 
-@pytest.fixture(scope="module")
-def killed(disturbed: Playbooks, undisturbed: Step) -> list[Run]:
-    """One run after another on the same machine, each killed in a later one of the tasks that change something."""
+def changing_tasks(undisturbed: Step) -> list[str]:
+    """The tasks that change something, in order."""
     assert undisturbed.run.status == 0, undisturbed.run.explain()
-    changing = list(dict.fromkeys(task.name for task in undisturbed.run.changed))
+    return list(dict.fromkeys(task.name for task in undisturbed.run.changed))
+
+
+@pytest.fixture(scope="module")
+def site(disturbed: Playbooks) -> Site:
+    return Site(disturbed)
+
+
+@pytest.fixture(scope="module")
+def dropped(site: Site, undisturbed: Step) -> Run:
+    """The first run: ssh drops in the middle of two tasks that change something, the second time for good."""
+    changing = changing_tasks(undisturbed)
+    again, gone = (changing[position] for position in DROPPED)
+    return site.drop_in({again: 0.0, gone: AWAY_S})
+
+
+@pytest.fixture(scope="module")
+def killed(site: Site, undisturbed: Step, dropped: Run) -> list[Run]:  # noqa: ARG001 - it comes after
+    """One run after another on the same machine, each killed in a later one of the tasks that change something."""
+    changing = changing_tasks(undisturbed)
     names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
     delays = Random(KILLS)
-    site = Site(disturbed)
     for name in names:
         site.kill_in(name, delays.uniform(0, LONGEST_DELAY_S))
     # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
@@ -85,6 +119,15 @@ def victims(runs: list[Run]) -> set[str]:
 @pytest.fixture(scope="module")
 def recovered(disturbed: Playbooks, killed: list[Run]) -> Step:  # noqa: ARG001 - it comes after
     return step(disturbed, *CLUSTER_STAGES)
+
+
+def test_a_run_goes_on_when_ssh_drops_and_ends_when_it_stays_away(dropped: Run, undisturbed: Step) -> None:
+    changing = changing_tasks(undisturbed)
+    again, gone = (changing[position] for position in DROPPED)
+    assert dropped.status != 0
+    [lost] = dropped.failed
+    assert (lost.name, lost.status) == (gone, "unreachable"), dropped.explain()
+    assert [task.status for task in dropped.tasks if task.name == again] == ["ok"]
 
 
 def test_twenty_different_tasks_were_killed(killed: list[Run]) -> None:

@@ -153,6 +153,13 @@ class Machine:
             raise MachineError(f"`{command}` exited {done.returncode} on the machine: {said}")
         return done
 
+    def drop_ssh(self, away_s: float) -> None:
+        """Have the machine end every ssh connection, and take none for so many seconds; what ran in them is left to itself."""
+        inside = (
+            f"systemctl stop ssh.socket ssh.service; pkill -KILL '^sshd'; sleep {away_s}; systemctl start ssh.service"
+        )
+        self.ssh(f"systemd-run --collect --quiet sh -c {shlex.quote(inside)}", check=False)
+
     def output(self, command: str) -> str:
         """Standard output of a command that must succeed, stripped."""
         return self.ssh(command).stdout.strip()
