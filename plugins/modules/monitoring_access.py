@@ -91,7 +91,7 @@ class Access:
         self.module = module
         self.options = module.params
         self.folder = Path(self.options["folder"])
-        self.changed = self.made = False
+        self.changed = False
 
     def kubectl(self, *words: str, data: str | None = None) -> str:
         """What kubectl says; ends the module where it is refused."""
@@ -168,7 +168,7 @@ class Access:
 
     def sign(self, name: str, subject: str, extensions: str, *, days: int, by: str = "") -> None:
         """A new key and its certificate; by: the authority's name, empty for one that signs itself."""
-        self.changed = self.made = True
+        self.changed = True
         if self.module.check_mode:
             return
         with tempfile.TemporaryDirectory(dir=self.folder) as scratch:
@@ -203,10 +203,11 @@ class Access:
             self.sign(service, f"{host}.svc", LEAF_EXTENSIONS.format(names=names), days=LEAF_DAYS, by="ca")
 
     def generation(self, service: str) -> str:
-        """How often the certificate was made; where the folder was lost the Secret knows it."""
+        """How often the certificate was made: once more where the Secret has another, whichever run made it."""
         data = self.find("secret", f"{service}-web").get("data", {})
-        known = (base64.b64decode(data.get("generation", "")).decode(), self.kept(f"{service}.generation"))
-        generation = str(max(int(one or 0) for one in known) + self.made)
+        handed, counted = (base64.b64decode(data.get(key, "")).decode() for key in ("tls.crt", "generation"))
+        known = max(int(one or 0) for one in (counted, self.kept(f"{service}.generation")))
+        generation = str(max(known + (handed not in {"", self.kept(f"{service}.crt")}), 1))
         self.keep(f"{service}.generation", generation)
         return generation
 

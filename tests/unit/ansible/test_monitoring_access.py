@@ -183,3 +183,12 @@ def test_a_lost_folder_is_another_generation_and_an_empty_cluster_begins_with_th
         path.unlink()
     kubectl.secrets.clear()
     assert give("grafana")["generation"] == 1
+
+
+def test_a_run_that_was_killed_before_it_handed_a_certificate_over_is_followed_by_one_that_counts_it(give, kubectl):
+    give("grafana")
+    before = dict(kubectl.secrets["grafana-web"])
+    assert give("grafana", node_addresses=True)["generation"] == 2
+    kubectl.secrets["grafana-web"] = before
+    assert give("grafana", node_addresses=True)["generation"] > 1
+    assert kubectl.values("grafana-web")["tls.crt"] != base64.b64decode(before["tls.crt"]).decode()
