@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,10 +117,10 @@ class Playbooks:
         """Run a playbook to its end; extra variables as keyword arguments."""
         return self._finish(playbook, self._start(playbook, arguments, variables), kill_at=None)
 
-    def run_killed(self, playbook: str, task_name: str, delay_s: float, *arguments: str) -> Run:
-        """Run a playbook and kill it, with every process of it, a moment after the task of that name began."""
+    def run_killed(self, playbook: str, task_names: Collection[str], delay_s: float, *arguments: str) -> Run:
+        """Run a playbook and kill it, with every process of it, a moment after the first of these tasks began."""
         process = self._start(playbook, arguments, {})
-        return self._finish(playbook, process, kill_at=(task_name, delay_s))
+        return self._finish(playbook, process, kill_at=(task_names, delay_s))
 
     def run_dropped(self, playbook: str, drops: dict[str, float], *arguments: str) -> Run:
         """Run a playbook, and have the machine end every ssh connection a moment after each of these tasks began.
@@ -127,7 +129,7 @@ class Playbooks:
         """
         process, began = self._start(playbook, arguments, {})
         for task_name, away_s in drops.items():
-            if self._wait_for(process, task_name):
+            if self._wait_for(process, [task_name]):
                 time.sleep(_INTO_A_TASK_S)
                 self.machine.drop_ssh(away_s)
         done = self._finish(playbook, (process, began), kill_at=None)
@@ -177,7 +179,10 @@ class Playbooks:
         }
 
     def _finish(
-        self, playbook: str, started: tuple["subprocess.Popen[bytes]", float], kill_at: tuple[str, float] | None
+        self,
+        playbook: str,
+        started: tuple["subprocess.Popen[bytes]", float],
+        kill_at: tuple[Collection[str], float] | None,
     ) -> Run:
         process, began = started
         try:
@@ -195,16 +200,17 @@ class Playbooks:
         output = (self.folder / "output.log").read_text(errors="replace")
         return Run(playbook, status, duration_s, tasks, by_host, output)
 
-    def _kill_at(self, process: "subprocess.Popen[bytes]", task_name: str, delay_s: float) -> None:
-        if self._wait_for(process, task_name):
+    def _kill_at(self, process: "subprocess.Popen[bytes]", task_names: Collection[str], delay_s: float) -> None:
+        if self._wait_for(process, task_names):
             time.sleep(delay_s)
             process.kill()
 
-    def _wait_for(self, process: "subprocess.Popen[bytes]", task_name: str) -> bool:
-        """Whether a task of that name began before the run ended."""
-        wanted = f'"event": "start", "name": {json.dumps(task_name)}'
+    def _wait_for(self, process: "subprocess.Popen[bytes]", task_names: Collection[str]) -> bool:
+        """Whether a task of one of these names began before the run ended."""
+        names = "|".join(re.escape(json.dumps(name)) for name in task_names)
+        wanted = re.compile(f'"event": "start", "name": (?:{names})')
         while process.poll() is None:
-            if self.journal.exists() and wanted in self.journal.read_text():
+            if self.journal.exists() and wanted.search(self.journal.read_text()):
                 return True
             time.sleep(0.02)
         return False

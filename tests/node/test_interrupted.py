@@ -44,10 +44,10 @@ class Site:
         self.finished: set[str] = set()
         self.runs: list[Run] = []
 
-    def kill_in(self, task: str, delay_s: float) -> None:
-        """One more run, killed a moment after a task began."""
+    def kill_in(self, tasks: list[str], delay_s: float) -> None:
+        """One more run, killed a moment after the first of these tasks began."""
         first, *others = self._remaining()
-        self.runs.append(self.playbooks.run_killed(first, task, delay_s, *others))
+        self.runs.append(self.playbooks.run_killed(first, tasks, delay_s, *others))
         self._go_on_after(self.runs[-1])
 
     def drop_in(self, drops: dict[str, float]) -> Run:
@@ -98,17 +98,22 @@ def dropped(site: Site, undisturbed: Step) -> Run:
 @pytest.fixture(scope="module")
 def killed(site: Site, undisturbed: Step, dropped: Run) -> list[Run]:  # noqa: ARG001 - it comes after
     """One run after another on the same machine, each killed in a later one of the tasks that change something."""
+    order = list(dict.fromkeys(task.name for task in undisturbed.run.tasks))
+    changing = changing_tasks(undisturbed)
     # From where ssh was gone: roles before it are finished, and skipped.
-    changing = changing_tasks(undisturbed)[DROPPED[-1] :]
-    names = [changing[(2 * position + 1) * len(changing) // (2 * KILLS)] for position in range(KILLS)]
+    reached = order.index(changing[DROPPED[-1]])
     delays = Random(KILLS)
-    for name in names:
-        site.kill_in(name, delays.uniform(0, LONGEST_DELAY_S))
-    # A kill may come late and hit a task that another kill hits as well: then one more, further down, where tasks
-    # run every time.
-    further_down = [task.name for task in undisturbed.run.tasks[-15:-5] if task.name not in names]
-    while len(victims(site.runs)) < KILLS and further_down:
-        site.kill_in(further_down.pop(0), 0.0)
+    while (missing := KILLS - len(victims(site.runs))) and reached + missing < len(order):
+        later = order[reached + 1 :]
+        wanted = [name for name in later if name in changing]
+        if len(wanted) < missing:
+            wanted = later
+        # As far on as spreads the kills evenly over what is left; a task that this run need not do is passed over.
+        targets = wanted[len(wanted) // (2 * missing) :]
+        site.kill_in(targets, delays.uniform(0, LONGEST_DELAY_S))
+        # A kill may come late, and hit a later task: the next one goes on from there, so that no task is hit twice.
+        hit = site.runs[-1].tasks[-1].name
+        reached = max(order.index(targets[0]), order.index(hit) if hit in order else 0)
     return site.runs
 
 

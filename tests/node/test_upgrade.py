@@ -66,7 +66,7 @@ def kept(upgraded_playbooks: Playbooks, refused: Run) -> Run:  # noqa: ARG001 - 
 def killed(upgraded_playbooks: Playbooks, kept: Run) -> tuple[bool, list[str]]:  # noqa: ARG001 - it comes after
     """The node after an upgrade that was killed when its pods had left."""
     upgraded_playbooks.machine.ssh(f"sudo {KUBECTL} delete poddisruptionbudget web")
-    upgraded_playbooks.run_killed(UPGRADE, "kubernetes_packages : Upgrade kubeadm alone", 0)
+    upgraded_playbooks.run_killed(UPGRADE, ["kubernetes_packages : Upgrade kubeadm alone"], 0)
     return node(upgraded_playbooks)
 
 

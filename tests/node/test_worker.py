@@ -67,7 +67,7 @@ def foreseen(pair: Playbooks, worker: Machine, before: list[str]) -> Step:  # no
 
 @pytest.fixture(scope="module")
 def killed(pair: Playbooks, foreseen: Step) -> Run:  # noqa: ARG001 - it comes after
-    return pair.run_killed(SITE, "worker : Join", 0.5, "--limit", WORKER)
+    return pair.run_killed(SITE, ["worker : Join"], 0.5, "--limit", WORKER)
 
 
 @pytest.fixture(scope="module")
