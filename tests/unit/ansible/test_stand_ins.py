@@ -130,3 +130,65 @@ def test_a_definition_without_a_schema_is_refused_as_a_real_api_server_refuses_i
     versions = [{"name": "v1", "served": True, "storage": True}]
     without = DEFINITIONS[0] | {"spec": DEFINITIONS[0]["spec"] | {"versions": versions}}
     assert "is invalid: spec.versions[0].schema.openAPIV3Schema: Required value" in applied(without)
+
+
+@pytest.fixture
+def etcd_tool(tmp_path):
+    """Run one of etcd's tools of the machine on a folder of its own, where a snapshot lies; what it says and its exit status."""
+    (tmp_path / "snapshot").write_text("{}")
+    program = """
+import pathlib, sys
+import recorded
+recorded.LOG = recorded.STATE = pathlib.Path("state")
+sys.path.insert(0, sys.argv[1])
+import etcd_tools
+sys.argv[:] = sys.argv[2:]
+etcd_tools.main()
+"""
+
+    def run(tool, *arguments):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(packages.RECORDERS), tool, *arguments],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(packages.RECORDERS)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stderr
+
+    return run
+
+
+REFUSED = {
+    "etcdctl knows no data folder": ("etcdctl save new --data-dir=x", "unknown flag: --data-dir"),
+    "a slip of a letter": ("etcdctl save new --endpoint x", "unknown flag: --endpoint"),
+    "no value": ("etcdctl save new --key", "flag needs an argument: --key"),
+    "etcdutl asks no server": ("etcdutl restore snapshot --cacert=x", "unknown flag: --cacert"),
+    "its verbs differ": ("etcdutl status snapshot --data-dir=x", "unknown flag: --data-dir"),
+    "a revision that watchers do not notice": (
+        "etcdutl restore snapshot --data-dir=data --bump-revision=1000000000",
+        "--mark-compacted required if --bump-revision",
+    ),
+    "a value is no snapshot": ("etcdutl restore --data-dir snapshot", "snapshot restore requires exactly one argument"),
+}
+
+
+@pytest.mark.parametrize(("asked", "problem"), REFUSED.values(), ids=REFUSED)
+def test_etcds_tools_refuse_what_the_real_ones_refuse(etcd_tool, tmp_path, asked, problem):
+    tool, *arguments = asked.split()
+    status, said = etcd_tool(tool, "snapshot", *arguments)
+    assert status == 1
+    assert said == f"Error: {problem}\n"
+    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "new").exists()
+
+
+def test_etcds_tools_take_a_flag_and_its_value_as_one_word_or_two(etcd_tool, tmp_path):
+    for folder, flags in (
+        ("one", ["--data-dir=one"]),
+        ("two", ["--data-dir", "two", "--bump-revision", "1", "--mark-compacted"]),
+    ):
+        assert etcd_tool("etcdutl", "snapshot", "restore", "snapshot", *flags) == (0, "")
+        assert (tmp_path / folder / "member/snap/db").read_text() == "{}"
+    assert etcd_tool("etcdutl", "snapshot", "status", "snapshot", "--write-out=json") == (0, "")

@@ -10,16 +10,51 @@ from recorded import STATE, fail, option, record
 OBJECTS = STATE / "objects"
 TOOLS = STATE / "etcd-tools"
 DATABASE = Path("member/snap/db")
+_SWITCHES = "--debug --hex --insecure-discovery --insecure-skip-tls-verify --insecure-transport --skip-hash-check --mark-compacted"
+"""Flags that take their value after = alone; the others take the next word, too."""
+_CLIENT = (
+    "--cacert --cert --command-timeout --debug --dial-timeout --discovery-srv --discovery-srv-name --endpoints --hex"
+    " --insecure-discovery --insecure-skip-tls-verify --insecure-transport --keepalive-time --keepalive-timeout --key"
+    " --password --user --write-out -w"
+)
+_OFFLINE = "--timeout --write-out -w"
+_RESTORED = (
+    "--data-dir --wal-dir --initial-cluster --initial-cluster-token --initial-advertise-peer-urls --name --skip-hash-check"
+    " --initial-memory-map-size --bump-revision --mark-compacted"
+)
+FLAGS = {
+    ("etcdctl", "save"): frozenset(_CLIENT.split()),
+    ("etcdutl", "status"): frozenset(_OFFLINE.split()),
+    ("etcdutl", "restore"): frozenset(f"{_OFFLINE} {_RESTORED}".split()),
+}
+"""What etcd 3.6 knows for each command."""
 
 
 def main() -> None:
     arguments, name = sys.argv[1:], Path(sys.argv[0]).name
     record(name, arguments)
-    words = [word for word in arguments if not word.startswith("-")]
     verbs = {("etcdctl", "save"): save, ("etcdutl", "status"): status, ("etcdutl", "restore"): restore}
-    if words[:1] != ["snapshot"] or (name, words[1]) not in verbs:
+    if arguments[:1] != ["snapshot"] or (name, "".join(arguments[1:2])) not in verbs:
         fail(f"this recorder does not know: {name} {' '.join(arguments)}")
-    verbs[name, words[1]](Path(words[2]), arguments)
+    paths = words_of(arguments[2:], FLAGS[name, arguments[1]])
+    if len(paths) != 1:
+        fail(f"Error: snapshot {arguments[1]} requires exactly one argument")
+    verbs[name, arguments[1]](Path(paths[0]), arguments)
+
+
+def words_of(arguments: list[str], known: frozenset[str]) -> list[str]:
+    """What is no flag; a flag that the original does not know is refused in its words."""
+    words, left = [], iter(arguments)
+    for word in left:
+        if not word.startswith("-"):
+            words.append(word)
+            continue
+        flag, given, _ = word.partition("=")
+        if flag not in known:
+            fail(f"Error: unknown flag: {flag}")
+        if not given and flag not in _SWITCHES.split() and next(left, None) is None:
+            fail(f"Error: flag needs an argument: {flag}")
+    return words
 
 
 def save(path: Path, arguments: list[str]) -> None:
@@ -37,7 +72,9 @@ def status(path: Path, _: list[str]) -> None:
 
 
 def restore(path: Path, arguments: list[str]) -> None:
-    """A data folder of a snapshot; one that is there is refused."""
+    """A data folder of a snapshot; one that is there is refused, and so is a later revision without its compaction."""
+    if option(arguments, "--bump-revision") not in ("", "0") and "--mark-compacted" not in arguments:
+        fail("Error: --mark-compacted required if --bump-revision")
     folder = Path(option(arguments, "--data-dir"))
     if folder.exists():
         fail(f'Error: data-dir "{folder}" not empty or could not be read')
