@@ -135,7 +135,7 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
             Severity.ERROR,
             "gpu",
             message,
-            "Install the driver, or set device: cpu and execution: eager, without a stream_priority.",
+            "Install NVIDIA's driver until nvidia-smi lists the GPU, or set device: cpu and execution: eager, without a stream_priority.",
         )
     ]
 

@@ -23,7 +23,8 @@ def check_sharing(experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none
     if not gpus:
         if sharing.traits.needs_gpu:
             yield _error(
-                f"sharing {sharing.value} needs a GPU, and there is none here ({why_none}).", "Use time-slicing."
+                f"sharing {sharing.value} needs a GPU, and there is none here ({why_none}).",
+                "Use time-slicing; where there is an NVIDIA GPU, install its driver until nvidia-smi lists it.",
             )
         return
     if experiment.workload.device is Device.CPU:

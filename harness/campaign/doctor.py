@@ -160,8 +160,9 @@ def _gpu() -> Check:
             "gpu",
             False,
             False,
-            f"none: {reason}",
-            "Replicas run on the CPU; gpu_* metrics will be absent with this reason.",
+            f"none ({reason})",
+            "Replicas run on the CPU, and gpu_* metrics are absent with this reason. Where there is an NVIDIA GPU, install its "
+            "driver until nvidia-smi lists it.",
         )
     found = ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)" for gpu in gpus)
     return Check("gpu", True, False, found)

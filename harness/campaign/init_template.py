@@ -75,7 +75,10 @@ def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
             if finding.severity is Severity.ERROR:
                 refused.setdefault(experiment.sharing, finding.message)
     left = [mode.value for mode in spec.sharing if mode not in refused] or [ANYWHERE.value]
-    lines = [line for mode in spec.sharing if mode in refused for line in _comment(f"Not now: {refused[mode]}")]
+    reasons = [refused[mode] for mode in spec.sharing if mode in refused]
+    if reasons and not gpus:  # one for all of them
+        reasons = [f"{', '.join(mode.value for mode in refused)}; there is no GPU here ({why_none})."]
+    lines = [line for reason in reasons for line in _comment(f"Not now: {reason}")]
     chosen = "\n".join([*lines, f"sharing: [{', '.join(left)}]"])
     return re.sub(r"^sharing: .*$", lambda _: chosen, text, flags=re.MULTILINE)
 
@@ -130,4 +133,4 @@ def _yaml(value: Any) -> str:
 
 def _comment(text: str, *, indent: int = 0) -> list[str]:
     margin = " " * indent + "# "
-    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin)
+    return textwrap.wrap(text, WIDTH, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False)

@@ -241,9 +241,13 @@ def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:
     return found, "" if found else why_none or f"the driver shows no device that {VISIBLE} lets through"
 
 
-def gpu_descriptions() -> tuple[list[dict[str, Any]], str]:
-    """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU."""
-    return _of_each(describe)
+def gpu_descriptions(library: Any = None) -> tuple[list[dict[str, Any]], str]:
+    """The same GPUs as a manifest describes them (``Gpu``); the reason is empty where there is a driver without a GPU.
+
+    Args:
+        library: stands in for the ``pynvml`` module in tests.
+    """
+    return _of_each(describe, library)
 
 
 def _of_each(ask: Callable[[Any, Any], T], library: Any = None) -> tuple[list[T], str]:
@@ -253,12 +257,12 @@ def _of_each(ask: Callable[[Any, Any], T], library: Any = None) -> tuple[list[T]
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return [], str(error)
+        return [], _no_driver(str(error))
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return [ask(nvml, handle) for handle in visible(nvml, handles)], ""
     except nvml.NVMLError as error:
-        return [], str(error)
+        return [], f"NVML says {_clip(str(error))}"
     finally:
         nvml.nvmlShutdown()
 

@@ -34,7 +34,7 @@ def collect() -> Provenance:
     return Provenance(
         host=_host(),
         gpus=[Gpu(**gpu) for gpu in gpus],
-        gpus_absent=why_none and f"no NVIDIA driver answers: {why_none}",
+        gpus_absent=why_none,
         software=_software(),
     )
 

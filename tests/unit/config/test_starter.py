@@ -96,7 +96,7 @@ def test_without_a_gpu_a_short_starter_has_time_slicing_and_says_why(monkeypatch
     text = starter_for("sharing", "mine")
 
     assert [mode.value for mode in parse_campaign(text, origin="starter").sharing] == ["time-slicing"]
-    assert "# Not now: sharing mps needs a GPU, and there is none here (no driver)." in text
+    assert "\n# Not now: exclusive, mps, mig; there is no GPU here (no driver).\nsharing: [time-slicing]" in text
 
 
 def test_the_starter_of_a_cluster_names_place_image_and_prometheus():

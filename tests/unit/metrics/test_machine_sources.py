@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from harness.metrics.catalogue import PRESSURE_SOURCES, Source
-from harness.metrics.nvml import NvmlGpus
+from harness.metrics.nvml import NvmlGpus, gpu_descriptions, gpu_facts
 from harness.metrics.pressure import KernelPressure
 from harness.metrics.processes import ProcessTrees
 from harness.metrics.scrape import Missing
@@ -278,6 +278,13 @@ def test_no_device_has_a_reason(library, reason):
     gpus = NvmlGpus(library)
     assert reason in gpus.absent
     assert (gpus.count, gpus.read(), gpus.read_telemetry()) == (0, [], [])
+
+
+@pytest.mark.parametrize("ask", [gpu_facts, gpu_descriptions])
+def test_why_there_is_no_gpu_is_said_in_the_same_words_everywhere(ask):
+    for error in ("NVML Shared Library Not Found", "Driver Not Loaded"):
+        library = FakeNvml(init_error=error)
+        assert ask(library) == ([], NvmlGpus(library).absent)
 
 
 @pytest.mark.parametrize(
