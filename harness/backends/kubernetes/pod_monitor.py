@@ -92,6 +92,15 @@ class PodMonitor:
             self._stopping = True
             for timer in self._doubted.values():
                 timer.cancel()
+            doubted = {replica.node for replica in self._replicas.values() if replica.index not in self._dead}
+            doubted &= self._doubted.keys()
+        for name in sorted(doubted):
+            if why := self._not_ready(name):
+                self._remark(
+                    f"{name}/silent",
+                    f"{why}. So it was when the recording ended, shortly after the API server had been away: that its "
+                    "replicas were gone is suspected, not proven.",
+                )
         # Only now: a plugin that was restarted in between has lent nothing for seconds, and hurt nobody.
         for node in self._nodes.objects if self._gpu_resource else []:
             name = str(node["metadata"]["name"])
@@ -177,10 +186,13 @@ class PodMonitor:
             timer.cancel()
 
     def _look_again(self, name: str) -> None:
-        self._trust(name)
-        for node in self._nodes.objects:
-            if node["metadata"]["name"] == name and (why := nodes.not_ready(node)):
-                self._report_all(name, why)
+        if why := self._not_ready(name):
+            self._report_all(name, why)
+        self._trust(name)  # Only now: who stops in between finds it doubted still.
+
+    def _not_ready(self, name: str) -> str:
+        found = (nodes.not_ready(node) for node in self._nodes.objects if node["metadata"]["name"] == name)
+        return next(found, None) or ""
 
     def _remark(self, key: str, sentence: str) -> None:
         with self._lock:

@@ -190,6 +190,21 @@ def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report
     deployment.stop(timeout_s=4)
 
 
+def test_a_node_that_is_still_doubted_at_the_end_is_said_to_be(deploy, driver, deaths, monkeypatch):
+    deployment, _ = deploy(experiment(replicas=2))
+    watchman = deployment._watchman
+    monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
+
+    driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
+    wait_for(lambda: watchman._doubted)
+    (said,) = deployment.stop(timeout_s=DRAINED_S)
+    driver.set_node("Ready", "True", "KubeletReady", "kubelet is posting ready status")
+
+    assert deaths == []
+    assert said.startswith("node node-a is NotReady: NodeStatusUnknown: Kubelet stopped posting node status. So it was")
+    assert said.endswith("that its replicas were gone is suspected, not proven.")
+
+
 def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
     deployment, _ = deploy(experiment(replicas=1))
 
