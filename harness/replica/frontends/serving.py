@@ -22,6 +22,7 @@ import pydantic
 import uvicorn
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 from harness.replica.errors import CannotBeMetError
 from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
@@ -179,12 +180,15 @@ class HttpFrontend:
 
     async def _infer_batch(self, request: Request) -> Response:
         text = bytearray()
-        async for piece in request.stream():
-            text += piece
-            if len(text) > MOST_BODY_BYTES:
-                return JSONResponse(
-                    {"error": f"a body has at most {MOST_BODY_BYTES} bytes"}, 413, {"Connection": "close"}
-                )
+        try:
+            async for piece in request.stream():
+                text += piece
+                if len(text) > MOST_BODY_BYTES:
+                    return JSONResponse(
+                        {"error": f"a body has at most {MOST_BODY_BYTES} bytes"}, 413, {"Connection": "close"}
+                    )
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it: the client went away within its body
         try:
             body = BatchRequest.model_validate_json(bytes(text))
         except pydantic.ValidationError as error:

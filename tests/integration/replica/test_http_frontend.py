@@ -177,12 +177,19 @@ def test_a_client_that_is_cut_off_costs_the_others_nothing(serve):
         with socket.create_connection(("127.0.0.1", replica.status["scenario"]["port"])) as client:
             client.sendall(b"POST /infer HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
             time.sleep(0.02)
-    with socket.create_connection(("127.0.0.1", replica.status["scenario"]["port"])) as client:
-        client.sendall(b"POST /infer HTTP/1.1\r\nHo")
+    for cut_off in (
+        b"POST /infer HTTP/1.1\r\nHo",
+        b'POST /infer/batch HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"inp',
+    ):
+        with socket.create_connection(("127.0.0.1", replica.status["scenario"]["port"])) as client:
+            client.sendall(cut_off)
+            client.shutdown(socket.SHUT_WR)
+            client.recv(1)  # the server has noticed, and closes it too
 
     assert ask(replica, "POST", "/infer")[0] == 200
     assert replica.process.poll() is None
     assert replica.stop()[0] == 0
+    assert "Traceback" not in replica.log.read_text()
 
 
 def test_sigterm_serves_what_waits_and_exits_0(hold):
