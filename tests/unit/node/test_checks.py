@@ -15,6 +15,7 @@ from harness.node.verdict import Verdict
 from harness.node.verify import judge
 from tests.node.mirror.recorders import service_dns
 from tests.support.fake_machine import FakeMachine
+from tests.unit.ansible.tree import module
 from tests.unit.node.faults import FAULTS, Break, node_object, remove, state, write
 from tests.unit.node.healthy import (
     BOOT_ID,
@@ -371,3 +372,15 @@ def test_instances_in_the_place_of_gpus_are_told_by_feature_discovery_s_name() -
     paper.objects["nodes"][0]["metadata"]["labels"] |= {"nvidia.com/gpu.product": "NVIDIA-A16-MIG-1g.2gb-SHARED"}
     paper.objects["nodes"][0]["metadata"]["labels"].pop("nvidia.com/gpu.memory")
     assert verdict(paper).ok
+
+
+@pytest.mark.parametrize(
+    ("annotations", "said"),
+    [({module("node_drain").MARK: "true"}, "cordoned by an upgrade that did not finish"), ({}, "cordoned")],
+    ids=["an upgrade's", "somebody's"],
+)
+def test_a_cordon_says_whose_it_is_by_the_mark_that_the_upgrade_makes(annotations, said):
+    paper = machine()
+    node_object(spec={"unschedulable": True}, metadata={"annotations": annotations})(paper)
+    (found,) = [one for one in verdict(paper).checks if one.name == "cluster/schedulable"]
+    assert found.found == said
