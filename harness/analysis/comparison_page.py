@@ -53,17 +53,20 @@ class Isolation:
     Attributes:
         best: the mode for every service that was measured beside neighbours under several modes.
         instead: why no mode can be named, in a sentence, with what is known; empty where one is.
+        conditions: what those are that all this names.
         apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
     """
 
     best: list[Protection]
     instead: list[str]
+    conditions: str
     apart: str
 
     @property
     def sentences(self) -> list[str]:
         """All of it."""
-        return [*(one.sentence for one in self.best), *self.instead, *([self.apart] if self.apart else [])]
+        conditions = [f"({self.conditions}.)"] if self.conditions else []
+        return [*(one.sentence for one in self.best), *self.instead, *conditions, *([self.apart] if self.apart else [])]
 
 
 def isolated(pool: Pool, found: Interference | None) -> Isolation:
@@ -71,10 +74,11 @@ def isolated(pool: Pool, found: Interference | None) -> Isolation:
     with_conditions = _with_conditions(pool)
     conditions = with_conditions.spec.conditions if with_conditions and with_conditions.spec else []
     if found is None or with_conditions is None or not any(one.neighbours for one in conditions):
-        return Isolation([], [NOT_MEASURED], "")
+        return Isolation([], [NOT_MEASURED], "", "")
     best = protections(pool, with_conditions, found)
     instead = [] if best else [ONE_MODE, *found.worst()]
-    return Isolation(best, instead, _apart(pool))
+    explained = found.explained([*(one.sentence for one in best), *instead])
+    return Isolation(best, instead, explained, _apart(pool))
 
 
 def _with_conditions(pool: Pool) -> CampaignAnalysis | None:
@@ -113,6 +117,7 @@ def write_page(
             advice="E.g. --html comparison.html",
         )
     manifests, against_first = pool.manifests(), overheads(pool)
+    modes = [mode for mode in Sharing if mode in {one.experiment.sharing for one in manifests}]
     repeats = [len(cell.used) for setup in pool.setups for cell in setup.cells.values()]
     content = {
         "pool": pool,
@@ -121,7 +126,8 @@ def write_page(
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
         "settings_of": _settings_of(manifests),
-        "cautions": [mode.traits.caution for mode in Sharing if mode in {one.experiment.sharing for one in manifests}],
+        "meanings": _first_upper("; ".join(f"{mode.value}: {mode.traits.meaning}" for mode in modes)),
+        "cautions": [mode.traits.caution for mode in modes],
         "runs": len(manifests),
         "fewest": min(repeats),
         "most": max(repeats),
@@ -134,6 +140,10 @@ def write_page(
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path
+
+
+def _first_upper(sentence: str) -> str:
+    return sentence[:1].upper() + sentence[1:]
 
 
 def _settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:

@@ -7,7 +7,8 @@ that time. The logarithm of each pair's ratio is one fact; Student's interval ov
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -94,6 +95,7 @@ class Interference:
         overheads: by cell (with its condition) and measure; the reason where no repeat can be paired.
         neighbours: the figures of the workloads beside.
         died: by cell, in how many of its runs the measured replicas died with their neighbour, and of how many runs.
+        conditions: what each is, by name, in words; empty words where nothing is unlike running alone.
     """
 
     baseline: str
@@ -101,6 +103,15 @@ class Interference:
     overheads: dict[Key, dict[str, Overhead | str]] = field(default_factory=dict)
     neighbours: list[NeighbourCell] = field(default_factory=list)
     died: dict[Key, tuple[int, int]] = field(default_factory=dict)
+    conditions: dict[str, str] = field(default_factory=dict)
+
+    def explained(self, told: Iterable[str]) -> str:
+        """What the conditions are that ``told`` names, in their order; empty where their names say it, or none is named."""
+        text = " ".join(told)
+        named = {
+            name: words for name, words in self.conditions.items() if re.search(rf"(?<![\w-]){name}(?![\w-])", text)
+        }
+        return "; ".join(f"{name}: {words}" for name, words in named.items() if words)
 
     def sentences(self) -> list[str]:
         """The answer, one sentence per cell and condition."""
@@ -156,7 +167,8 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     if analysis.spec is None or not analysis.spec.conditions:
         return None
     baseline = analysis.spec.conditions[0].name
-    found = Interference(baseline, analysis.spec.overhead_limit_percent)
+    words = {one.name: one.in_words for one in analysis.spec.conditions}
+    found = Interference(baseline, analysis.spec.overhead_limit_percent, conditions=words)
     cells = {cell.key: cell for cell in analysis.cells}
     for cell in analysis.cells:
         found.neighbours.extend(_neighbours(cell))

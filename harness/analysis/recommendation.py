@@ -154,7 +154,8 @@ def certainty(p: float | None, alone: Estimate | None, among: int = 1) -> str:
     if p < SIGNIFICANCE:
         return "significant"
     told = alone is not None and alone.low is not None and alone.high is not None and not alone.low <= 1 <= alone.high
-    return NO_DIFFERENCE + (f" among all {among} comparisons" if told else "")
+    chance = f" among all {among} comparisons (one interval in twenty leaves 1 out by chance)"
+    return NO_DIFFERENCE + (chance if told else "")
 
 
 def costs(best: Cell, runner_up: Cell) -> list[str]:
@@ -199,8 +200,8 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "Which mode for which workload?",
         "Each cell: the best way of running and its mean, then its ratio to the next way, each with the number of replicas at which it does "
         "best by the goal; that of the next way is named where it is another (Welch's test, Holm's correction over this table). An interval is of its "
-        "one ratio. It can leave 1 out where the difference is not significant among all comparisons: of twenty such intervals one errs by "
-        "chance, and the correction allows for that. "
+        "one ratio. It can leave 1 out where the difference is not significant among all comparisons: the correction allows for the one in "
+        "twenty that errs by chance. "
         "Where there is no significant difference, either is named with the better mean. What the best costs by other measures, against the same "
         "runner-up, is named where the interval of that one ratio leaves no doubt.",
         _sentences(found),

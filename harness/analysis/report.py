@@ -147,6 +147,7 @@ def _content(
         "limits": [f"{each.servers} under {each.sharing}: {each.why}" for each in best],
         "objectives": [*objectives(analysis), *limits(analysis)],
         "headline": said,
+        "conditions": against_first.explained(said) if against_first else "",
         "concerns": concerns(analysis),
         "answers": [sentence for sentence in [*told, *answers(analysis)] if sentence not in said],
         "caveats": caveats(analysis),

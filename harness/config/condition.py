@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
-from harness.config.workload import CRASH, MEMORY_HOG, WorkloadSpec
+from harness.config.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
 
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"
@@ -25,6 +25,14 @@ class NeighbourSpec(StrictModel):
 
     workload: WorkloadSpec = Field(description="What it runs; all fields of a workload.")
     replicas: Replicas = Field(default=1, description="How many of it.")
+
+    @property
+    def in_words(self) -> str:
+        """What it does, e.g. ``l2-hog fills the cache that all share``, or ``2 replicas of whisper beside``."""
+        wear = HOSTILE_WORKLOADS.get(self.workload.target)
+        if wear:
+            return f"{self.workload.name}{f', {self.replicas} times,' if self.replicas > 1 else ''} {wear}"
+        return f"{self.replicas} replica{'' if self.replicas == 1 else 's'} of {self.workload.name} beside"
 
     @field_validator("workload")
     @classmethod
@@ -54,6 +62,14 @@ class LayerSpec(StrictModel):
         description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
         "null means the replicas' own.",
     )
+
+    @property
+    def in_words(self) -> str:
+        """What is put between, e.g. ``started by taskset -c 0-3, with /opt/libhook.so loaded first``."""
+        parts = [f"started by {' '.join(self.prefix)}"] if self.prefix else []
+        parts += [f"with {self.preload} loaded first"] if self.preload else []
+        parts += [f"with {', '.join(self.environment)} set"] if self.environment else []
+        return ", ".join(parts)
 
     @field_validator("prefix")
     @classmethod
@@ -99,6 +115,12 @@ class ConditionSpec(StrictModel):
     layer: LayerSpec | None = Field(
         default=None, description="Command prefix, environment or library of the measured replicas; null means none."
     )
+
+    @property
+    def in_words(self) -> str:
+        """What is unlike running alone, e.g. ``l2-hog fills the cache that all share``; empty where nothing is."""
+        parts = [each.in_words for each in self.neighbours] + ([self.layer.in_words] if self.layer else [])
+        return ", ".join(parts)
 
     @property
     def neighbour_replicas(self) -> int:

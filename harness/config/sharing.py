@@ -50,10 +50,12 @@ class Traits:
         plugin: the section of the device plugin's configuration that sets it; empty: that sets none.
         label: value of the node label by which GPU feature discovery shows it; empty: it does not.
         gke: value of the node label by which Google's clusters show it; likewise.
+        meaning: what it does to replicas, in a few words for who has never heard of it.
         caution: what who takes it has to know and no figure of a comparison shows, as a sentence; empty: nothing.
     """
 
     switch: str
+    meaning: str = ""
     needs_gpu: bool = True
     own_gpu: bool = False
     turns: bool = False
@@ -67,9 +69,12 @@ class Traits:
 
 
 _TRAITS: Mapping[Sharing, Traits] = {
-    Sharing.EXCLUSIVE: Traits(switch="harness sharing exclusive", own_gpu=True, label="none"),
+    Sharing.EXCLUSIVE: Traits(
+        switch="harness sharing exclusive", meaning="each replica has a GPU of its own", own_gpu=True, label="none"
+    ),
     Sharing.TIME_SLICING: Traits(
         switch="harness sharing time-slicing --replicas N",
+        meaning="replicas take turns on a GPU",
         needs_gpu=False,
         turns=True,
         plugin="timeSlicing",
@@ -78,6 +83,7 @@ _TRAITS: Mapping[Sharing, Traits] = {
     ),
     Sharing.MPS: Traits(
         switch="harness sharing mps --replicas N",
+        meaning="replicas use a GPU at the same time",
         daemon=True,
         most_processes=48,
         plugin="mps",
@@ -85,8 +91,12 @@ _TRAITS: Mapping[Sharing, Traits] = {
         gke="mps",
         caution="Under mps a replica that crashes can end all others on its GPU.",
     ),
-    Sharing.MIG: Traits(switch="harness sharing exclusive --mig PROFILES", instances=True),
-    Sharing.AS_FOUND: Traits(switch="", needs_gpu=False),
+    Sharing.MIG: Traits(
+        switch="harness sharing exclusive --mig PROFILES",
+        meaning="each replica has a fixed part of a GPU to itself",
+        instances=True,
+    ),
+    Sharing.AS_FOUND: Traits(switch="", meaning="servers that ran already, however they share", needs_gpu=False),
 }
 ANYWHERE = next(mode for mode in Sharing if not mode.traits.needs_gpu)
 WHOLE = next(mode for mode in Sharing if mode.traits.own_gpu)

@@ -26,7 +26,15 @@ BUILTIN_WORKLOADS = (
     "data-parallel-training",
 )
 CRASH, MEMORY_HOG = "crash", "memory-hog"
-HOSTILE_WORKLOADS = ("dram-hog", "l2-hog", "pcie-hog", "launch-storm", MEMORY_HOG, CRASH)
+HOSTILE_WORKLOADS = {
+    "dram-hog": "uses up the memory's bandwidth",
+    "l2-hog": "fills the cache that all share",
+    "pcie-hog": "fills the link between host and GPU",
+    "launch-storm": "launches tiny kernels without pause",
+    MEMORY_HOG: "takes all free memory",
+    CRASH: "crashes on the GPU",
+}
+"""Name to what it does to who shares the GPU with it."""
 """What wears out a machine for whoever else is on it; no model."""
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}

@@ -163,7 +163,9 @@ def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
     most = found["highest throughput with many replicas"]
     assert most.clear
     # Its own interval leaves 1 out: the correction alone says that it is not significant.
-    assert replace(most, p=0.2, among=21).certainty == "no significant difference among all 21 comparisons"
+    assert replace(most, p=0.2, among=21).certainty == (
+        "no significant difference among all 21 comparisons (one interval in twenty leaves 1 out by chance)"
+    )
     assert (most.best[0], most.best[1].replicas) == ("mps", 8)
     fairest = found["fairest between many replicas"]
     assert not fairest.clear
@@ -314,9 +316,9 @@ def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeyp
     given = tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare"
     page = write_page(*given).read_text()
     assert (
-        "All ran with batch 1, fp32, eager. <b>Under mps a replica that crashes can end all others on its GPU.</b>"
-        in page
-    )
+        "All ran with batch 1, fp32, eager. Exclusive: each replica has a GPU of its own; time-slicing: replicas take turns on a GPU; "
+        "mps: replicas use a GPU at the same time. <b>Under mps a replica that crashes can end all others on its GPU.</b>"
+    ) in page
     unlike = {workload: f"batch {index}" for index, workload in enumerate(pool.workloads(), start=1)} | {"x": "batch 9"}
     monkeypatch.setattr(comparison_page, "_settings_of", lambda _: unlike)
     page = write_page(*given).read_text()

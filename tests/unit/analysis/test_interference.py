@@ -236,6 +236,34 @@ def test_what_company_takes_at_most_and_kills_is_one_sentence(analysis):
     assert said.endswith("; under time-slicing it died hooked in 1 of 3 runs.")
 
 
+def test_a_name_of_a_condition_is_explained_where_it_is_said(found):
+    assert found.explained(["lost most (beside, 1 to 2)", "under alone"]) == "beside: 2 replicas of whisper beside"
+    assert found.explained(["beside-l2-hog", "hooked-twice"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ({}, ""),
+        ({"neighbours": [{"workload": {"name": "l2-hog"}}]}, "l2-hog fills the cache that all share"),
+        (
+            {"neighbours": [{"workload": {"name": "pest", "model": "crash"}, "replicas": 3}]},
+            "pest, 3 times, crashes on the GPU",
+        ),
+        (
+            {"neighbours": [{"workload": {"name": "whisper"}}], "layer": {"prefix": ["taskset", "-c", "0"]}},
+            "1 replica of whisper beside, started by taskset -c 0",
+        ),
+        (
+            {"layer": {"preload": "/opt/hook.so", "environment": {"A": "1", "B": "2"}}},
+            "with /opt/hook.so loaded first, with A, B set",
+        ),
+    ],
+)
+def test_a_condition_says_what_it_is(condition, words):
+    assert ConditionSpec.model_validate({"name": "any", **condition}).in_words == words
+
+
 def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran_on(analysis, tmp_path):
     plain = analyse(write_campaign(tmp_path / "plain", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=True)))
     read = {plain.folder: plain, analysis.folder: analysis}
@@ -244,7 +272,8 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
 
     assert pool.analyses == [plain]
     assert {setup.rest[-1] for setup in pool.setups} == {""}
-    reason, said, measured = isolated(pool, overheads(pool)).sentences
+    reason, said, conditions, measured = isolated(pool, overheads(pool)).sentences
+    assert conditions == "(beside: 2 replicas of whisper beside.)"
     assert reason.startswith("No neighbour was measured under two modes")
     assert "lost at most 20.0 % under time-slicing" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
