@@ -18,6 +18,7 @@ from harness.extras import advice_on
 def main() -> None:
     """Run the command line and exit with the documented code (see harness/errors.py)."""
     os.umask(os.umask(0o022) | 0o022)  # Results are nobody else's to write.
+    output.use_words()
     try:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:

@@ -47,6 +47,12 @@ def use_json() -> None:
     _json_mode = True
 
 
+def use_words() -> None:
+    """From here on people read the output, as at the start of a command."""
+    global _json_mode  # noqa: PLW0603 - one process prints in one mode
+    _json_mode = False
+
+
 def is_json() -> bool:
     """Whether a machine reads the output."""
     return _json_mode

@@ -70,3 +70,14 @@ def test_garbage_is_refused_in_a_sentence(
         assert "\n  do: " in told, command
         assert not FOREIGN.search(told), (command, told)
         assert not said.out, command
+
+
+def test_one_command_for_a_program_leaves_the_next_one_for_people_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more, begin in ((["--json"], '{"error": '), ([], "error: ")):
+        monkeypatch.setattr(sys, "argv", ["harness", "verify", "absent", *more])
+        with pytest.raises(SystemExit):
+            main()
+        assert capsys.readouterr().err.startswith(begin)
