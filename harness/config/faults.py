@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
 
-_WORDS = (
+_WORDS: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...] = (
     (r"^Value error, ", ""),
     (r"^\w+ should ", "must "),
     (r"^Field required$", "is missing"),
@@ -15,10 +16,18 @@ _WORDS = (
     (r", unable to parse string as .*", ""),
     (r"be greater than or equal to", "be at least"),
     (r"be less than or equal to", "be at most"),
+    (
+        r"match pattern '\^\[a-z0-9\]\[a-z0-9-\]\{0,(\d+)\}\$'",
+        lambda found: f"be lower-case letters, digits and hyphens, at most {int(found[1]) + 1}, no hyphen first",
+    ),
     (r"match pattern", "match the pattern"),
     (r"be a valid (list|tuple|set|array)$", "be a list"),
     (r"be a valid (dictionary|object).*", "be an object"),
     (r"be a valid string$", "be text"),
+    (r"be a valid integer(, got a number with a fractional part)?$", "be a whole number"),
+    (r"be a valid number$", "be a number"),
+    (r"be a valid boolean$", "be true or false"),
+    (r"(have at (least|most) \d+ items?) after validation, not \d+$", r"\1"),
 )
 
 

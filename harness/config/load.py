@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import types
 import typing
@@ -19,6 +20,9 @@ from harness.config.yaml_tree import Fault, read_tree
 from harness.errors import CampaignFileError
 
 MAX_FAULTS = 50
+_NUMBERS = {"int_type", "float_type"}
+_PLAIN = 1e15
+"""Below it a number is written with its digits alone."""
 Location = tuple[int | str, ...]
 
 
@@ -81,9 +85,22 @@ def _describe(tree: yaml.Node, fault: Any) -> Fault:
         and location[-2:-1] in {("workloads",), ("conditions",)}
     ):
         return line, f"`{where}`: an object is needed (found {fault['input']!r}): write {{name: {fault['input']}}}."
+    if kind in _NUMBERS and (meant := _number_meant(fault["input"], whole=kind == "int_type")):
+        return line, f"`{where}`: {in_words(fault)} (found the text {fault['input']!r}): write {meant}."
     message = in_words(fault)
     shown = "" if isinstance(fault["input"], dict | list) else f" (found {fault['input']!r})"
     return line, f"`{where}`: {message}{shown}.{_nearest_name(fault) if kind == 'enum' else ''}"
+
+
+def _number_meant(given: Any, *, whole: bool) -> str:
+    """The number that a text stands for, as YAML writes it; empty where there is none."""
+    try:
+        number = float(given) if isinstance(given, str) else math.nan
+    except ValueError:
+        return ""
+    if not abs(number) < _PLAIN or (whole and number != int(number)):
+        return ""
+    return f"{number:.15g}"
 
 
 def _of_a_list(given: Any) -> str:

@@ -126,7 +126,7 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
         (["run", "quikstart"], "Did you mean quickstart?"),
         (["plan", "quickstart", "--resluts", "x"], "--results"),
         (["resume", "/nowhere"], "is no campaign folder"),
-        (["export", "x", "--step-s", "ten"], "'--step-s': must be a valid number."),
+        (["export", "x", "--step-s", "ten"], "'--step-s': must be a number."),
         (["sharing", "timeslicing"], "Did you mean time-slicing?"),
         (["verify", "/nowhere"], "there is no file and no folder /nowhere"),
     ],
