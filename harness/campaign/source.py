@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from urllib.parse import urlsplit
 
 from harness.backends import capabilities
@@ -14,6 +15,7 @@ from harness.config.yaml_tree import MAX_CHARACTERS
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import CATALOGUE
 from harness.results.files import storage_errors
+from harness.results.layout import CAMPAIGN_JSON, CAMPAIGN_YAML
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"
@@ -57,6 +59,10 @@ def read_source(file_or_name: str) -> CampaignSource:
             raise CampaignFileError(
                 "the name of the campaign file is empty.", advice="Give a file, or write one with: harness init FILE"
             )
+        if path.is_dir():
+            raise CampaignFileError(f"{path} is a folder, and no campaign file.", advice=_of_a_folder(path))
+        if path.exists():
+            raise CampaignFileError(f"{path} is no regular file, so no campaign file.", advice="Give a file of text.")
         close = difflib.get_close_matches(file_or_name, shipped_names(), n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Shipped ones are {', '.join(shipped_names())}."
         raise CampaignFileError(
@@ -67,14 +73,24 @@ def read_source(file_or_name: str) -> CampaignSource:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except OSError as error:
+        denied = isinstance(error, PermissionError)
         raise CampaignFileError(
-            f"cannot read the campaign file {path}: {error.strerror}.", advice="Give yourself the right to read it."
+            f"cannot read the campaign file {path}: {error.strerror}.",
+            advice="Give yourself the right to read it." if denied else "Give a file of text.",
         ) from error
     except UnicodeDecodeError as error:
         raise CampaignFileError(
             f"{path} is no campaign file: it is not UTF-8 text.", advice="Write one with: harness init FILE"
         ) from error
     return _source(text, file_or_name, origin)
+
+
+def _of_a_folder(path: Path) -> str:
+    """What to give instead, or which command takes it."""
+    if (path / CAMPAIGN_JSON).exists():
+        return f"To go on with that campaign: harness resume {quote(str(path))}. To run it anew: harness run {quote(str(path / CAMPAIGN_YAML))}"
+    files = sorted(one.name for one in path.glob("*.yaml"))
+    return f"Give a file of it, e.g. {quote(str(path / files[0]))}" if files else "Write one with: harness init FILE"
 
 
 def given(text: str) -> CampaignSource:

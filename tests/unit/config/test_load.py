@@ -237,6 +237,22 @@ def test_the_shortest_series_on_a_cluster_can_be_judged():
     assert not steady_state([10.0] * (timing.rows - 1)).judged
 
 
+def test_a_folder_or_a_device_in_place_of_a_campaign_file_says_which_command_takes_it(tmp_path):
+    said = {}
+    for name, inside in {"empty": "", "files": "mine.yaml", "results": "campaign.json"}.items():
+        (tmp_path / name).mkdir()
+        if inside:
+            (tmp_path / name / inside).touch()
+        with pytest.raises(CampaignFileError, match="is a folder, and no campaign file") as refused:
+            read_source(str(tmp_path / name))
+        said[name] = refused.value.advice
+    assert said["empty"] == "Write one with: harness init FILE"
+    assert said["files"] == f"Give a file of it, e.g. {tmp_path}/files/mine.yaml"
+    assert f"harness resume {tmp_path}/results." in said["results"]
+    with pytest.raises(CampaignFileError, match="/dev/zero is no regular file"):
+        read_source("/dev/zero")
+
+
 def test_an_unknown_campaign_gets_a_suggestion():
     with pytest.raises(CampaignFileError, match="Did you mean quickstart"):
         read_source("quikstart")
