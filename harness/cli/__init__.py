@@ -19,6 +19,7 @@ def main() -> None:
     """Run the command line and exit with the documented code (see harness/errors.py)."""
     os.umask(os.umask(0o022) | 0o022)  # Results are nobody else's to write.
     output.use_words()
+    output.open_closed_streams()
     try:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:

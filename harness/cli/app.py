@@ -23,6 +23,7 @@ harness, or changed since it began · 7 results folder cannot be written · 8 re
 not be read · 10 the node failed · 11 an objective is not met (--fail-on slo) · 12 a published
 campaign was not reproduced · 13 worse than the baseline (--fail-on regression) · 14 DEGRADED experiments
 (--fail-on degraded) · 130 interrupted (resume goes on)."""
+_NOTHING_GIVEN = re.compile(r"--[a-z-]+=")
 _WHOLE = 1000
 """Characters that the help may show of what a command does: all."""
 _EXAMPLES = {
@@ -49,6 +50,17 @@ class _Panels(TyperGroup):
         for panel, commands in panels.items():
             with formatter.section(panel):
                 formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Refuse what is empty (UsageError): a path of no characters is the folder where one stands, which nobody means."""
+        empty = next((place for place, word in enumerate(args) if word == "" or _NOTHING_GIVEN.fullmatch(word)), None)
+        if empty is not None and not ctx.resilient_parsing:
+            which = args[empty].rstrip("=") or next(iter(args[empty - 1 : empty]), "harness")
+            after = "" if args[empty] else "what follows "
+            raise UsageError(
+                f"{after}{which} is empty.", advice="Is a variable of the shell unset? Leave it out, or give it."
+            )
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Context) -> Any:
         """Run a command. One that is called without what it needs says what that is (UsageError), one called with what cannot be says why."""

@@ -47,6 +47,17 @@ def use_json() -> None:
     _json_mode = True
 
 
+def open_closed_streams() -> None:
+    """Lead streams that were closed before the start nowhere: a file of ours would get their number, and what children print."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
 def use_words() -> None:
     """From here on people read the output, as at the start of a command."""
     global _json_mode  # noqa: PLW0603 - one process prints in one mode

@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shlex
 import subprocess
 import sys
 
@@ -129,6 +130,9 @@ def test_running_and_verifying_wait_for_no_library_of_the_analysis(tmp_path):
         (["export", "x", "--step-s", "ten"], "'--step-s': must be a number."),
         (["sharing", "timeslicing"], "Did you mean time-slicing?"),
         (["verify", "/nowhere"], "there is no file and no folder /nowhere"),
+        (["init", ""], "what follows init is empty"),
+        (["run", "quickstart", "--results", ""], "what follows --results is empty"),
+        (["report", "/nowhere", "--out="], "--out is empty"),
     ],
 )
 def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
@@ -137,6 +141,19 @@ def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_closed_streams_lead_nowhere_and_keep_their_numbers(tmp_path):
+    command = f"{shlex.quote(sys.executable)} -m harness init mine.yaml --for scaling"
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        done = subprocess.run(
+            ["sh", "-c", f"{command} {closed}"], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, ""), closed
+        written = (tmp_path / "mine.yaml").read_text()
+        assert "written. Edit it" not in written
+        assert "name: mine" in written
+        (tmp_path / "mine.yaml").unlink()
 
 
 def test_errors_are_json_where_a_machine_reads():
