@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +11,10 @@ from harness.analysis.figure_style import Picture
 from harness.analysis.format import Entry
 from harness.config import Sharing
 from harness.errors import UsageError
+
+_MOST = 1_000_000_000
+"""Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""
+_LONGEST_CURRENCY = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +88,15 @@ def asked(
     }
     for option, value in given.items():
         free = option.startswith("--price") and value == 0
-        if value is not None and not free and not (0 < value < math.inf):
-            raise UsageError(f"{option} {value:g} cannot be: it takes a positive number.", advice=f"E.g. {option} 50")
+        if value is not None and not free and not (0 < value <= _MOST):
+            raise UsageError(
+                f"{option} {value:g} cannot be: it takes a positive number up to {_MOST:,}.", advice=f"E.g. {option} 50"
+            )
+    if not all(sign.isprintable() for sign in currency) or len(currency) > _LONGEST_CURRENCY:
+        raise UsageError(
+            f"--currency {currency!r:.40} cannot be: it takes a word of at most {_LONGEST_CURRENCY} characters.",
+            advice="E.g. --currency USD",
+        )
     limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
     return Asked(limit_s, price_per_gpu_hour, price_per_kwh, currency)
 

@@ -252,11 +252,19 @@ def test_what_is_missing_names_the_run_that_would_tell(half_idle: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [(-1.0, None, None), (0.0, None, None), (None, -3.0, None), (None, None, float("nan"))]
+    "given",
+    [(-1.0, None, None), (0.0, None, None), (None, -3.0, None), (None, None, float("nan")), (None, 1e308, None)],
 )
 def test_impossible_limits_and_prices_are_refused(given: tuple[float | None, float | None, float | None]) -> None:
     with pytest.raises(UsageError, match="positive number"):
         asked(*given)
+
+
+@pytest.mark.parametrize("currency", ["US\nD", "\x1b[31m", "a" * 13])
+def test_a_currency_is_a_short_word(currency: str) -> None:
+    with pytest.raises(UsageError, match="a word of at most 12 characters"):
+        asked(None, 3.0, None, currency)
+    assert asked(None, 3.0, None, "€").currency == "€"
 
 
 def test_conditions_show_their_overhead_on_the_page(tmp_path: Path) -> None:
