@@ -237,6 +237,7 @@ def _password(*, asked: bool) -> str | None:
 def _play(request: RunRequest, *, asked: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
     from harness.cli.node_progress import task_listener
+    from harness.node.errors import PlaybookError
     from harness.node.project import find_project
     from harness.node.runner import NodeRunner
 
@@ -248,6 +249,12 @@ def _play(request: RunRequest, *, asked: bool, json: bool) -> None:
     else:
         _print_summary(summary)
     summary.require_ok()
+    if not summary.roles:
+        raise PlaybookError(
+            f"Nothing was done: {request.playbook} found no host"
+            f"{f' that matches {request.limit}' if request.limit else ''} or no task to run.",
+            advice="Name the machine under `control_plane` or `workers` in the inventory; check --limit and --tags.",
+        )
 
 
 def _print_summary(summary: RunSummary) -> None:

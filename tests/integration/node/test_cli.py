@@ -75,6 +75,13 @@ def test_check_and_tags_reach_the_run(project: Path) -> None:
     assert not (project / "made").exists()
 
 
+def test_an_inventory_without_a_host_is_no_node_that_was_made(project: Path) -> None:
+    (project / "hosts.ini").write_text("")
+    done = harness("provision", project=project)
+    assert done.returncode == 10
+    assert "error: Nothing was done: site.yml found no host or no task to run." in done.stderr
+
+
 def test_a_failing_task_ends_with_10_and_the_hosts_error(project: Path) -> None:
     role(project, "kernel", "- name: Break\n  ansible.builtin.command: ls /no-such-folder\n")
     done = harness("provision", project=project)
