@@ -116,6 +116,11 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
     if not folder.is_dir():
         wrong = "is not a folder" if folder.exists() else "is not there"
         raise ResultsPathError(f"{folder} {wrong}.", advice="Give the folder that holds campaigns or archives.")
+    if (folder / CAMPAIGN_JSON).exists():
+        raise ResultsPathError(
+            f"{folder} is one campaign, and the list is of all in a folder.",
+            advice=f"Give the folder that holds it, {folder.absolute().parent}, or read it alone: harness report {folder}",
+        )
     entries: list[Entry] = []
     refused: dict[str, str] = {}
     known: dict[str, str] = {}

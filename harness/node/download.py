@@ -48,8 +48,10 @@ def open_url(url: str, *, headers: Mapping[str, str] | None = None, token: str =
             status=error.code,
         ) from error
     except (URLError, HTTPException, OSError) as error:
+        why = error.reason if isinstance(error, URLError) else error
         raise FetchError(
-            f"{url} could not be reached: {error}", advice="Check the network, then run it again."
+            f"{url} could not be reached: {getattr(why, 'strerror', None) or why}.",
+            advice="Check the network, then run it again.",
         ) from error
     return response
 

@@ -19,17 +19,17 @@ _NOT_SUPPORTED = (errno.EINVAL, errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 _DOCUMENT_BYTES = 64 << 20
 """More than any manifest or journal of ours; a larger file is not read into memory."""
 _ADVICE = {
-    errno.ENOSPC: "Free some space on that disk and resume: everything written so far is kept.",
-    errno.EDQUOT: "The disk quota is used up: free some space and resume; everything written so far is kept.",
-    errno.EFBIG: "The file size limit of this process is reached: raise it (ulimit -f) and resume.",
-    errno.EACCES: "Give yourself write access to that folder, or choose another one with --results.",
-    errno.EPERM: "Give yourself write access to that folder, or choose another one with --results.",
-    errno.EROFS: "That disk is mounted read-only: choose another folder with --results.",
+    errno.ENOSPC: "Free some space on that disk, then run the command again (a campaign: harness resume). Everything written so far is kept.",
+    errno.EDQUOT: "The disk quota is used up: free some space, then run the command again (a campaign: harness resume). Everything written so far is kept.",
+    errno.EFBIG: "The file size limit of this process is reached: raise it (ulimit -f), then run the command again (a campaign: harness resume).",
+    errno.EACCES: "Give yourself write access to that folder, or choose another one.",
+    errno.EPERM: "Give yourself write access to that folder, or choose another one.",
+    errno.EROFS: "That disk is mounted read-only: choose another folder.",
     errno.ENOENT: "Something removed the folder in mid-run: leave the results folder alone and resume.",
-    errno.ENAMETOOLONG: "Choose a shorter folder with --results, or a shorter name for the campaign.",
-    errno.EMFILE: "This process may not open more files: raise the limit (ulimit -n) and resume.",
-    errno.ENOLCK: "That file system has no locks: choose a folder on a local disk with --results.",
-    errno.ENOTDIR: "A file is in the way of a folder: choose another folder with --results.",
+    errno.ENAMETOOLONG: "Choose a folder with a shorter path, or a shorter name for the campaign.",
+    errno.EMFILE: "This process may not open more files: raise the limit (ulimit -n), then run the command again (a campaign: harness resume).",
+    errno.ENOLCK: "That file system has no locks: choose a folder on a local disk.",
+    errno.ENOTDIR: "A file is in the way of a folder: choose another folder.",
 }
 _READING = {
     errno.EACCES: "Give yourself the right to read it, or ask its owner for a copy.",
@@ -44,7 +44,10 @@ _READING = {
 def storage_error(error: OSError, path: Path, doing: str = "write") -> StorageError:
     """The error that says which path could not be written or read, why, and what to do."""
     why = error.strerror or str(error)
-    advice = _ADVICE.get(error.errno or 0, "Check the disk (dmesg, df -h) and resume: what was written is kept.")
+    advice = _ADVICE.get(
+        error.errno or 0,
+        "Check the disk (dmesg, df -h), then run the command again (a campaign: harness resume). What was written is kept.",
+    )
     if doing == "read":
         advice = _READING.get(error.errno or 0, advice)
     return StorageError(f"Cannot {doing} {path}: {why}.", advice=advice)

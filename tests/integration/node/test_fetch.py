@@ -248,7 +248,7 @@ def test_only_http_is_spoken(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("upstream")
 def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match="could not be reached"):
+    with pytest.raises(FetchError, match=r"/file could not be reached: Connection refused\. Check"):
         fetch_file("http://127.0.0.1:9/file", tmp_path / "file", "0")
 
 

@@ -109,6 +109,13 @@ def test_a_folder_without_any_is_refused(tmp_path: Path, made: bool) -> None:
         leaderboard(folder)
 
 
+def test_one_campaign_is_told_from_a_folder_of_them(results: Path) -> None:
+    campaign = next(path.parent for path in results.glob("*/campaign.json"))
+    with pytest.raises(ResultsPathError, match="is one campaign, and the list is of all in a folder") as refused:
+        leaderboard(campaign)
+    assert str(results) in refused.value.advice
+
+
 def test_a_cell_without_a_run_that_can_be_used_is_named_beside_those_that_are_listed(tmp_path: Path) -> None:
     mixed = write_campaign(tmp_path / "mixed", replicas=[1, 3], repeats=1, shape=Shape(record_s=20))
     (whole,) = mixed.glob("*_r3_*")

@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from harness.errors import ConflictError, StorageError
-from harness.results.files import atomic_write
+from harness.results.files import atomic_write, storage_error
 
 
 def refusing(number):
@@ -43,3 +43,12 @@ def test_a_folder_that_cannot_be_synced_is_no_error(tmp_path, monkeypatch):
 def test_a_path_that_is_too_long_says_what_to_do(tmp_path):
     with pytest.raises(StorageError, match="shorter"):
         atomic_write(tmp_path / ("x" * 300), "text")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENOTDIR, errno.EROFS, errno.EIO]
+)
+def test_what_to_do_suits_a_command_that_has_no_results_folder_and_nothing_to_resume(tmp_path, number):
+    advice = storage_error(OSError(number, os.strerror(number)), tmp_path / "report.html").advice
+    assert "--results" not in advice
+    assert "resume" not in advice or "run the command again (a campaign: harness resume)" in advice
