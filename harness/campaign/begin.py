@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.backends.base import Severity
 from harness.backends.choose import make_backend
 from harness.campaign import preflight
 from harness.campaign.folder import CampaignFolder, create
@@ -28,7 +29,7 @@ def begin(source: CampaignSource, results: Path, *, force: bool, say: Callable[[
     """
     check_limits(source.spec, most(source.spec))
     findings = preflight.check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
-    for finding in findings:
+    for finding in findings if force else [each for each in findings if each.severity is not Severity.ERROR]:
         say(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
     if not force:
         preflight.refuse_errors(findings)

@@ -145,9 +145,9 @@ def leaderboard(folder: Path, *, say: Callable[[str], None] = lambda _sentence: 
                 entries += [_entry(cell, path.name, digest) for cell in cells if cell.used]
                 known[identity] = path.name
         except HarnessError as error:
-            refused[path.name] = error.message
+            refused[path.name] = " ".join(error.message.split())
     if not entries:
-        reasons = "; ".join(printable(f"{name}: {why}") for name, why in refused.items()) or "it holds none"
+        reasons = "; ".join(printable(f"{name}: {why.rstrip('.')}") for name, why in refused.items()) or "it holds none"
         raise ResultsPathError(
             f"{folder} holds no campaign that can be listed: {reasons}.",
             advice="Give the folder that holds campaigns or archives of `harness publish`.",

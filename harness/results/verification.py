@@ -40,8 +40,14 @@ class Problem:
     advice: str = _RESTORE
 
     def __str__(self) -> str:
+        return f"{self.said} {self.advice}"
+
+    @property
+    def said(self) -> str:
+        """What is wrong and where, without what to do."""
         details = f" (expected {self.expected}, found {self.found})" if self.expected else ""
-        return f"{self.path}: {self.message}{details} {self.advice}"
+        where = "" if self.message.startswith(str(self.path)) else f"{self.path}: "
+        return f"{where}{self.message}{details}"
 
 
 @dataclass(slots=True)
@@ -85,13 +91,14 @@ class Verification:
 
     def refuse(self) -> None:
         """Raise VerificationError, with every problem, unless there are experiments and nothing is wrong."""
-        if not self.experiments:
+        if self.ok and not self.experiments:
             raise VerificationError(
                 f"{self.path} holds no finished experiment, so nothing was verified.",
                 advice=f"See how far it has come: harness status {self.path}",
             )
         if not self.ok:
-            lines = "\n".join(f"  {problem}" for problem in self.problems)
+            alike = len({problem.advice for problem in self.problems}) == 1  # then it is said once, below them
+            lines = "\n".join(f"  {problem.said if alike else problem}" for problem in self.problems)
             raise VerificationError(
                 f"{self.path} does not hold what it should:\n{lines}", advice=self.problems[0].advice
             )

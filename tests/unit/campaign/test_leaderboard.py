@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_one_campaign_is_told_from_a_folder_of_them(results: Path) -> None:
     with pytest.raises(ResultsPathError, match="is one campaign, and the list is of all in a folder") as refused:
         leaderboard(campaign)
     assert str(results) in refused.value.advice
+
+
+def test_why_nothing_is_listed_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "cut").mkdir()
+    (tmp_path / "cut/campaign.json").write_text("{")
+    with pytest.raises(ResultsPathError) as refused:
+        leaderboard(tmp_path)
+    assert re.search(
+        r"cut: \S+/cut does not hold what it should: \S+campaign.json is damaged: [^.]+\.$", refused.value.message
+    )
 
 
 def test_a_cell_without_a_run_that_can_be_used_is_named_beside_those_that_are_listed(tmp_path: Path) -> None:
