@@ -20,6 +20,7 @@ def main() -> None:
     os.umask(os.umask(0o022) | 0o022)  # Results are nobody else's to write.
     output.use_words()
     output.open_closed_streams()
+    output.take_every_sign()
     try:
         typer.main.get_command(app)(prog_name="harness")
     except HarnessError as error:

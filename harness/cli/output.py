@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -56,6 +58,13 @@ def open_closed_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "r" if name == "stdin" else "w", closefd=False))
+
+
+def take_every_sign() -> None:
+    """Write what the terminal's encoding lacks as a question mark, and a file's name that is no text byte by byte."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        whole = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if whole else "replace")
 
 
 def use_words() -> None:

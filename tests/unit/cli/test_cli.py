@@ -156,6 +156,19 @@ def test_closed_streams_lead_nowhere_and_keep_their_numbers(tmp_path):
         (tmp_path / "mine.yaml").unlink()
 
 
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "? ?.yaml written"), ("utf-8", "é \udcff.yaml written")])
+def test_a_terminal_without_a_sign_gets_a_question_mark_and_no_traceback(tmp_path, encoding, shown):
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", "init", b"\xc3\xa9 \xff.yaml"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONIOENCODING": encoding + ":strict"},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode(errors="surrogateescape").startswith(shown)
+
+
 def test_errors_are_json_where_a_machine_reads():
     done = harness("plan", "quikstart", "--json")
 
