@@ -188,6 +188,8 @@ def open_folder(path: Path) -> CampaignFolder:
         ) from error
     copy = path / layout.CAMPAIGN_YAML
     with storage_errors(copy, "read"):
+        if not copy.exists():
+            raise ConflictError(f"{copy} is missing.", advice="Restore it from a backup: nothing is run without it.")
         if not copy.is_file() or hashlib.sha256(read_document(copy)).hexdigest() != folder.source_sha256:
             raise ConflictError(
                 f"{copy} is not the campaign file this campaign began with.",

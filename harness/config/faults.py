@@ -44,9 +44,16 @@ def plain(message: str) -> str:
     return message
 
 
+def is_union_tag(part: int | str) -> bool:
+    """Pydantic puts the branch of a union into the location; no key of ours contains these."""
+    return isinstance(part, str) and (
+        part.startswith(("list[", "function-", "json")) or part == "MetricSelection" or " " in part
+    )
+
+
 def first_in_words(error: ValidationError) -> str:
     """The first fault with its place: ``replicas.0 must be at least 1``; without a full stop."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(str(part) for part in first["loc"] if not is_union_tag(part))
     own = first["type"] == "value_error"
     return f"{where}{':' if own else ''} {in_words(first)}" if where else f"{'' if own else 'it '}{in_words(first)}"

@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.config.campaign import CampaignSpec, MetricSelection
-from harness.config.faults import in_words
+from harness.config.faults import in_words, is_union_tag
 from harness.config.yaml_tree import Fault, read_tree
 from harness.errors import CampaignFileError
 
@@ -69,7 +69,7 @@ def _unknown_metrics(tree: yaml.Node, spec: CampaignSpec, known: Collection[str]
 
 def _describe(tree: yaml.Node, fault: Any) -> Fault:
     """Line and sentence of one fault found by pydantic."""
-    location: Location = tuple(part for part in fault["loc"] if not _is_union_tag(part))
+    location: Location = tuple(part for part in fault["loc"] if not is_union_tag(part))
     line = _line_of(tree, location)
     where = ".".join(str(part) for part in location) or "the file"
     kind = fault["type"]
@@ -111,13 +111,6 @@ def _nearest_name(fault: Any) -> str:
     """Of the names that could be there, the one that was probably meant."""
     close = difflib.get_close_matches(str(fault["input"]), re.findall("'([^']+)'", str(fault["msg"])), n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
-
-
-def _is_union_tag(part: int | str) -> bool:
-    """Pydantic puts the branch of a union into the location; no key of ours contains these."""
-    return isinstance(part, str) and (
-        part.startswith(("list[", "function-", "json")) or part == "MetricSelection" or " " in part
-    )
 
 
 def _line_of(node: yaml.Node, location: Location) -> int:

@@ -50,6 +50,8 @@ def storage_error(error: OSError, path: Path, doing: str = "write") -> StorageEr
     )
     if doing == "read":
         advice = _READING.get(error.errno or 0, advice)
+    elif doing != "write" and isinstance(error, PermissionError):
+        advice = "Give yourself the right to it, or work on a copy of your own."
     return StorageError(f"Cannot {doing} {path}: {why}.", advice=advice)
 
 

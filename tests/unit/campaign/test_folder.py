@@ -83,6 +83,13 @@ def test_an_edited_copy_of_the_campaign_file_is_refused(made):
         folders.open_folder(made.path)
 
 
+def test_a_campaign_file_that_is_gone_is_called_missing(made):
+    (made.path / "campaign.yaml").unlink()
+    with pytest.raises(ConflictError, match=r"campaign\.yaml is missing\.") as refused:
+        folders.open_folder(made.path)
+    assert "Restore it" in refused.value.advice
+
+
 def test_an_edited_original_is_refused_and_one_that_is_gone_is_not(made, tmp_path):
     folders.check_source(made)
     (tmp_path / "campaign.yaml").write_text(TEXT + "repeats: 9\n")

@@ -5,9 +5,11 @@ import math
 import re
 
 import pytest
+from pydantic import ValidationError
 
 from harness.campaign.source import read_source, shipped_names
 from harness.config import CampaignSpec, KubernetesSpec, Timing, UntilKnown
+from harness.config.faults import first_in_words
 from harness.config.load import parse_campaign
 from harness.config.timing import short_by_scrapes
 from harness.errors import CampaignFileError
@@ -426,3 +428,9 @@ def test_loads_that_lie_close_together_are_named_apart():
 @pytest.mark.parametrize("raised", ["step: 1.0e-12", "step: 1.0e-300", "factor: 1.0000000000000002"])
 def test_a_load_raised_in_endless_steps_is_a_fault(raised):
     assert "more than 256 points" in faults(GOOD + f"stress: {{load: rate, first: 1, most: 2, {raised}}}\n")
+
+
+def test_a_place_is_named_without_the_kind_of_value_that_was_tried():
+    with pytest.raises(ValidationError) as wrong:
+        CampaignSpec.model_validate({"name": "a", "workloads": [{"name": "resnet50"}], "replicas": [1], "repeats": -5})
+    assert first_in_words(wrong.value) == "repeats must be at least 1"

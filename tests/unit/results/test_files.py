@@ -52,3 +52,9 @@ def test_what_to_do_suits_a_command_that_has_no_results_folder_and_nothing_to_re
     advice = storage_error(OSError(number, os.strerror(number)), tmp_path / "report.html").advice
     assert "--results" not in advice
     assert "resume" not in advice or "run the command again (a campaign: harness resume)" in advice
+
+
+def test_what_may_have_been_read_is_not_said_to_need_write_access(tmp_path):
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    assert "write access" in storage_error(denied, tmp_path).advice
+    assert "write access" not in storage_error(denied, tmp_path, "read or write").advice
