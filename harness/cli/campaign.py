@@ -63,7 +63,7 @@ def _json(*, wanted: bool) -> None:
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="Where to write it; must not exist.")],
+    file: Annotated[Path, typer.Argument(help="The file to write; must not exist.")],
     *,
     purpose: Annotated[
         Literal["sharing", "scaling", "serving", "profile", "kubernetes"] | None,
@@ -180,13 +180,16 @@ def plan(
 
 def doctor(
     file: Annotated[
-        str | None, typer.Argument(metavar="[FILE]", help="With --kubernetes: the campaign to run.")
+        str | None,
+        typer.Argument(metavar="[FILE]", help="Campaign file to run on that cluster; only with --kubernetes."),
     ] = None,
     *,
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Look at a cluster; 3 is the exit code if it lacks something.")
     ] = False,
-    namespace: Annotated[str | None, typer.Option("--namespace", help="In place of the campaign's.")] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="Namespace to look at, in place of the campaign's.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Look at this machine or at a cluster: what can be measured there, what cannot, and why."""
@@ -195,7 +198,10 @@ def doctor(
 
     _json(wanted=json)
     if not kubernetes and (file or namespace):
-        raise UsageError("a campaign or a namespace is looked at on a cluster.", advice="Add --kubernetes.")
+        raise UsageError(
+            "a campaign file and --namespace are of use on a cluster alone.",
+            advice="Add --kubernetes, or leave them out.",
+        )
     checks, access = examine_cluster(*of_campaign(file, namespace)) if kubernetes else (examine(), "")
     ok = all(check.ok for check in checks if check.required)
     if json:

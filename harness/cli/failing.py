@@ -21,12 +21,16 @@ FailOn = Annotated[
 Baseline = Annotated[
     Path | None,
     typer.Option(
-        "--baseline", metavar="RESULTS/CAMPAIGN", help="Of --fail-on regression: a campaign, or a published set."
+        "--baseline",
+        metavar="RESULTS/CAMPAIGN",
+        help="What --fail-on regression compares with: a campaign, or a published set.",
     ),
 ]
 Within = Annotated[
     float | None,
     typer.Option(
-        "--within", callback=positive, help="Of --fail-on regression: percent that a figure may be worse. Default: 10."
+        "--within",
+        callback=positive,
+        help="Percent that a figure may be worse before --fail-on regression fails. Default: 10.",
     ),
 ]

@@ -85,7 +85,7 @@ def sharing(
         typer.Option("--mig", help="Divide each GPU into these instances before, e.g. 3g.71gb,2g.35gb,1g.18gb."),
     ] = None,
     forced: Annotated[
-        bool, typer.Option("--forced", help="Although pods that hold a GPU run; their kernels fail.")
+        bool, typer.Option("--forced", help="Switch although pods that hold a GPU run; their kernels fail.")
     ] = False,
     inventory: Inventory = None,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,

@@ -17,12 +17,18 @@ def register(app: typer.Typer) -> None:
 
 def probe(
     *,
-    sharing: Annotated[str, typer.Option("--sharing", help="time-slicing or mps.")] = "time-slicing",
-    processes: Annotated[int, typer.Option("--processes", min=2, max=48, help="Processes that want the GPU.")] = 2,
+    sharing: Annotated[
+        str, typer.Option("--sharing", help="Sharing mode to probe: time-slicing or mps.")
+    ] = "time-slicing",
+    processes: Annotated[
+        int, typer.Option("--processes", min=2, max=48, help="Processes that want the GPU at the same time.")
+    ] = 2,
     seconds: Annotated[
-        float, typer.Option("--seconds", callback=positive, max=60, help="To watch for, each time.")
+        float, typer.Option("--seconds", callback=positive, max=60, help="Seconds to watch them for in each repeat.")
     ] = 1.0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=100, help="With new processes each time.")] = 5,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, max=100, help="How often to measure, each time with new processes.")
+    ] = 5,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Measure how long a turn on this GPU lasts, and what a switch to the next process takes.

@@ -31,14 +31,22 @@ def profile(
         str, typer.Option("--execution", help="eager, compiled, cuda-graph; several with commas.")
     ] = "eager",
     size: Annotated[str, typer.Option("--size", help="Model sizes (option model_size), e.g. small,large.")] = "",
-    epochs: Annotated[str, typer.Option("--epochs", help="Of training, with --samples; several with commas.")] = "",
-    samples: Annotated[str, typer.Option("--samples", help="In an epoch; several with commas.")] = "",
+    epochs: Annotated[
+        str, typer.Option("--epochs", help="Epochs of a training workload, with --samples; several with commas.")
+    ] = "",
+    samples: Annotated[str, typer.Option("--samples", help="Samples in an epoch; several with commas.")] = "",
     option: Annotated[
         list[str] | None, typer.Option("--option", help="NAME=VALUE for the workload itself; may be repeated.")
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, max=30, help="Processes for each setting.")] = 3,
+    repeats: Annotated[
+        int,
+        typer.Option(
+            "--repeats", min=1, max=30, help="How often each setting is measured, each time in a new process."
+        ),
+    ] = 3,
     seconds: Annotated[
-        float, typer.Option("--seconds", callback=positive, help="To measure each for, after the warm-up.")
+        float,
+        typer.Option("--seconds", callback=positive, help="Seconds to measure each setting for, after the warm-up."),
     ] = 5.0,
     capacity: Annotated[
         Literal["knee", "memory"] | None,
@@ -47,21 +55,34 @@ def profile(
             help="Raise the batch: to the knee of the throughput, or until 85 % of the GPU's memory is in use.",
         ),
     ] = None,
-    most_batch: Annotated[int, typer.Option("--most-batch", min=1, help="Where raising the batch ends.")] = 65536,
+    most_batch: Annotated[
+        int, typer.Option("--most-batch", min=1, help="Largest batch that --capacity tries.")
+    ] = 65536,
     trace: Annotated[
         bool, typer.Option("--trace", help="Keep a kernel trace and a table of the top kernels of each setting.")
     ] = False,
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where it runs.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Device that it runs on.")
+    ] = "auto",
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.")
+        int | None, typer.Option("--threads", min=1, help="CPU threads of a process; default: torch's choice.")
     ] = None,
-    warmup_requests: Annotated[int, typer.Option("--warmup-requests", min=0, help="That are not measured.")] = 5,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights, inputs and the order of the points.")] = 0,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one point.")] = 900.0,
+    warmup_requests: Annotated[
+        int, typer.Option("--warmup-requests", min=0, help="Requests before the measurement, which do not count.")
+    ] = 5,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Seed of the weights, the inputs and the order of the processes.")
+    ] = 0,
+    timeout_s: Annotated[
+        float,
+        typer.Option("--timeout-s", callback=positive, help="Seconds after which a process is ended that is not done."),
+    ] = 900.0,
     results: Annotated[Path, typer.Option("--results", help="Folder that holds the profiles' folders.")] = Path(
         "results"
     ),
-    name: Annotated[str, typer.Option("--name", help="Of the folder; default: from the workload and the time.")] = "",
+    name: Annotated[
+        str, typer.Option("--name", help="Name of the folder; default: from the workload and the time.")
+    ] = "",
     kubernetes: Annotated[
         Path | None,
         typer.Option(

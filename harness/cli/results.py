@@ -10,6 +10,7 @@ import typer
 from harness.cli import output
 from harness.cli.failing import Baseline, FailOn, Within
 from harness.cli.numbers import not_negative, positive
+from harness.cli.render import counted
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
@@ -82,7 +83,7 @@ def verify(
     outcome.refuse()
     if not json:
         output.sentence(
-            f"{path}: {outcome.experiments} experiments, {outcome.files} files, all as their manifests say"
+            f"{path}: {counted(outcome.experiments, 'experiment')}, {counted(outcome.files, 'file')}, all as their manifests say"
             f"{f', signed by {signer}' if signer else ''}."
         )
 
@@ -159,16 +160,19 @@ def compare(
     ] = None,
     latency_limit_ms: Annotated[
         float | None,
-        typer.Option("--latency-limit-ms", help="p99 to be kept: how many replicas fit on a GPU then?"),
+        typer.Option(
+            "--latency-limit-ms",
+            help="Limit of the p99 latency: how many replicas of a GPU keep it, and which mode serves most within it?",
+        ),
     ] = None,
     price_per_gpu_hour: Annotated[
-        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Of one GPU.")
+        float | None, typer.Option("--price-per-gpu-hour", callback=not_negative, help="Price of one GPU for an hour.")
     ] = None,
     price_per_kwh: Annotated[
         float | None,
-        typer.Option("--price-per-kwh", callback=not_negative, help="Of the energy of the GPUs."),
+        typer.Option("--price-per-kwh", callback=not_negative, help="Price of a kWh of the GPUs' energy."),
     ] = None,
-    currency: Annotated[str, typer.Option("--currency", help="Of these prices, e.g. USD.")] = "",
+    currency: Annotated[str, typer.Option("--currency", help="Currency of these prices, e.g. USD.")] = "",
     unlike: Annotated[bool, typer.Option("--unlike", help="Compare even results of unlike machines.")] = False,
     details: Annotated[
         bool, typer.Option("--details", help="Also print every test and the answers behind the decision.")
@@ -343,7 +347,9 @@ def export(
     metric: Annotated[
         list[str] | None, typer.Option("--metric", help="A metric of the catalogue; may be repeated. Default: all.")
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one query.")] = 30.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", callback=positive, help="Seconds that one query may take.")
+    ] = 30.0,
     json: Json = False,
 ) -> None:
     """Export a recording from a Prometheus server into the metric CSVs that a campaign writes.
@@ -399,7 +405,9 @@ def archive(
             "--match", help="Selector of series to keep, e.g. '{namespace=\"inference\"}'; repeatable. Default: all."
         ),
     ] = None,
-    timeout_s: Annotated[float, typer.Option("--timeout-s", callback=positive, help="Of one query.")] = 60.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", callback=positive, help="Seconds that one query may take.")
+    ] = 60.0,
     json: Json = False,
 ) -> None:
     """Keep everything that Prometheus knows of each experiment's time, as a database that Prometheus opens again.
@@ -439,7 +447,8 @@ def _print_export(out: Path, summary: dict[str, Any]) -> None:
     for remark in summary["notes"]:
         output.note(f"note: {remark}")
     output.result(
-        f"{out}: {len(summary['metrics'])} metrics of {len(summary['replicas'])} replicas, {summary['rows']} rows each."
+        f"{out}: {counted(len(summary['metrics']), 'metric')} of {counted(len(summary['replicas']), 'replica')}, "
+        f"{counted(summary['rows'], 'row')} each."
     )
 
 

@@ -13,6 +13,7 @@ import typer
 from harness.campaign.folder import create
 from harness.campaign.init_template import TEMPLATES
 from harness.campaign.source import shipped_names
+from harness.cli.app import app
 from harness.cli.numbers import not_negative
 from tests.support import forked
 from tests.support.experiments import campaign
@@ -141,6 +142,17 @@ def test_a_slip_of_the_keyboard_gets_a_hint_and_exit_code_2(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_what_an_option_is_can_be_read_without_its_name():
+    begun = {"Of", "In", "To", "That", "With", "Although", "Where"}
+    told = [
+        f"{name} {option.opts[0]}: {text}"
+        for name, command in typer.main.get_command(app).commands.items()
+        for option in command.params
+        if (text := getattr(option, "help", None) or "").split(" ")[0] in begun
+    ]
+    assert told == []
 
 
 def test_closed_streams_lead_nowhere_and_keep_their_numbers(tmp_path):
