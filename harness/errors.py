@@ -98,6 +98,12 @@ class FailOn(StrEnum):
     INVALID = "invalid"
 
 
+def counted(number: int, what: str, verb: str = "") -> str:
+    """A number of things for a sentence: ``1 replica needs``, ``1,200 replicas need``."""
+    one = number == 1
+    return f"{number:,} {what}{'' if one else 's'}" + (f" {verb}{'s' if one else ''}" if verb else "")
+
+
 class HarnessError(Exception):
     """Base of every error raised on purpose.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.analysis.statistics import Estimate
+from harness.errors import counted
 
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -152,7 +153,7 @@ def times(estimate: Estimate) -> str:
 
 def replicas_in_words(count: int) -> str:
     """``1 replica``, ``3 replicas``."""
-    return "1 replica" if count == 1 else f"{count} replicas"
+    return counted(count, "replica")
 
 
 def duration(seconds: float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.backends.base import Finding, Severity
 from harness.backends.devices import places
 from harness.config import Device, ExperimentSpec, WorkloadSpec
-from harness.errors import BackendError
+from harness.errors import BackendError, counted
 from harness.metrics.nvml import GpuFacts
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -51,7 +51,7 @@ def check_cpus(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator
         if (near := on[position % len(on)].near_cpus) and not set(cpus) <= set(near)
     ]
     if far:
-        message = f"{len(far)} replicas get CPUs that are not near their GPU: those that are do not suffice for all."
+        message = f"{counted(len(far), 'replica', 'get')} CPUs that are not near their GPU: those that are do not suffice for all."
         yield Finding(Severity.WARNING, "cpus", message, _ADVICE)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import Device, ExperimentSpec
-from harness.errors import BackendError
+from harness.errors import BackendError, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -71,7 +71,7 @@ def used_gpus(experiment: ExperimentSpec) -> Sequence[str]:
         return []
     if gpus and len(gpus) < experiment.gpus:
         raise BackendError(
-            f"the campaign uses {experiment.gpus} GPUs, and {len(gpus)} are here and let through by {VISIBLE}.",
+            f"the campaign uses {counted(experiment.gpus, 'GPU')}, and {VISIBLE} lets {len(gpus)} through here.",
             advice="Lower `gpus`.",
         )
     return [gpu.uuid for gpu in gpus[: experiment.gpus]]

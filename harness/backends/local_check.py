@@ -19,7 +19,7 @@ from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
 from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
 from harness.config.server import Protocol
-from harness.errors import ReasonCode
+from harness.errors import ReasonCode, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
 
@@ -180,9 +180,10 @@ def _too_little(
     needed_gb = sum(_gigabytes(workload, table) * replicas for workload, replicas in workloads)
     if needed_gb <= free_gb:
         return None
-    who = " and ".join(f"{replicas} replicas of {workload.name}" for workload, replicas in workloads)
+    who = " and ".join(f"{counted(replicas, 'replica')} of {workload.name}" for workload, replicas in workloads)
+    need = "needs" if sum(replicas for _, replicas in workloads) == 1 else "need"
     each = " and ".join(f"{_gigabytes(workload, table):g}" for workload, _ in workloads)
-    message = f"{who} need about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
+    message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
     return Finding(
         Severity.ERROR,
         what,

@@ -9,7 +9,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.mps import CONTROL, foreign_daemons
 from harness.config import Device, ExperimentSpec
 from harness.config.sharing import FOUND
-from harness.errors import ReasonCode
+from harness.errors import ReasonCode, counted
 from harness.metrics.nvml import GpuFacts
 
 _CHECK = "sharing"
@@ -33,7 +33,9 @@ def check_sharing(experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none
             yield _error(message, "Set device: auto or cuda.")
         return
     if len(gpus) < experiment.gpus:
-        yield _error(f"the campaign uses {experiment.gpus} GPUs, and there are {len(gpus)}.", "Lower `gpus`.")
+        yield _error(
+            f"the campaign uses {counted(experiment.gpus, 'GPU')}, and the machine has {len(gpus)}.", "Lower `gpus`."
+        )
     yield from _compute_mode(experiment, used)
     yield from _rivals(experiment, used)
     if sharing.traits.daemon:
@@ -86,9 +88,7 @@ def _mps(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
         )
     smallest_gb = min((gpu.total_bytes for gpu in gpus), default=0) / 1e9
     if limits.pinned_memory_gb is not None and limits.pinned_memory_gb * each > smallest_gb:
-        message = (
-            f"{each} replicas of {limits.pinned_memory_gb:g} GB do not fit into {smallest_gb:.1f} GB of GPU memory."
-        )
+        message = f"{counted(each, 'replica')} of {limits.pinned_memory_gb:g} GB cannot fit into {smallest_gb:.1f} GB of GPU memory."
         advice = "Lower mps.pinned_memory_gb, or take fewer replicas."
         yield Finding(Severity.ERROR, _CHECK, message, advice, ReasonCode.OUT_OF_MEMORY)
 
@@ -101,7 +101,7 @@ def _mig(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Findi
         return
     instances = sum(len(gpu.mig_uuids) for gpu in gpus)
     if instances < experiment.cell.processes:
-        message = f"{experiment.cell.processes} replicas need a MIG instance each, and there are {instances}."
+        message = f"{counted(experiment.cell.processes, 'replica', 'need')} a MIG instance each, and the machine has {instances}."
         yield _error(message, "Create them (nvidia-smi mig -cgi PROFILE -C), or take fewer replicas.")
 
 

@@ -13,8 +13,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 experiment``, ``1,200 files``."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

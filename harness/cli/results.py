@@ -10,7 +10,7 @@ import typer
 from harness.cli import output
 from harness.cli.failing import Baseline, FailOn, Within
 from harness.cli.numbers import not_negative, positive
-from harness.cli.render import counted
+from harness.errors import counted
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison

@@ -9,6 +9,7 @@ from typing import Any
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.nodes import withdrawn
 from harness.config import KubernetesSpec
+from harness.errors import counted
 
 Object = Mapping[str, Any]
 
@@ -93,7 +94,7 @@ def check_gpus(
         yield Finding(
             Severity.ERROR,
             "gpus",
-            f"{replicas} replicas need {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
+            f"{counted(replicas, 'replica', 'need')} {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
             f"{offers}{f', of which others hold {held}' if held else ''}.",
             "Use fewer replicas, or more slices: harness sharing time-slicing --replicas N.",
         )
@@ -208,7 +209,7 @@ DEVICES_ADVICE = (
 
 def too_many(found: int, expected: int, where: str) -> str:
     """The sentence about GPUs that are there and were not expected, or the other way round."""
-    return f"{found} GPUs where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
+    return f"{counted(found, 'GPU')} where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
 
 
 def selected(node: Object, spec: KubernetesSpec) -> bool:

@@ -11,7 +11,7 @@ import yaml
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 from harness.config.sharing import DIVIDED, WHOLE
-from harness.errors import BackendError
+from harness.errors import BackendError, counted
 
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 MPS_LABEL = "nvidia.com/mps.capable"
@@ -82,7 +82,7 @@ def choose(
     if not fit:
         have = ", ".join(f"{one.name} ({one.mode.value}, {one.slices} a GPU)" for one in found) or "none"
         raise BackendError(
-            f"no configuration of {spec.device_plugin_configs} gives {experiment.cell.processes} replicas their GPU by "
+            f"no configuration of {spec.device_plugin_configs} gives {counted(experiment.cell.processes, 'replica')} a GPU by "
             f"{experiment.sharing.value}; it has: {have}.",
             advice="Add one to the ConfigMap (docs/cluster.md has an example), or use fewer replicas.",
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.backends.base import Finding, Severity
 from harness.config import ExperimentSpec, MpsLimits
+from harness.errors import counted
 
 Object = Mapping[str, Any]
 
@@ -51,10 +52,12 @@ def _check(experiment: ExperimentSpec, limits: MpsLimits, node: Object, lent_as:
         return
     asked, most = limits.percentage(experiment.replicas_per_gpu) or 100.0, 100.0 / lent_as
     if asked > most * _ROUNDING:
+        verb = "is" if experiment.replicas == 1 else "are"
         yield Finding(
             Severity.ERROR,
             "sharing",
-            f"{experiment.replicas} replicas of {experiment.workload.name} are to have {asked:g} % of a GPU's multiprocessors each, "
+            f"{counted(experiment.replicas, 'replica')} of {experiment.workload.name} {verb} to have {asked:g} % of a GPU's "
+            "multiprocessors each, "
             f"and the device plugin gives each of {lent_as} slices of node {name} {most:g} %.",
             "A client of MPS can only lower its share: ask for less (`mps.share`), lend fewer slices, or leave `mps` out and take "
             "the plugin's part.",

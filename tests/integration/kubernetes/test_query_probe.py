@@ -209,7 +209,7 @@ def test_clocks_that_differ(scene):
 
 def test_another_number_of_gpus_than_expected(scene):
     [found] = scene.check(KubernetesSpec(scrape_interval_s=1.0, expected_gpus=2))
-    assert "1 GPUs where 2 were expected" in found.message
+    assert "1 GPU where 2 were expected" in found.message
 
 
 def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):

@@ -66,6 +66,6 @@ def test_who_is_far_from_its_gpu_is_told():
 
     [finding] = cpus.check_cpus(spec, [gpu(2, 3, 6, 7)])
     assert finding.severity is Severity.WARNING
-    assert finding.message.startswith("1 replicas get CPUs that are not near their GPU")
+    assert finding.message.startswith("1 replica gets CPUs that are not near their GPU")
     assert list(cpus.check_cpus(experiment(replicas=2, workload={"cpus_per_replica": 2}), [gpu(2, 3, 6, 7)])) == []
     assert list(cpus.check_cpus(experiment(replicas=2), [gpu(2)])) == []

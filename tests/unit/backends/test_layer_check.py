@@ -76,7 +76,7 @@ def test_neighbours_are_checked_like_the_measured_workload():
 
     assert any("the workload noisy is no_such_module:make" in message for message in errors)
     assert any(
-        "2 replicas of tiny and 1 replicas of noisy and 1 replicas of hungry need about 100000.6 GB" in message
+        "2 replicas of tiny and 1 replica of noisy and 1 replica of hungry need about 100000.6 GB" in message
         for message in errors
     )
 

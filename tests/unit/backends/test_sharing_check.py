@@ -57,16 +57,16 @@ def test_an_idle_gpu_is_fine(sharing):
         (Sharing.TIME_SLICING, {"compute_mode": "exclusive-process"}, {}, "it takes one process"),
         (Sharing.TIME_SLICING, {"compute_mode": "prohibited"}, {}, "compute mode is prohibited"),
         (Sharing.MPS, {"mig": True}, {}, "the GPU is divided (MIG is on)"),
-        (Sharing.MPS, {}, {"mps": MpsLimits(pinned_memory_gb=80)}, "2 replicas of 80 GB do not fit into 150.0 GB"),
+        (Sharing.MPS, {}, {"mps": MpsLimits(pinned_memory_gb=80)}, "2 replicas of 80 GB cannot fit into 150.0 GB"),
         (Sharing.MIG, {}, {}, "sharing mig needs a GPU with MIG on, and NVIDIA H200 has it off or has none."),
         (
             Sharing.MIG,
             {"mig": True, "mig_uuids": ("MIG-a",)},
             {},
-            "2 replicas need a MIG instance each, and there are 1.",
+            "2 replicas need a MIG instance each, and the machine has 1.",
         ),
         (Sharing.MPS, {}, {"workload": {"device": "cpu"}}, "runs on the CPU, where sharing mps means nothing"),
-        (Sharing.TIME_SLICING, {}, {"gpus": 2}, "the campaign uses 2 GPUs, and there are 1."),
+        (Sharing.TIME_SLICING, {}, {"gpus": 2}, "the campaign uses 2 GPUs, and the machine has 1."),
     ],
 )
 def test_what_cannot_be_is_an_error_with_its_reason(sharing, machine, wishes, message):
@@ -130,7 +130,7 @@ def test_replicas_take_several_gpus_in_turn():
     spec = experiment(gpus=2, replicas=3)
     given = [device_environment(spec, index)["CUDA_VISIBLE_DEVICES"] for index in range(3)]
     assert given == ["GPU-two", "GPU-five", "GPU-two"]
-    with pytest.raises(BackendError, match="uses 3 GPUs, and 2 are here and let through by CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(BackendError, match="uses 3 GPUs, and CUDA_VISIBLE_DEVICES lets 2 through here"):
         device_environment(experiment(gpus=3), 0)
 
 

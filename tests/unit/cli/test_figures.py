@@ -17,6 +17,7 @@ from harness.campaign.gate import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
 from harness.config import Sharing
+from harness.errors import counted
 from harness.results.layout import STATE
 from harness.results.manifest import Status
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
@@ -201,3 +202,15 @@ def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analy
     assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")
     assert [line.split()[0] for line in lines] == (["workload", *["resnet50"] * 4] if wanted else [])
     assert len(written) == wanted
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((1, "replica", "need"), "1 replica needs"),
+        ((2, "replica", "need"), "2 replicas need"),
+        ((1200, "row"), "1,200 rows"),
+    ],
+)
+def test_one_is_counted_as_one(given, said):
+    assert counted(*given) == said

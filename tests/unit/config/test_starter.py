@@ -78,7 +78,7 @@ def test_the_starter_and_the_page_say_the_timing_that_a_file_without_one_has():
     [
         (0, ["exclusive", "time-slicing", "mps"], "# Not now: sharing mig needs a GPU with MIG on, and GPU has it off"),
         (7, ["mig"], "# Not now: the GPU is divided (MIG is on), and sharing mps would use one instance of it."),
-        (2, ["time-slicing"], "# Not now: 4 replicas need a MIG instance each, and there are 2."),
+        (2, ["time-slicing"], "# Not now: 4 replicas need a MIG instance each, and the machine has 2."),
     ],
 )
 def test_a_short_starter_has_the_modes_of_this_machine(monkeypatch, purpose, instances, modes, refused):

@@ -310,10 +310,10 @@ def test_preflight_takes_what_the_nodes_can_be_switched_to(here, plugin):
     beside = ConditionSpec(name="beside", neighbours=[neighbour()])
     for too_many in ({"replicas": 9}, {"replicas": 8, "condition": beside}):
         told = findings(here, experiment(sharing=MPS, **too_many))["sharing"]
-        assert "gives 9 replicas their GPU by mps" in told.message
+        assert "gives 9 replicas a GPU by mps" in told.message
 
     told = findings(here, experiment(sharing=MPS, replicas=9))["sharing"]
-    assert "no configuration of gpu/plugin gives 9 replicas their GPU by mps" in told.message
+    assert "no configuration of gpu/plugin gives 9 replicas a GPU by mps" in told.message
     assert "mps-8 (mps, 8 a GPU)" in told.message
     here.spec = here.spec.model_copy(update={"device_plugin_configs": "gpu/other"})
     assert "there is no ConfigMap gpu/other" in findings(here, experiment(sharing=MPS))["sharing"].message
