@@ -300,8 +300,8 @@ def too_short(spec: CampaignSpec) -> list[str]:
         requests = rate * min(spec.replicas) * spec.timing.record_s
         if requests < needed:
             told.append(
-                f"{workload.name}: {rate:g} requests/s and server for {spec.timing.record_s:g} s are about {requests:.0f} "
-                f"requests, and the objective takes at least {needed} to be met, though none is missed."
+                f"{workload.name}: {rate:g} requests/s to each server make about {requests:.0f} requests in "
+                f"{spec.timing.record_s:g} s. The objective can be called met only from {needed} requests on, even if none misses it."
             )
     return told
 

@@ -171,7 +171,9 @@ def test_a_plan_with_warnings_fails_where_degraded_runs_would(tmp_path: Path, mo
 def test_a_plan_too_short_for_its_objective_fails(tmp_path: Path) -> None:
     error = failure(plan(tmp_path, SERVED.replace("SECONDS", "30"), "--fail-on", "slo"))
     assert isinstance(error, ObjectiveMissedError)
-    assert error.message.startswith("llm: 10 requests/s and server for 30 s are about 300 requests")
+    assert error.message.startswith(
+        "llm: 10 requests/s to each server make about 300 requests in 30 s. The objective can"
+    )
     assert plan(tmp_path, SERVED.replace("SECONDS", "40"), "--fail-on", "slo").exception is None
     without_rate = SERVED.replace(", rate: 10", "").replace("SECONDS", "30")
     assert gates.too_short(parse_campaign(without_rate, origin="")) == []
