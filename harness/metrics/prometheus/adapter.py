@@ -99,6 +99,14 @@ class Queryable(Protocol):
         ...
 
 
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port or an IPv6 address that cannot be
+        return False
+
+
 class PrometheusServer:
     """One Prometheus server; safe to use from several threads.
 
@@ -110,6 +118,8 @@ class PrometheusServer:
         verify: whether the server's certificate is checked, or the file of those who may have signed it.
         cert: files of a client certificate and its key.
         renew: called once when the server does not accept the headers, before it is asked again; None: nothing renews them.
+
+    Raises UsageError for a ``url`` that is no address over http or https.
     """
 
     def __init__(
@@ -122,6 +132,10 @@ class PrometheusServer:
         cert: tuple[str, str] | None = None,
         renew: Callable[[], None] | None = None,
     ) -> None:
+        if not _is_http(url):
+            raise UsageError(
+                f"{without_password(url)!r} is no address of a Prometheus server.", advice="E.g. http://127.0.0.1:9090"
+            )
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = headers if callable(headers) else lambda given=dict(headers or {}): given

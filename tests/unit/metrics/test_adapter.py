@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
+from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus import adapter
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -238,3 +238,12 @@ def test_threads_do_not_share_a_connection():
     ):
         assert len([found.series for found in threads.map(server.query, ["up"] * 4, [1.0] * 4)]) == 4
     assert not all_at_once.broken
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "127.0.0.1:9090", "http://", "http://[::1", "http://127.0.0.1:99999", "http://user:secret@:1"]
+)
+def test_what_is_no_address_is_refused_before_anything_is_asked(url):
+    with pytest.raises(UsageError, match="is no address of a Prometheus server") as refused:
+        PrometheusServer(url)
+    assert "secret" not in str(refused.value)
