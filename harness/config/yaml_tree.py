@@ -55,7 +55,7 @@ def read_tree(text: str, *, origin: str) -> tuple[yaml.Node | None, Any, list[Fa
     """
     if len(text) > MAX_CHARACTERS:
         raise CampaignFileError(
-            f"{origin} is longer than {MAX_CHARACTERS:,} characters: no campaign file.",
+            f"{origin} is longer than {MAX_CHARACTERS:,} characters, and is not read.",
             advice="Check the path; split a campaign that is so large into several files.",
         )
     try:

@@ -73,8 +73,10 @@ def _read(file: Path) -> dict[str, Any]:
         raise ResultsPathError(f"{file} is no regular file.", advice="Give a CITATION.cff.")
     try:
         _, said, faults = read_tree(read_document(file).decode(), origin=str(file))
-    except (UnicodeDecodeError, CampaignFileError) as error:
-        raise UsageError(f"{file} cannot be read: {error}", advice="Give a CITATION.cff.") from error
+    except CampaignFileError as error:
+        raise UsageError(error.message, advice="Give a CITATION.cff.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no CITATION.cff: it is not UTF-8 text.", advice="Give a CITATION.cff.") from error
     if faults or not isinstance(said, dict):
         why = f"line {faults[0][0]}: {faults[0][1]}" if faults else "it holds no fields."
         raise UsageError(f"{file} is no CITATION.cff: {why}", advice="See https://citation-file-format.github.io.")

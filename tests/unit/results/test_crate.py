@@ -182,13 +182,16 @@ def test_what_is_no_licence_is_refused(licence: str) -> None:
         ('title: "a\\nb"', "one line"),
         ("license: 3", "no text"),
         ("url: file:///etc/passwd", "no web address"),
+        pytest.param("#" * 300_000, "longer than 262,144 characters, and is not read", id="too long"),
     ],
 )
 def test_a_file_that_cannot_be_one_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "CITATION.cff"
     file.write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=said) as refused:
         citation(file)
+    assert "campaign" not in refused.value.message
+    assert refused.value.message.count(str(file)) <= 1
 
 
 def test_a_file_that_is_not_there_is_said(tmp_path: Path) -> None:
