@@ -7,10 +7,12 @@ import shlex
 import subprocess
 import sys
 from fnmatch import fnmatch
+from importlib.metadata import requires
 
 import pytest
 import tree
 import yaml
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tree import ROOT, TEMPLATES, render
 
@@ -47,8 +49,53 @@ def test_layers_that_change_rarely_come_first():
         for name, argument in instructions()
         if name in {"COPY", "RUN"}
     ]
-    assert order == ["/opt/workload/requirements.txt", "pip", "/opt/workload/harness", "pip"]
-    assert "/opt/workload/requirements.txt" in arguments("RUN")[0]
+    assert order == [
+        "/opt/workload/torch.txt",
+        "pip",
+        "/opt/workload/requirements.txt",
+        "pip",
+        "/opt/workload/harness",
+        "pip",
+    ]
+    torch, rest, ours = arguments("RUN")
+    assert "--requirement /opt/workload/torch.txt" in torch
+    assert "--requirement /opt/workload/requirements.txt" in rest
+    assert ours.endswith(" /opt/workload/harness")
+
+
+def test_the_layer_of_torch_is_made_anew_by_no_other_line_of_the_list():
+    text = (ROLE / "files/requirements.txt").read_text()
+
+    def torch(requirements):
+        return resolved(workload_image_requirements=requirements)["__workload_image_context"]["torch.txt"]
+
+    lines = torch("").splitlines()
+    assert [line for line in lines if line.startswith("torch")] == [
+        f"torch=={pins(ROOT / 'requirements.txt')['torch']}"
+    ]
+    assert set(lines) <= set(text.splitlines())
+    assert torch(text.replace("fastapi==", "fastapi>=") + "torchmetrics==1.0\n") == torch("")
+    assert torch(text.replace("torch==", "torch>=")) != torch("")
+    assert torch("fastapi==1\n") == ""
+
+
+def test_torch_finds_all_that_it_needs_at_versions_of_the_list():
+    """A need that the first layer took at another version would be in the second one again."""
+    listed = {
+        canonicalize_name(re.split(r"[^\w.-]", line)[0])
+        for line in resolved()["__workload_image_context"]["torch.txt"].splitlines()
+    }
+    needs, waiting = set(), ["torch", "numpy"]
+    while waiting:
+        name = waiting.pop()
+        needs.add(name)
+        for need in map(Requirement, requires(name) or ()):
+            # Its CUDA libraries are those that torch itself pins; they are on no list of the project's.
+            if need.marker is None or need.marker.evaluate({"extra": ""}):
+                found = canonicalize_name(need.name)
+                if found in pins(ROLE / "files/requirements.txt") and found not in needs:
+                    waiting.append(found)
+    assert listed == needs
 
 
 def test_nothing_of_the_machine_goes_in():
@@ -56,6 +103,7 @@ def test_nothing_of_the_machine_goes_in():
         assert "--mount=type=secret" in run or "pip" not in run
         assert not re.search(r"https?://|curl|wget|apt-get", run)
     assert [argument.split() for argument in arguments("COPY")] == [
+        ["torch.txt", "/opt/workload/torch.txt"],
         ["requirements.txt", "/opt/workload/requirements.txt"],
         ["harness", "/opt/workload/harness"],
     ]
@@ -71,7 +119,10 @@ def test_the_process_gets_its_signals_and_is_nobody():
 
 def test_compiled_files_need_no_writable_disk():
     assert all("unchecked-hash" in run or "UNCHECKED_HASH" in run for run in arguments("RUN"))
-    assert "--no-compile" in arguments("RUN")[0]
+    assert all("--no-compile" in run for run in arguments("RUN")[:2])
+    # What the venv compiled by the hour is made anew; what the layer below has is not written again.
+    assert "force=True" in arguments("RUN")[0]
+    assert "if not os.path.exists" in arguments("RUN")[1]
 
 
 def test_the_pins_are_those_of_the_project():
@@ -95,7 +146,13 @@ def resolved(images="", **changed):
 
 def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
     context = resolved()["__workload_image_context"]
-    assert {"Containerfile", "requirements.txt", "harness/__init__.py", "harness/replica/__main__.py"} <= set(context)
+    assert {
+        "Containerfile",
+        "requirements.txt",
+        "torch.txt",
+        "harness/__init__.py",
+        "harness/replica/__main__.py",
+    } <= set(context)
     sources = {name for name in context if name.startswith("harness/")}
     assert sources == {"harness/__init__.py"} | {
         str(path.relative_to(ROOT)) for path in (ROOT / "harness/replica").rglob("*.py")
