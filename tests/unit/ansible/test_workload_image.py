@@ -1,5 +1,6 @@
 """What the workload image is made of: its Containerfile read strictly, its pins, its sources, and when it is built."""
 
+import ast
 import functools
 import json
 import re
@@ -7,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from fnmatch import fnmatch
-from importlib.metadata import requires
+from importlib.metadata import packages_distributions, requires
 
 import pytest
 import tree
@@ -161,6 +162,22 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
         assert context[name] == (ROOT / name).read_text()
     for name in sources - {"harness/__init__.py"}:
         assert not re.search(r"^\s*(from|import) harness\.(?!replica)", context[name], re.MULTILINE), name
+
+
+def test_the_list_has_all_that_the_workloads_import_when_they_are_loaded():
+    of = {**packages_distributions(), "mlperf_loadgen": {"mlcommons-loadgen"}, "triton": {"torch"}}
+    imported = {
+        name.partition(".")[0]
+        for path in (ROOT / "harness/replica").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([one.name for one in node.names] if isinstance(node, ast.Import) else [node.module])
+    } - set(sys.stdlib_module_names)
+    listed = set(pins(ROLE / "files/requirements.txt"))
+    # Triton comes along with torch's CUDA build.
+    missing = {name for name in imported - {"harness"} if not listed & set(map(canonicalize_name, of.get(name, ())))}
+    assert {"torch", "numpy", "PIL"} <= imported
+    assert missing == set()
 
 
 def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
