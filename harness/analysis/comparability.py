@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from harness.errors import UnlikeResultsError
 from harness.results.manifest import Manifest
@@ -39,6 +40,24 @@ def gpu_names(manifest: Manifest) -> str:
     return ", ".join(name if number == 1 else f"{number} x {name}" for name, number in numbers.items()) or "none"
 
 
+def reserved(manifest: Manifest) -> str:
+    """What the container of each replica had reserved on its node, and was limited to: ``Burstable: cpu 500m reserved``."""
+    return _each({_reserved(replica) for replica in manifest.replicas}) if manifest.replicas else "unknown"
+
+
+def _reserved(replica: Mapping[str, Any]) -> str:
+    if "pod" not in replica:
+        return "none"
+    if "reserve" not in replica:
+        return "unknown"  # results of before pods said so
+    parts = [
+        f"{', '.join(f'{name} {value}' for name, value in replica[kind].items())} {word}"
+        for kind, word in (("reserve", "reserved"), ("limit", "at most"))
+        if replica[kind]
+    ]
+    return f"{replica.get('qos_class') or 'class unknown'}: {'; '.join(parts) or 'nothing reserved'}"
+
+
 MACHINE: dict[str, Callable[[Manifest], str]] = {
     "GPU": gpu_names,
     "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.gpus}),
@@ -56,6 +75,7 @@ SURROUNDINGS: dict[str, Callable[[Manifest], str]] = {
     "Python": lambda manifest: manifest.provenance.software.python,
     "harness": lambda manifest: manifest.provenance.software.git_commit or manifest.provenance.software.harness,
     "GPU device": lambda manifest: ", ".join(gpu.uuid for gpu in manifest.gpus) or "none",
+    "pods": reserved,
     "recording": lambda manifest: f"{manifest.experiment.timing.record_s:g} s recorded",
 }
 """What is said, and is no reason to refuse."""

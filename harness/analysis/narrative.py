@@ -7,16 +7,19 @@ from collections.abc import Sequence
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.format import clipped, number, quantity, ratio_interval, with_interval
+from harness.analysis.load_bands import LoadState, load_state
 from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, difference
 from harness.config.scenario import OPEN_LOOP, ScenarioKind
 from harness.config.workload import BUILTIN_WORKLOADS, WorkloadSpec
+from harness.errors import counted
 from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05
 MANY_DEGRADED = 5
+BEST_EFFORT = "BestEffort"
 _OF_SEVERAL = {"fairness", "jain"}
 _CLOSED_LOOP = (
     "sends its next request when the last is answered (closed loop): latency is service time beside "
@@ -95,6 +98,7 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
         *([REPEATS_FOLLOWED] if analysis.progress else []),
         *_restless(analysis),
         *_power_capped(analysis),
+        *_last_in_line(analysis),
         *_absent(analysis),
         *_mixed(analysis),
         *_nature(analysis),
@@ -175,6 +179,26 @@ def _power_capped(analysis: CampaignAnalysis) -> list[str]:
     return [
         f"The power cap set the GPU's clock for a part of the time, so that another cap gives other figures: {', '.join(capped)}."
     ]
+
+
+def _last_in_line(analysis: CampaignAnalysis) -> list[str]:
+    """Pods of class BestEffort have next to no weight where processors are short."""
+    waited = [
+        (experiment.name, percent)
+        for experiment in analysis.experiments
+        if (percent := experiment.measured.figures.get("cpu_psi")) is not None
+        and load_state(percent) is not LoadState.EMPTY
+        and any(replica.get("qos_class") == BEST_EFFORT for replica in experiment.data.manifest.replicas)
+    ]
+    if not waited:
+        return []
+    most, percent = max(waited, key=lambda each: each[1])
+    sentence = (
+        f"The replicas of {counted(len(waited), 'experiment')} reserved nothing (class {BEST_EFFORT}) on a node where processes waited "
+        f"for a processor, for up to {percent:.0f} % of the time ({most}): whoever else computed there came before them. "
+        "With kubernetes.reserve: {cpu: ...} they have a share of their own."
+    )
+    return [sentence]
 
 
 def _absent(analysis: CampaignAnalysis) -> list[str]:

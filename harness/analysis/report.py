@@ -12,7 +12,7 @@ import jinja2
 import harness
 from harness.analysis import campaign_table, goodput, placement, summary
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.comparability import gpu_names
+from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.figure_style import Picture
 from harness.analysis.format import (
     DASH,
@@ -276,6 +276,7 @@ def environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "gpu_names": gpu_names,
+        "reserved": reserved,
         "number": number,
         "duration": duration,
         "quantity": quantity,

@@ -78,7 +78,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "runtime class": (["runtime class"], spec.runtime_class or "none asked for"),
         "quota": (["quota"], "lets the replicas in"),
         "nodes": (
-            ["nodes", "pressure", "image", "gpus", "sharing", "claims"],
+            ["nodes", "pressure", "image", "gpus", "room", "busy", "sharing", "claims"],
             _lends(spec),
         ),
         "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),

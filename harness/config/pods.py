@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
+from harness.config.resources import Resources, refuse_lower
 
 NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"
@@ -117,6 +118,27 @@ class PodSettings(StrictModel):
     tolerations: list[Toleration] = Field(
         default_factory=list, description="Taints that replicas tolerate, e.g. [{key: nvidia.com/gpu}]."
     )
+
+    reserve: Resources = Field(
+        default_factory=dict,
+        description="What a node must have free for each replica, and for each neighbour, e.g. {cpu: '2', memory: 8Gi}; it is no limit. "
+        "Of processors it is also the share that a busy node gives it: with none it comes last. A server's `image` has its own.",
+    )
+    limit: Resources = Field(
+        default_factory=dict,
+        description="The most that each replica, and each neighbour, may use; {}: no limit, so that nothing throttles them.",
+    )
+    client_reserve: Resources = Field(
+        default_factory=dict,
+        description="`reserve` of what sends requests and computes nothing: the pods of scenario http, and the clients of servers.",
+    )
+    client_limit: Resources = Field(default_factory=dict, description="`limit` of the same.")
+
+    @model_validator(mode="after")
+    def _limits_above_what_is_reserved(self) -> PodSettings:
+        refuse_lower(self.reserve, self.limit)
+        refuse_lower(self.client_reserve, self.client_limit, "client_")
+        return self
 
     @field_validator("labels", "annotations")
     @classmethod

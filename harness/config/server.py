@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from harness.config.model import StrictModel
 from harness.config.pods import SUBDOMAIN
+from harness.config.resources import Resources, refuse_lower
 from harness.config.server_requests import RequestsSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
@@ -23,7 +24,7 @@ OIP_READY = "/v2/health/ready"
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?/?", re.ASCII)
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _OF_A_COMMAND = ("env", "port", "ready", "stop_timeout_s")
-_OF_AN_IMAGE = ("args", "secret_env", "claims", "reserve")
+_OF_AN_IMAGE = ("args", "secret_env", "claims", "reserve", "limit")
 OF_A_CONTAINER = {"image", *_OF_AN_IMAGE}
 """What is of no interest to whoever asks the server."""
 _SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|token|secret|password)", re.IGNORECASE)
@@ -31,7 +32,6 @@ _SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|t
 _PLACE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{1,253}$"
 _MOST_OF_A_VARIABLE = 100_000
 """Linux takes 131,072 bytes."""
-_QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 
 
 class Protocol(StrEnum):
@@ -172,9 +172,12 @@ class ServerSpec(StrictModel):
         default_factory=dict,
         description="With `image`: PersistentVolumeClaims of the namespace that its container reads, by path, e.g. {/models: models}.",
     )
-    reserve: dict[Literal["cpu", "memory", "ephemeral-storage"], Annotated[str, Field(pattern=_QUANTITY)]] = Field(
+    reserve: Resources = Field(
         default_factory=dict,
         description="With `image`: what a node must have free for its container, e.g. {cpu: '4', memory: 16Gi}; it is no limit.",
+    )
+    limit: Resources = Field(
+        default_factory=dict, description="With `image`: the most that its container may use; {}: no limit."
     )
     url: list[str] = Field(
         default_factory=list,
@@ -365,6 +368,7 @@ class ServerSpec(StrictModel):
             if set(self.secret_env) - {self.api_key_env}:
                 raise ValueError("with `url`, `secret_env` holds the key that `api_key_env` names, and nothing else.")
             return self
+        refuse_lower(self.reserve, self.limit)
         if any(REPLICA_PLACEHOLDER in text for text in self._texts):
             raise ValueError(f"{REPLICA_PLACEHOLDER} is not known in a container: leave it out.")
         if self.port == METRICS_PORT:

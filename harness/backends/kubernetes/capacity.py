@@ -77,7 +77,7 @@ def check_gpus(
     rooms = room(nodes, pods, spec, campaign_id)
     resource = spec.gpu_resource
     for node in nodes:
-        if selected(node, spec) and not unusable(node, spec) and (less := withdrawn(node, resource)):
+        if takes(node, spec) and (less := withdrawn(node, resource)):
             yield Finding(Severity.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
     if not any(one.offered for one in rooms):
         yield Finding(
@@ -122,12 +122,12 @@ def room(nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, 
     rooms = {
         _name(node): NodeRoom(_name(node), slices(node["status"].get("allocatable") or {}, spec))
         for node in nodes
-        if selected(node, spec) and not unusable(node, spec)
+        if takes(node, spec)
     }
     for pod in pods:
         where = rooms.get(pod["spec"].get("nodeName") or "")
         asked = _asked(pod, spec)
-        if where is not None and asked and not _ended(pod) and not own(pod, campaign_id):
+        if where is not None and asked and not ended(pod) and not own(pod, campaign_id):
             where.held[f"{pod['metadata']['namespace']}/{_name(pod)}"] = asked
     return list(rooms.values())
 
@@ -138,7 +138,7 @@ def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]
         f"{pod['metadata']['namespace']}/{_name(pod)}"
         for pod in pods
         if pod["spec"].get("nodeName") == _name(node)
-        and not _ended(pod)
+        and not ended(pod)
         and not own(pod, campaign_id)
         and any(
             name.startswith("nvidia.com/")
@@ -217,6 +217,11 @@ def selected(node: Object, spec: KubernetesSpec) -> bool:
     return spec.takes(node["metadata"].get("labels") or {})
 
 
+def takes(node: Object, spec: KubernetesSpec) -> bool:
+    """Whether the scheduler would place a replica on a node."""
+    return selected(node, spec) and not unusable(node, spec)
+
+
 def _is_control_plane_by_choice(node: Object, usable: Sequence[Object]) -> bool:
     """A control plane that takes no pods is nothing to remark upon while other nodes do."""
     labels = node["metadata"].get("labels") or {}
@@ -246,7 +251,8 @@ def slices(resources: Object, spec: KubernetesSpec) -> int:
     return int(resources.get(spec.gpu_resource, 0))
 
 
-def _ended(pod: Object) -> bool:
+def ended(pod: Object) -> bool:
+    """Whether it holds nothing any more."""
     return (pod.get("status") or {}).get("phase") in _ENDED
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
-from harness.config import ExperimentSpec, KubernetesSpec
+from harness.config import ExperimentSpec, KubernetesSpec, WorkloadSpec
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -23,13 +23,21 @@ SKEW_S = 1.0
 BYTES_PER_SAMPLE = 2.0
 RETENTION_FACTOR = 2.0
 """Prometheus must keep an hour's recording for at least so many hours: it is collected at its end, or later by hand."""
+BUSY_WINDOW_S = 300.0
+BUSY_PERCENT = 10.0
+"""From here on a report calls the pressure more than empty."""
 _DURATION = re.compile(r"(\d+)(ms|y|w|d|h|m|s)")
 _SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
 _LISTED = 5
 
 
 def check_prometheus(
-    server: PrometheusServer, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], now_s: Callable[[], float]
+    server: PrometheusServer,
+    spec: KubernetesSpec,
+    experiments: Sequence[ExperimentSpec],
+    now_s: Callable[[], float],
+    *,
+    nodes: Sequence[str] = (),
 ) -> list[Finding]:
     """What Prometheus would not record, or not as assumed.
 
@@ -38,6 +46,7 @@ def check_prometheus(
         spec: what is assumed of it.
         experiments: that are going to run.
         now_s: the harness's clock, seconds since the epoch.
+        nodes: that replicas may be placed on; none: it is not known which.
     """
     try:
         targets = _scraped(server)
@@ -53,6 +62,7 @@ def check_prometheus(
         lambda: _presence(server, metrics, dialect, targets, spec, experiments),
         lambda: _devices(server, metrics, dialect, spec),
         lambda: _storage(server, experiments),
+        lambda: _busy(server, spec, experiments, nodes),
     ]
     findings: list[Finding] = []
     for check in checks:
@@ -220,6 +230,41 @@ def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) ->
             f"{free / 1e9:.1f} GB are free on Prometheus' volume, at {rate:.0f} samples per second.",
             "Enlarge the volume, or shorten the retention: a full one stops recording.",
         )
+
+
+def _busy(
+    server: PrometheusServer, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], nodes: Sequence[str]
+) -> Iterator[Finding]:
+    """Pods that state no processors have next to no weight, which decides where others want them, too."""
+    silent = [one.workload.name for one in experiments if not _states_processors(spec, one.workload)]
+    if not silent or not nodes:
+        return
+    dialect = cluster(spec.namespace, ".+", nodes=nodes, labels=Labels(**spec.prometheus_labels.model_dump()))
+    served = render(CATALOGUE["total_count"], dialect, BUSY_WINDOW_S).raw
+    if _value(server, f"count(count_over_time({served}[{BUSY_WINDOW_S:.0f}s]))"):
+        return  # replicas ran in that time: whoever waited may have been one of them
+    try:
+        series = server.query(render(CATALOGUE["cpu_psi"], dialect, BUSY_WINDOW_S).each).series
+    except NoDataError:
+        return  # an exporter that is not there is told where its metrics are asked for
+    waited = {next(iter(one.labels.values()), "?"): float(one.values[-1]) for one in series}
+    if busy := [f"{name} {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
+        yield Finding(
+            Severity.WARNING,
+            "busy",
+            f"processes waited for a processor of {', '.join(sorted(busy)[:_LISTED])} of the last 5 minutes, and "
+            f"{', '.join(dict.fromkeys(silent))} reserves none: where processors are short, such pods come last.",
+            "End what computes there, or set `kubernetes.reserve` (a server's own `reserve`), e.g. {cpu: 500m}.",
+        )
+
+
+def _states_processors(spec: KubernetesSpec, workload: WorkloadSpec) -> bool:
+    server = workload.server
+    if server is None:
+        return "cpu" in {**spec.reserve, **spec.limit}
+    return "cpu" in (
+        {**server.reserve, **server.limit} if server.image else {**spec.client_reserve, **spec.client_limit}
+    )
 
 
 def cost_of(server: PrometheusServer, namespace: str, deployment: str) -> float | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.kubernetes.pods import Object, condition
-from harness.backends.kubernetes.quantity import amount
+from harness.config.quantity import amount
 from harness.results.manifest import Gpu, Host, Provenance, Software
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")

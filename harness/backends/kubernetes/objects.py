@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -15,12 +15,13 @@ import jinja2
 import yaml
 
 from harness.backends.environment import client_settings, layered, scenario_environment, workload_environment
-from harness.backends.kubernetes import claims, files
+from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.companion import Companion
 from harness.backends.mps import limits_environment
 from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.config.kubernetes import SharingBy
 from harness.config.pods import Placement
+from harness.config.resources import Resource
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
 from harness.data import data_path
@@ -91,7 +92,9 @@ def collections(spec: KubernetesSpec, *, given: bool = False) -> dict[str, str]:
 def without_gpu(spec: KubernetesSpec) -> KubernetesSpec:
     """How pods stand in the cluster that ask others and compute nothing: they end by themselves and wait in no queue."""
     alone = {"kind": WorkloadKind.JOB, "gpus_per_replica": 0, "queue_name": None}
-    return spec.model_copy(update={**alone, "sharing_by": SharingBy.DEVICE_PLUGIN, "device_plugin_configs": None})
+    asks = {"reserve": spec.client_reserve, "limit": spec.client_limit}
+    by = {"sharing_by": SharingBy.DEVICE_PLUGIN, "device_plugin_configs": None}
+    return spec.model_copy(update={**alone, **asks, **by})
 
 
 def pods_path(namespace: str) -> str:
@@ -134,6 +137,7 @@ def workload(
     values = _values(experiment, spec, name, labels) | {"given": files.sources(given), "given_dir": files.FOLDER}
     if spec.by_claims and spec.gpus_per_replica:
         values["claim"] = claims.reference(experiment, measured.name if measured else name)
+    values["resources"] = _resources(spec, server, values["claim"])
     body = yaml.safe_load(_template().render(values))
     claim = [claims.claim(experiment, spec, name, labels)] if values["claim"] and not measured else []
     routes, beside = _routes(experiment.workload), (*claim, *given)
@@ -194,6 +198,30 @@ def _of_other_program(made: Workload, command: tuple[str, ...], told: dict[str, 
     return replace(made, routes=())
 
 
+def _resources(spec: KubernetesSpec, server: ServerSpec | None, claim: dict[str, str] | None) -> dict[str, Any]:
+    """Of each container by its name: what its node must have free, what it may use, and of the one that computes, the GPU."""
+    gpu: dict[str, Any] = {}
+    if spec.gpus_per_replica:
+        gpu = {"claims": [{"name": claim["name"]}]} if claim else {"limits": {spec.gpu_resource: spec.gpus_per_replica}}
+    if server is None:
+        own = _bounds(spec.reserve, spec.limit)
+        return {pods.CONTAINER: _with(gpu, own), pods.LAYER: own}
+    asks = _bounds(spec.client_reserve, spec.client_limit)
+    return {pods.CONTAINER: asks, pods.LAYER: asks, pods.SERVER: _with(gpu, _bounds(server.reserve, server.limit))}
+
+
+def _bounds(reserve: Mapping[Resource, str], limit: Mapping[Resource, str]) -> dict[str, dict[str, str]]:
+    return {
+        kind: {str(name): each for name, each in given.items()}
+        for kind, given in (("limits", limit), ("requests", reserve))
+        if given
+    }
+
+
+def _with(gpu: dict[str, Any], own: dict[str, dict[str, str]]) -> dict[str, Any]:
+    return {**gpu, **own, **({"limits": {**gpu["limits"], **own.get("limits", {})}} if "limits" in gpu else {})}
+
+
 def _routes(asked: WorkloadSpec) -> tuple[str, ...]:
     """Of the files that a replica of this workload writes."""
     served = ("services",) if asked.scenario is not None else ()
@@ -247,8 +275,6 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "user": spec.run_as_user,
         "image": spec.image,
         "image_pull_policy": spec.image_pull_policy.value,
-        "gpu_resource": spec.gpu_resource,
-        "gpus": spec.gpus_per_replica,
         "replica_dir": REPLICA_DIR,
         "command": layered(COMMAND, layer, here=False) if layer and (layer.prefix or layer.preload) else None,
         "environment": {
@@ -302,7 +328,6 @@ def _server(server: ServerSpec, mps: dict[str, str]) -> dict[str, Any]:
         "args": [filled(word) for word in server.args],
         "environment": {"HOME": "/tmp"} | mps | {name: filled(text) for name, text in server.env.items()},  # noqa: S108
         "secrets": _secrets(server, server.secret_env),
-        "reserve": server.reserve,
         "claims": server.claims,
     }
 

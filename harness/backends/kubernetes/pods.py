@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -59,6 +59,9 @@ class PodReplica:
         server_image_id: what ran in that.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
+        reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
+        limit: the most of these that it may use.
+        qos_class: of the pod: BestEffort, Burstable or Guaranteed; empty where the cluster does not say.
     """
 
     index: int
@@ -80,6 +83,9 @@ class PodReplica:
     server_image_id: str = ""
     layer_image_id: str = ""
     neighbour: str = ""
+    reserve: Mapping[str, str] = field(default_factory=dict, hash=False)
+    limit: Mapping[str, str] = field(default_factory=dict, hash=False)
+    qos_class: str = ""
 
     @property
     def title(self) -> str:
@@ -103,6 +109,9 @@ class PodReplica:
             "gpu_uuid": self.gpu_uuid,
             "sharing": self.sharing,
             "gpu_slices": self.gpu_slices,
+            "reserve": dict(self.reserve),
+            "limit": dict(self.limit),
+            "qos_class": self.qos_class,
             **({"claim": self.claim} if self.claim else {}),
             **({"server_image_id": self.server_image_id} if self.asks_a_server else {}),
             **({"layer_image_id": self.layer_image_id} if self.layer_image_id else {}),
@@ -188,6 +197,8 @@ def sort_key(pod: Object) -> tuple[int, str]:
 def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
     """A pod that serves, as a replica, of the measured workload or of a neighbour."""
     metadata, status = pod["metadata"], container_status(pod)
+    containers = {str(one["name"]): one.get("resources") or {} for one in pod["spec"]["containers"]}
+    computes = next(containers[name] for name in _BY_CAUSE if name in containers)
     return PodReplica(
         index=index,
         pod=name(pod),
@@ -200,11 +211,19 @@ def as_replica(pod: Object, index: int, neighbour: str = "") -> PodReplica:
         image_id=str(status.get("imageID") or ""),
         ip=str((pod.get("status") or {}).get("podIP") or ""),
         restarts=restarts(pod),
-        asks_a_server=any(one["name"] == SERVER for one in pod["spec"]["containers"]),
+        asks_a_server=SERVER in containers,
         server_image_id=str(container_status(pod, SERVER).get("imageID") or ""),
         layer_image_id=str(_layer_status(pod).get("imageID") or ""),
         neighbour=neighbour,
+        reserve=_of_the_node(computes.get("requests") or {}),
+        limit=_of_the_node(computes.get("limits") or {}),
+        qos_class=str((pod.get("status") or {}).get("qosClass") or ""),
     )
+
+
+def _of_the_node(resources: Mapping[str, Any]) -> dict[str, str]:
+    """Those that are no devices."""
+    return {name: str(value) for name, value in resources.items() if "/" not in name}
 
 
 def ends_of(pod: Object, *, restarts_before: int = 0) -> Iterator[End]:

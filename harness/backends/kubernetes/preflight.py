@@ -13,6 +13,7 @@ from harness.backends.kubernetes import (
     files,
     grafana,
     monitoring,
+    node_room,
     parts,
     quota,
     rbac,
@@ -78,6 +79,7 @@ def check(
         found = list(capacity.check_nodes(nodes, spec))
         if any(capacity.selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
             found += _tried("gpus", lambda: check_gpus(api, nodes, usable, spec, experiments, campaign_id))
+            found += _tried("room", lambda: _check_room(api, usable, spec, experiments, campaign_id))
         lost = capacity.lost(nodes, spec)
         findings += [replace(one, away=one.away or (lost and one.severity is Severity.ERROR)) for one in found]
         servers = [one.workload.server.image for one in experiments if one.workload.server]
@@ -89,7 +91,8 @@ def check(
     except (ClusterError, PrometheusError) as error:
         return [*dict.fromkeys(findings), Finding(Severity.ERROR, "prometheus", error.message, error.advice)]
     with server:
-        findings += monitoring.check_prometheus(server, spec, experiments, time.time)
+        names = [str(node["metadata"]["name"]) for node in nodes or [] if capacity.takes(node, spec)]
+        findings += monitoring.check_prometheus(server, spec, experiments, time.time, nodes=names)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))
 
@@ -128,18 +131,36 @@ def check_gpus(
 def _check_quota(
     api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
 ) -> list[Finding]:
-    """Repeats, and modes that are not seen in objects, make the same."""
+    def planned() -> list[list[Workload]]:
+        return [[part.workload for part in each] for each in _planned(spec, experiments, campaign_id)]
+
+    return list(quota.check_quota(api, spec.namespace, planned, campaign_id))
+
+
+def _planned(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str) -> list[list[parts.Part]]:
+    """What each makes; repeats, and modes that are not seen in objects, make the same."""
     distinct = {
         (one.workload.name, one.replicas, one.sharing, one.condition and one.condition.name): one for one in experiments
     }
-
-    def planned() -> list[list[Workload]]:
-        return [[part.workload for part in parts.everything(one, spec, campaign_id)] for one in distinct.values()]
-
     try:
-        return list(quota.check_quota(api, spec.namespace, planned, campaign_id))
+        return [parts.everything(one, spec, campaign_id) for one in distinct.values()]
     except CampaignFileError:
         return []  # files that cannot be carried into pods are an error of their own
+
+
+def _check_room(
+    api: Api, usable: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
+) -> list[Finding]:
+    """The pods of the whole cluster are listed only where ours ask for something."""
+    planned = _planned(spec, experiments, campaign_id)
+    try:
+        ranges = api.list(f"/api/v1/namespaces/{spec.namespace}/limitranges") if planned else []
+    except ClusterError:
+        ranges = []  # that it may not be read is said of the quota
+    bounds = [limit for one in ranges for limit in one["spec"].get("limits") or []]
+    if not any(node_room.stated(each, bounds) for each in planned):
+        return []
+    return list(node_room.check_room(usable, api.list("/api/v1/pods"), bounds, planned, campaign_id))
 
 
 def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:

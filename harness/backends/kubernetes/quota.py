@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
-from typing import Any
 
 from harness.backends.base import Finding, Severity
+from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Asked, Object, defaults, of_workload, replicas
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL, Workload, pods_path
-from harness.backends.kubernetes.quantity import amount, in_words
 from harness.backends.kubernetes.rbac import Api
+from harness.config.quantity import amount, in_words
 
-Object = Mapping[str, Any]
-Amounts = dict[str, Decimal]
-
-_OF_BYTES = ("memory", "ephemeral-storage")
-_COMPUTE = ("cpu", *_OF_BYTES)
-"""Of these a quota counts requests and limits; of everything else that pods ask for, requests."""
 _TO_BE_STATED = ("cpu", "memory")
 """A quota that counts one of these refuses pods that do not state it."""
+_BROKEN_ADVICE = (
+    "Fit `kubernetes.reserve` and `limit` to it (`client_reserve` and `client_limit` of what sends requests, a server's own "
+    "`reserve` and `limit`), have it raised, or use another namespace."
+)
+_NAMED = 3
+"""How many containers a sentence names."""
 _COUNTED = {
     "Deployment": ("count/deployments.apps", "count/replicasets.apps"),
     "Job": ("count/jobs.batch",),
@@ -29,15 +28,6 @@ _COUNTED = {
     "ResourceClaimTemplate": ("count/resourceclaimtemplates.resource.k8s.io",),
 }
 """The keys by which a quota counts objects; a Deployment makes a ReplicaSet."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What a container, or a pod, asks for and is limited to, with what the namespace adds."""
-
-    name: str
-    requests: Amounts
-    limits: Amounts
 
 
 def check_quota(
@@ -71,40 +61,54 @@ def check_quota(
 def _check_range(one: Object, bounds: Sequence[Object], made: Sequence[Workload]) -> Iterator[Finding]:
     """What one LimitRange refuses, and what it limits."""
     name, limits = one["metadata"]["name"], one["spec"].get("limits") or []
-    given, _ = _defaults(limits)
+    asked = [one for each in made for one in of_workload(each, ())[1]]
+    given = {
+        key: value
+        for key, value in defaults(limits)[0].items()
+        if not asked or not all(key in one.limits for one in asked)
+    }
     if given:
         said = ", ".join(f"{key} {value}" for key, value in given.items())
         message = f"the LimitRange {name} limits every replica ({said}): that would be measured, too."
-        yield Finding(Severity.WARNING, "quota", message, "Use a namespace without default limits.")
+        advice = "Use a namespace without default limits, or set `kubernetes.limit` to more than a replica needs."
+        yield Finding(Severity.WARNING, "quota", message, advice)
     for each in made:
-        pod, containers = _pod(each, bounds)
+        pod, containers = of_workload(each, bounds)
         for limit in limits:
             for unit in {"Pod": [pod], "Container": containers}.get(str(limit.get("type")), []):
                 if why := _broken(limit, unit):
                     whose = each.labels["app.kubernetes.io/name"]
                     message = f"the LimitRange {name} refuses the {unit.name} of {whose}: {why}."
-                    yield Finding(Severity.ERROR, "quota", message, "Have it raised, or use another namespace.")
+                    yield Finding(Severity.ERROR, "quota", message, _BROKEN_ADVICE)
 
 
 def _check_stated(quota: Object, bounds: Sequence[Object], made: Sequence[Workload]) -> Iterator[Finding]:
     """What pods have to state for one quota, and do not."""
-    containers = [one for each in made for one in _pod(each, bounds)[1]]
-    states = {
-        **{resource: [one.requests for one in containers] for resource in _TO_BE_STATED},
-        **{f"requests.{resource}": [one.requests for one in containers] for resource in _TO_BE_STATED},
-        **{f"limits.{resource}": [one.limits for one in containers] for resource in _TO_BE_STATED},
-    }
-    hard = quota["spec"].get("hard") or {}
-    unstated = sorted(
-        key for key in hard.keys() & states if not all(key.rpartition(".")[2] in stated for stated in states[key])
-    )
-    if unstated:
+    counts = [
+        (key, resource, kind)
+        for resource in _TO_BE_STATED
+        for key, kind in ((resource, "reserve"), (f"requests.{resource}", "reserve"), (f"limits.{resource}", "limit"))
+        if key in (quota["spec"].get("hard") or {})
+    ]
+    lacking = [
+        (key, kind, f"the {one.name} of {each.labels['app.kubernetes.io/name']}")
+        for key, resource, kind in counts
+        for each in made
+        for one in of_workload(each, bounds)[1]
+        if resource not in (one.limits if kind == "limit" else one.requests)
+    ]
+    if lacking:
+        keys, kinds, whose = (list(dict.fromkeys(column)) for column in zip(*lacking, strict=True))
+        more = f" and {len(whose) - _NAMED} more" if len(whose) > _NAMED else ""
+        fields = " and ".join(
+            f"`kubernetes.{kind}` (`client_{kind}` of what sends requests, a server's own `{kind}`)" for kind in kinds
+        )
         yield Finding(
             Severity.ERROR,
             "quota",
-            f"the quota {quota['metadata']['name']} counts {', '.join(unstated)}, and so refuses pods without; replicas have none, so that "
-            "nothing throttles them.",
-            "Use a namespace whose quota counts GPUs and pods alone.",
+            f"the quota {quota['metadata']['name']} counts {', '.join(sorted(keys))}, and so refuses pods without: "
+            f"{', '.join(whose[:_NAMED])}{more} {'has' if len(whose) == 1 else 'have'} none.",
+            f"State it in {fields}, or use a namespace whose quota counts GPUs and pods alone.",
         )
 
 
@@ -118,7 +122,7 @@ def _check_room(api: Api, quota: Object, needed: Amounts, own: str, pods: str) -
             continue
         alone = count > most
         mine = not alone and bool(api.list(pods, labels=own))
-        needs = in_words(count, of_bytes=key.endswith(_OF_BYTES))
+        needs = in_words(count, of_bytes=key.endswith(OF_BYTES))
         yield Finding(
             Severity.WARNING if mine else Severity.ERROR,
             "quota",
@@ -134,19 +138,19 @@ def _needed(made: Sequence[Workload], bounds: Sequence[Object]) -> Amounts:
     """What quotas count of all these, by their keys."""
     found: Amounts = defaultdict(Decimal)
     for each in made:
-        replicas, (pod, _) = _replicas(each), _pod(each, bounds)
+        count, (pod, _) = replicas(each), of_workload(each, bounds)
         for key in ("pods", "count/pods"):
-            found[key] += replicas
+            found[key] += count
         for resource, value in pod.requests.items():
-            for key in (f"requests.{resource}", *([resource] if resource in _COMPUTE else [])):
-                found[key] += value * replicas
-        for resource in pod.limits.keys() & _COMPUTE:
-            found[f"limits.{resource}"] += pod.limits[resource] * replicas
+            for key in (f"requests.{resource}", *([resource] if resource in COMPUTE else [])):
+                found[key] += value * count
+        for resource in pod.limits.keys() & COMPUTE:  # of everything else requests alone are counted
+            found[f"limits.{resource}"] += pod.limits[resource] * count
         for body in [each.body, *(one.body for one in each.beside)]:
             for key in _COUNTED[body["kind"]]:
                 found[key] += 1
-            for key, count in _of_claims(body, replicas).items():
-                found[key] += count
+            for key, number in _of_claims(body, count).items():
+                found[key] += number
     return found
 
 
@@ -165,74 +169,44 @@ def _of_claims(body: Object, replicas: int) -> dict[str, int]:
     return {**devices, **({_COUNTED["ResourceClaim"][0]: claims} if template else {})}
 
 
-def _replicas(made: Workload) -> int:
-    return int(made.body["spec"]["parallelism" if made.kind == "Job" else "replicas"])
-
-
-def _defaults(limits: Sequence[Object]) -> tuple[dict[str, str], dict[str, str]]:
-    """The limits and requests of containers that do not state them, as an API server completes them."""
-    most: dict[str, str] = {}
-    least: dict[str, str] = {}
-    for one in limits:
-        if one.get("type") == "Container":
-            given = {**(one.get("max") or {}), **(one.get("default") or {})}
-            most |= given
-            least |= {**(one.get("min") or {}), **given, **(one.get("defaultRequest") or {})}
-    return most, least
-
-
-def _pod(made: Workload, bounds: Sequence[Object]) -> tuple[_Asked, list[_Asked]]:
-    """What a pod of it asks for in all, and its containers."""
-    spec, (most, least) = made.body["spec"]["template"]["spec"], _defaults(bounds)
-
-    def asked(container: Object) -> _Asked:
-        stated = container.get("resources") or {}
-        limits, requests = stated.get("limits") or {}, stated.get("requests") or {}
-        return _Asked(
-            f"container {container['name']}", _amounts({**least, **limits, **requests}), _amounts({**most, **limits})
-        )
-
-    together = [asked(one) for one in spec["containers"]]
-    before = [asked(one) for one in spec.get("initContainers") or []]
-    requests = _total([one.requests for one in together], [one.requests for one in before])
-    limits = _total([one.limits for one in together], [one.limits for one in before])
-    return _Asked("pod", requests, limits), [*together, *before]
-
-
-def _total(together: Sequence[Amounts], before: Sequence[Amounts]) -> Amounts:
-    """Containers run side by side, those before them one after another."""
-    found: Amounts = defaultdict(Decimal)
-    for one in together:
-        for key, value in one.items():
-            found[key] += value
-    for one in before:
-        for key, value in one.items():
-            found[key] = max(found[key], value)
-    return found
-
-
-def _broken(limit: Object, unit: _Asked) -> str:
+def _broken(limit: Object, unit: Asked) -> str:
     """Which bound something breaks, in words; empty: none."""
+    return next(_broken_bounds(limit, unit), "")
+
+
+def _broken_bounds(limit: Object, unit: Asked) -> Iterator[str]:
     for key, bound in (limit.get("max") or {}).items():
         given, most = unit.limits.get(key), amount(bound)
         if given is None:
-            return f"it allows at most {bound} of {key}, and no limit is stated"
-        if most is not None and given > most:
-            return f"it allows at most {bound} of {key}, and {in_words(given, of_bytes=key in _OF_BYTES)} are asked for"
+            yield f"it allows at most {bound} of {key}, and no limit is stated"
+        elif most is not None and given > most:
+            yield f"it allows at most {bound} of {key}, and {_shown(key, given)} are asked for"
     for key, bound in (limit.get("min") or {}).items():
         given, fewest = unit.requests.get(key, Decimal()), amount(bound)
         if fewest is not None and given < fewest:
-            return f"it wants at least {bound} of {key}, and {in_words(given, of_bytes=key in _OF_BYTES)} are asked for"
+            yield f"it wants at least {bound} of {key}, and {_shown(key, given)} are asked for"
+    yield from _broken_ratio(limit, unit)
     for key, value in unit.requests.items():
         if value > unit.limits.get(key, value):
-            asked, limited = (in_words(one, of_bytes=key in _OF_BYTES) for one in (value, unit.limits[key]))
-            return f"it limits {key} to {limited}, and {asked} are asked for"
-    return ""
+            yield f"it limits {key} to {_shown(key, unit.limits[key])}, and {_shown(key, value)} are asked for"
+
+
+def _broken_ratio(limit: Object, unit: Asked) -> Iterator[str]:
+    for key, bound in (limit.get("maxLimitRequestRatio") or {}).items():
+        asked, given, ratio = unit.requests.get(key), unit.limits.get(key), amount(bound)
+        if not asked or not given:
+            yield f"it allows {bound} times the {key} that is asked for as limit, and {'no limit' if asked else 'nothing'} is stated"
+        elif ratio is not None and given > ratio * asked:
+            yield f"it allows {bound} times the {key} that is asked for as limit, and {_shown(key, given)} are the limit of {_shown(key, asked)}"
+
+
+def _shown(key: str, value: Decimal) -> str:
+    return in_words(value, of_bytes=key in OF_BYTES)
 
 
 def _in_scope(made: Workload, spec: Object, bounds: Sequence[Object]) -> bool:
     """Whether a quota is for these pods."""
-    pod, _ = _pod(made, bounds)
+    pod, _ = of_workload(made, bounds)
     named = made.body["spec"]["template"]["spec"].get("priorityClassName")
     best_effort = not {"cpu", "memory"} & {*pod.requests, *pod.limits}
     fits = {"NotTerminating": True, "BestEffort": best_effort, "NotBestEffort": not best_effort}
@@ -248,7 +222,3 @@ def _in_scope(made: Workload, spec: Object, bounds: Sequence[Object]) -> bool:
         if not fit:
             return False
     return True
-
-
-def _amounts(resources: Mapping[str, str]) -> Amounts:
-    return {key: value for key, text in resources.items() if (value := amount(text)) is not None}

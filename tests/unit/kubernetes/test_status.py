@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.kubernetes import pods, rollout
 from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
-from harness.backends.kubernetes.quantity import amount, in_words
+from harness.config.quantity import amount, in_words
 from harness.results.manifest import Software
 
 READY = {"type": "Ready", "status": "True"}
