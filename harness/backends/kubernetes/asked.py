@@ -49,12 +49,14 @@ def of_pod(spec: Object, bounds: Sequence[Object] = ()) -> tuple[Asked, list[Ask
     before = [asked(one) for one in early if one not in sidecars]
     requests = _total([one.requests for one in together], [one.requests for one in before])
     limits = _total([one.limits for one in together], [one.limits for one in before])
+    for key, value in _amounts(spec.get("overhead") or {}).items():  # of its runtime class
+        requests[key] += value
     return Asked("pod", requests, limits), [*together, *before]
 
 
-def _total(together: Sequence[Amounts], before: Sequence[Amounts]) -> Amounts:
+def _total(together: Sequence[Amounts], before: Sequence[Amounts]) -> defaultdict[str, Decimal]:
     """Containers run side by side, those before them one after another."""
-    found: Amounts = defaultdict(Decimal)
+    found: defaultdict[str, Decimal] = defaultdict(Decimal)
     for one in together:
         for key, value in one.items():
             found[key] += value

@@ -248,7 +248,7 @@ def _busy(
     except NoDataError:
         return  # an exporter that is not there is told where its metrics are asked for
     waited = {next(iter(one.labels.values()), "?"): float(one.values[-1]) for one in series}
-    if busy := [f"{name} {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
+    if busy := [f"{name} in {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
         yield Finding(
             Severity.WARNING,
             "busy",

@@ -58,6 +58,17 @@ def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, drive
         assert "serving" in layout.replica_log(folder, index).read_text()
 
 
+def test_what_replicas_reserve_and_may_use_is_in_their_pods_and_in_what_the_manifest_keeps(deploy, server):
+    given = {"reserve": {"cpu": "100m"}, "limit": {"cpu": "2", "memory": "4Gi"}}
+    deployment, _ = deploy(experiment(replicas=2), by=KubernetesBackend(server.spec(**given), "c0ffee"))
+
+    completed = {"cpu": "100m", **({"memory": "4Gi"} if server.kind == "real" else {})}  # a limit is a request
+    for status in deployment.statuses():
+        assert (status["reserve"], status["limit"]) == (completed, given["limit"])
+        assert status["qos_class"] == ("Burstable" if server.kind == "real" else "")
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+
+
 def test_what_loadgen_says_of_its_test_is_known_before_the_end_and_its_service_times_are_fetched(deploy):
     scenario = {"scenario": ScenarioSpec(kind="single-stream")}
     deployment, folder = deploy(experiment(replicas=1, workload=scenario, timing={"step_s": 0.1, "record_s": 0.5}))

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import threading
 import time
 
@@ -220,6 +221,36 @@ def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):
     assert "1 of 5 targets of Prometheus are down: node-exporter 127.0.0.1" in found["targets"].message
     assert "500" in found["targets"].message
     assert "will be absent: Prometheus has no sample of node_pressure_" in found["metrics"].message
+
+
+def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):
+    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_WINDOW_S", 5.0)
+    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_PERCENT", 5.0)  # the page says 10
+    elsewhere = SPEC.model_copy(update={"namespace": "team-b"})  # where no replica ran
+
+    def told(spec=elsewhere, nodes=("n1",), **workload):
+        of = EXPERIMENT.model_copy(update={"workload": WorkloadSpec(name="own", **(workload or {"factory": "a:b"}))})
+        found = check_prometheus(scene.server, spec, [of], SystemClock().now_s, nodes=nodes)
+        return [one for one in found if one.check == "busy"]
+
+    [said] = told()
+    assert said.severity is Severity.WARNING
+    assert re.search(
+        r"processes waited for a processor of n1 in \d+ % of the last 5 minutes, and own reserves none", said.message
+    )
+    assert "`kubernetes.reserve`" in said.advice
+    assert told(nodes=()) == told(nodes=("n2",)) == [], "another node's is not theirs"
+    assert told(SPEC) == [], "where replicas ran, whoever waited may have been one of them"
+    assert told(elsewhere.model_copy(update={"reserve": {"cpu": "100m"}})) == []
+    assert told(elsewhere.model_copy(update={"limit": {"cpu": "1"}})) == [], "a limit is a request"
+    assert len(told(elsewhere.model_copy(update={"reserve": {"memory": "1Gi"}}))) == 1
+
+    server = {"image": "x/y:1", "args": ["{port}"]}
+    reserves = elsewhere.model_copy(update={"reserve": {"cpu": "1"}})
+    assert len(told(reserves, server=server)) == 1, "a server has its own"
+    assert told(server={**server, "reserve": {"cpu": "1"}}) == []
+    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_PERCENT", 90.0)
+    assert told() == []
 
 
 def test_a_server_that_forgets_before_it_is_collected(scene):

@@ -18,6 +18,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
 PLACE = "/api/v1/namespaces/inference"
+STATED = {
+    "reserve": {"cpu": "500m", "memory": "2Gi"},
+    "limit": {"cpu": "2", "memory": "4Gi"},
+    "client_reserve": {"cpu": "250m", "memory": "256Mi"},
+    "client_limit": {"cpu": "1", "memory": "256Mi"},
+}
+LIMITED = {"image": "x/y:1", "args": ["{port}"], "reserve": {"cpu": "2"}, "limit": {"cpu": "4", "memory": "16Gi"}}
 RESERVED = {"image": "x/y:1", "args": ["{port}"], "reserve": {"cpu": "2", "memory": "16Gi"}}
 
 
@@ -117,3 +124,65 @@ def test_preflight_refuses_what_the_api_server_refuses(api, server, kind, spec, 
         said = refused(api, part.workload)
 
     assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+
+
+@pytest.mark.parametrize("server_asks", [{}, LIMITED])
+@pytest.mark.parametrize(
+    ("kind", "spec"),
+    [
+        quota(**{"limits.cpu": "64", "limits.memory": "64Gi", "requests.cpu": "64", "requests.memory": "64Gi"}),
+        quota(cpu="64", memory="64Gi"),
+        quota(**{"requests.cpu": "499m"}),
+        quota(**{"requests.cpu": "500m"}),
+        quota(**{"limits.memory": "4095Mi"}),
+        quota(["BestEffort"], pods="0"),
+        quota(["NotBestEffort"], pods="0"),
+        limits("Pod", max={"memory": "8Gi"}),
+        limits("Pod", max={"memory": "3Gi"}),
+        limits("Container", max={"cpu": "4"}),
+        limits("Container", max={"cpu": "1500m"}),
+        limits("Container", min={"cpu": "250m"}),
+        limits("Container", min={"cpu": "1"}),
+        limits("Container", default={"memory": "1Gi"}),
+        limits("Container", maxLimitRequestRatio={"cpu": "4"}),
+        limits("Container", maxLimitRequestRatio={"cpu": "3"}),
+        limits("Pod", maxLimitRequestRatio={"memory": "2"}),
+        limits("Pod", maxLimitRequestRatio={"memory": "1500m"}),
+        limits("Pod", maxLimitRequestRatio={"ephemeral-storage": "2"}),
+    ],
+)
+@pytest.mark.parametrize("stated", [STATED, {}, {"limit": STATED["limit"], "client_limit": STATED["client_limit"]}])
+def test_preflight_refuses_of_what_is_stated_what_the_api_server_refuses(api, server, kind, spec, server_asks, stated):
+    asked = experiment(replicas=1)
+    if server_asks:
+        asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
+    [part] = parts.everything(asked, server.spec(**stated), "c0ffee")
+    with in_force(api, kind, spec):
+        found = list(check_quota(api, "inference", lambda: [[part.workload]], "c0ffee"))
+        said = refused(api, part.workload)
+
+    assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+
+
+def test_the_api_server_takes_every_shape_and_calls_it_by_its_class(api, server):
+    whole = {"cpu": "1", "memory": "1Gi"}
+    for stated, qos_class in [
+        ({}, "BestEffort"),
+        (STATED, "Burstable"),
+        ({"reserve": whole, "limit": whole}, "Guaranteed"),
+        ({"limit": {**whole, "ephemeral-storage": "1Gi"}}, "Guaranteed"),
+    ]:
+        [part] = parts.everything(experiment(replicas=1), server.spec(**stated), "c0ffee")
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part.workload.name}}
+        pod["spec"] = {
+            **part.workload.body["spec"]["template"]["spec"],
+            "schedulingGates": [{"name": "test.example/never"}],
+        }
+        path = f"{objects.pods_path('inference')}/{part.workload.name}"
+        try:
+            api.apply(path, pod)
+            made = api.find(path)
+            assert made["status"]["qosClass"] == qos_class
+            assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        finally:
+            api.delete(path, grace_s=0)

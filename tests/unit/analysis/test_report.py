@@ -12,11 +12,11 @@ import pytest
 import harness
 from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
-from harness.analysis.comparability import gpu_names
+from harness.analysis.comparability import differences, gpu_names, refuse_unlike, reserved
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.measures import MEASURES
 from harness.analysis.narrative import answers, caveats
-from harness.analysis.report import write_report
+from harness.analysis.report import report_of, write_report
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import Manifest, Status
 from harness.results.files import sha256_of
@@ -181,6 +181,57 @@ def test_a_campaign_finished_on_another_machine_says_so(tmp_path: Path) -> None:
     sentences = " ".join(caveats(found))
     assert "2 different devices of the same model" in sentences
     assert "different kernels: 6.14.0-37-generic; 7.0." in sentences
+
+
+def _as_pods(experiment, **said):
+    """The same experiment, its replicas in pods that say this of themselves."""
+    manifest = experiment.data.manifest
+    replicas = [{**replica, "pod": "a", **said} for replica in manifest.replicas]
+    return replace(
+        experiment, data=replace(experiment.data, manifest=manifest.model_copy(update={"replicas": replicas}))
+    )
+
+
+def test_pods_without_a_share_of_a_busy_node_are_a_caveat(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=2, shape=replace(SHAPE, record_s=5))
+    found = analyse(tmp_path)
+    nothing = {"reserve": {}, "limit": {}, "qos_class": "BestEffort"}
+
+    def told(percent: float, **said: object) -> list[str]:
+        for index, experiment in enumerate(found.experiments):
+            figures = {**experiment.measured.figures, "cpu_psi": percent + index}
+            busy = replace(experiment, measured=replace(experiment.measured, figures=figures))
+            found.experiments[index] = _as_pods(busy, **said)
+        return [sentence for sentence in caveats(found) if "BestEffort" in sentence]
+
+    (sentence,) = told(41.0, **nothing)
+    assert "The replicas of 2 experiments reserved nothing" in sentence
+    assert "for up to 42 % of the time (resnet50_r1_time-slicing_rep2)" in sentence
+    assert told(3.0, **nothing) == [], "nobody waited"
+    assert told(41.0, reserve={"cpu": "1"}, limit={}, qos_class="Burstable") == []
+    page = report_of(found, tmp_path / "as-pods")
+    assert "Burstable: cpu 1 reserved" in page.read_text()
+    assert "- Pods: Burstable: cpu 1 reserved\n- Software" in (page.parent / "report.md").read_text()
+
+
+def test_what_pods_were_given_is_told_and_a_difference_is_said() -> None:
+    local = manifest_for(experiment_spec("resnet50", 2, 1, SHAPE), SHAPE, 0.0)
+
+    def on_cluster(**said: object) -> Manifest:
+        return local.model_copy(update={"replicas": [{"pod": "a", **said}, {"pod": "b", **said}]})
+
+    nothing = on_cluster(reserve={}, limit={}, qos_class="BestEffort")
+    some = on_cluster(reserve={"cpu": "2", "memory": "4Gi"}, limit={"memory": "4Gi"}, qos_class="Burstable")
+    words = [
+        "none",
+        "unknown",
+        "BestEffort: nothing reserved",
+        "Burstable: cpu 2, memory 4Gi reserved; memory 4Gi at most",
+    ]
+    assert [reserved(one) for one in (local, on_cluster(), nothing, some)] == words
+    assert f"pods: {words[2]} against {words[3]}." in differences([nothing, some])
+    assert not [sentence for sentence in differences([some, some]) if sentence.startswith("pods")]
+    refuse_unlike([nothing, some])
 
 
 def test_the_gpus_are_those_that_replicas_ran_on() -> None:

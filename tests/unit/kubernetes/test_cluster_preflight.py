@@ -312,6 +312,19 @@ def test_neighbours_need_slices_too():
     assert "5 replicas need 5 nvidia.com/gpu, and there is room for 4" in told["gpus", Severity.ERROR]
 
 
+def test_what_replicas_reserve_is_counted_against_the_nodes():
+    reserves = SPEC.model_copy(update={"reserve": {"cpu": "4"}})
+    found = findings(Api(), reserves, [experiment(replicas=5)])
+    assert (
+        "5 pods reserve 4 of cpu each (tiny), and there is room for 4: n1 has 16 of cpu"
+        in found["room", Severity.ERROR]
+    )
+    assert not [check for check, _ in findings(Api(), reserves, [experiment(replicas=4)]) if check == "room"]
+    unreadable = Api(refused={"/api/v1/pods"})
+    assert "not checked" in findings(unreadable, reserves, [experiment(replicas=4)])["room", Severity.WARNING]
+    assert ("room", Severity.WARNING) not in findings(unreadable, SPEC, [experiment(replicas=4)]), "nobody had to ask"
+
+
 def test_slices_of_two_nodes_that_no_replica_fits_into():
     spec = KubernetesSpec(gpus_per_replica=2)
     [found] = gpu_findings([node(gpus=3), node("n2", gpus=3)], [], 3, spec)

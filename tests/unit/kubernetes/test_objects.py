@@ -8,7 +8,7 @@ import jinja2
 import pytest
 import yaml
 
-from harness.backends.kubernetes.objects import load_job, workload
+from harness.backends.kubernetes.objects import load_job, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
@@ -42,6 +42,10 @@ FULL = {
     ],
     "run_as_user": None,
     "placement": "packed",
+    "reserve": {"cpu": "2", "memory": "8Gi"},
+    "limit": {"memory": "8Gi", "ephemeral-storage": "10Gi"},
+    "client_reserve": {"cpu": "250m"},
+    "client_limit": {"cpu": "1"},
 }
 
 SERVER = {
@@ -253,6 +257,47 @@ def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
     assert {"name": "claim-1", "mountPath": "/models", "readOnly": True} in server["volumeMounts"]
 
 
+OWN = {"requests": {"cpu": "2", "memory": "8Gi"}, "limits": {"memory": "8Gi", "ephemeral-storage": "10Gi"}}
+ASKS = {"requests": {"cpu": "250m"}, "limits": {"cpu": "1"}}
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_what_computes_and_what_asks_have_what_the_campaign_says_beside_the_gpu(kind):
+    with_gpu = {**OWN, "limits": {**OWN["limits"], "nvidia.com/gpu": 1}}
+    measured = made(kind=kind, **FULL)
+    spec = KubernetesSpec(kind=kind, **FULL)
+    beside = workload(experiment(), Path("noisy"), spec, "c0ffee", measured=measured)
+    layer = LayerSpec(preload="/opt/lib/libhook.so", preload_image="registry.example/hook:1.2")
+    layered = made(experiment(condition=ConditionSpec(name="hooked", layer=layer)), kind=kind, **FULL)
+    sending = load_job(experiment(), Path("one-1"), without_gpu(spec), "c0ffee", plan="{}")
+
+    for one in (measured, beside, layered):
+        assert container(one.body)["resources"] == with_gpu
+    [copies] = layered.body["spec"]["template"]["spec"]["initContainers"]
+    assert copies["resources"] == OWN, "what comes before it holds no GPU"
+    assert container(made(kind=kind, gpus_per_replica=0, **FULL).body)["resources"] == OWN
+    assert container(sending.body)["resources"] == ASKS
+
+
+def test_a_claim_stands_beside_what_is_reserved():
+    only = container(made(sharing_by="dra", **FULL).body)
+    assert only["resources"] == {"claims": [{"name": "gpu"}], **OWN}
+
+
+def test_a_server_has_its_own_and_its_client_that_of_what_asks():
+    limited = serving(reserve={"cpu": "4"}, limit={"cpu": "4", "memory": "16Gi"})
+    client, server = made(limited, **FULL).body["spec"]["template"]["spec"]["containers"]
+    assert client["resources"] == ASKS
+    assert server["resources"] == {
+        "requests": {"cpu": "4"},
+        "limits": {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1},
+    }
+    elsewhere = WorkloadSpec.model_validate({"name": "llm", "server": {"url": ["http://llm.models:8000"]}})
+    asked = experiment(replicas=1).model_copy(update={"workload": elsewhere})
+    asks = workload(asked, Path("a"), without_gpu(KubernetesSpec(**FULL)), "c0ffee")
+    assert container(asks.body)["resources"] == ASKS
+
+
 def test_limits_under_mps_are_set_in_the_container_that_holds_the_gpu():
     limits = {"sharing": Sharing.MPS, "mps": MpsLimits(share="1/N", pinned_memory_gb=2)}
     asked = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "33.3333", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2000M"}
@@ -294,7 +339,9 @@ def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replica
     assert (told["LOAD_PLAN"], told["LOAD_SHARDS"]) == ('{"a": 1}', "2")
     assert {"REPLICA", "PORT", "REPLICA_DIR"} < set(told)
     assert "WORKLOAD" not in told
-    assert "resources" not in container(sending.body)
+    assert "resources" not in container(
+        load_job(experiment(), Path("a"), without_gpu(KubernetesSpec()), "b", plan="").body
+    )
     assert set(template["spec"]["affinity"]) == {"nodeAffinity", "podAntiAffinity"}
 
 
@@ -382,7 +429,9 @@ def test_a_library_of_another_image_is_copied_by_an_ordinary_pods_init_container
     assert container(body)["command"][:2] == ["env", "LD_PRELOAD=/var/run/layer/hook.so"]
     assert [(one["name"], one.get("readOnly", False)) for one in init["volumeMounts"]] == [("layer", False)]
     assert {"name": "layer", "mountPath": "/var/run/layer", "readOnly": True} in container(body)["volumeMounts"]
-    assert "resources" not in init, "it takes no GPU, and counts nothing against a quota"
+    assert init.get("resources", {}) == (OWN if changes else {}), (
+        "it takes no GPU, and asks for no more than what comes after"
+    )
     assert violations(pod) == []
     for minor in MINORS:
         schemas.validate(body, minor)

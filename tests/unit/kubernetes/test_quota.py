@@ -7,7 +7,7 @@ import pytest
 from harness.backends.base import Severity
 from harness.backends.kubernetes import parts
 from harness.backends.kubernetes.quota import check_quota
-from harness.config import ConditionSpec, KubernetesSpec, ScenarioSpec, Sharing, SharingBy, WorkloadSpec
+from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, ScenarioSpec, Sharing, SharingBy, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 
 GPU = "nvidia.com/gpu"
@@ -165,6 +165,93 @@ def test_what_others_use_is_refused_and_may_end_and_what_is_enough_is_nothing():
 def test_a_quota_counts_for_the_pods_in_its_scope(scope, counts):
     scoped = {**quota(pods="1"), "spec": {"hard": {"pods": "1"}, **scope}}
     assert bool(quota_findings(scoped, spec=KubernetesSpec(image=IMAGE, priority_class="research"))) is counts
+
+
+STATED = KubernetesSpec(
+    image=IMAGE,
+    reserve={"cpu": "500m", "memory": "2Gi"},
+    limit={"cpu": "2", "memory": "4Gi"},
+    client_reserve={"cpu": "250m", "memory": "256Mi"},
+    client_limit={"cpu": "1", "memory": "256Mi"},
+    load_generators=2,
+)
+
+
+def test_what_replicas_state_lets_them_into_a_quota_that_counts_it():
+    enough = {"requests.cpu": "4", "requests.memory": "16Gi", "limits.cpu": "16", "limits.memory": "32Gi", "cpu": "4"}
+    assert quota_findings(quota(**enough), spec=STATED) == []
+    for key, less, needed in [
+        ("requests.cpu", "3999m", "4"), ("cpu", "3999m", "4"), ("requests.memory", "15Gi", "16Gi"),
+        ("limits.cpu", "15", "16"), ("limits.memory", "31Gi", "32Gi"),
+    ]:  # fmt: skip
+        [(severity, message)] = quota_findings(quota(**{**enough, key: less}), spec=STATED)
+        assert severity is Severity.ERROR
+        assert message == f"the quota q allows {key}: {less}, of which 0 are used, and the campaign needs {needed}."
+
+
+def test_what_is_copied_before_a_replica_starts_counts_no_second_time():
+    layer = LayerSpec(preload="/opt/lib/hook.so", preload_image="registry.example/hook:1")
+    layered = experiment(replicas=8, condition=ConditionSpec(name="hooked", layer=layer))
+    assert quota_findings(quota(**{"requests.cpu": "4", "limits.memory": "32Gi"}), spec=STATED, of=[layered]) == []
+
+
+def test_neighbours_count_as_replicas_do_and_what_sends_requests_as_it_says():
+    beside = ConditionSpec(name="beside", neighbours=[neighbour(replicas=3)])
+    [(_, message)] = quota_findings(quota(**{"requests.cpu": "2"}), spec=STATED, of=[experiment(condition=beside)])
+    assert "the campaign needs 2.5" in message
+    http = experiment(replicas=4, workload={"scenario": ScenarioSpec(kind="http", rate=4)})
+    [(_, message)] = quota_findings(quota(**{"requests.cpu": "2"}), spec=STATED, of=[http])
+    assert "the campaign needs 2.5" in message
+
+
+def test_who_states_nothing_is_named_with_the_field_that_lacks():
+    http = experiment(workload={"scenario": ScenarioSpec(kind="http", rate=4)})
+    silent = STATED.model_copy(update={"client_limit": {}})
+    [found] = checked([quota(**{"limits.cpu": "64", "requests.cpu": "64"})], [], silent, [http], [])
+    assert (
+        "counts limits.cpu, and so refuses pods without: the container replica of load-tiny has none." in found.message
+    )
+    assert "`kubernetes.limit` (`client_limit` of what sends requests, a server's own `limit`)" in found.advice
+    assert "reserve" not in found.advice
+
+    stated_as_limit = STATED.model_copy(update={"reserve": {}, "client_reserve": {}})
+    assert quota_findings(quota(**{"requests.cpu": "64"}), spec=stated_as_limit, of=[http]) == [], (
+        "a limit is a request"
+    )
+
+
+def test_a_quota_for_pods_that_state_nothing_is_none_for_those_that_do():
+    for scope, counts in (("BestEffort", False), ("NotBestEffort", True)):
+        scoped = {**quota(pods="1"), "spec": {"hard": {"pods": "1"}, "scopes": [scope]}}
+        assert bool(quota_findings(scoped, spec=STATED)) is counts
+
+
+def test_default_limits_are_none_for_what_states_its_own():
+    assert quota_findings(ranges=[limits(cpu="3", memory="8Gi")], spec=STATED) == []
+    half = STATED.model_copy(update={"limit": {"cpu": "2"}})
+    [(severity, message)] = quota_findings(ranges=[limits(cpu="3", memory="8Gi")], spec=half)
+    assert severity is Severity.WARNING
+    assert "limits every replica (memory 8Gi)" in message
+
+
+@pytest.mark.parametrize(
+    ("bounds", "why"),
+    [
+        (
+            {"maxLimitRequestRatio": {"cpu": "3"}},
+            "it allows 3 times the cpu that is asked for as limit, and 2 are the limit of 0.5",
+        ),
+        ({"maxLimitRequestRatio": {"ephemeral-storage": "2"}}, "and nothing is stated"),
+        ({"max": {"memory": "3Gi"}}, "it allows at most 3Gi of memory, and 4Gi are asked for"),
+        ({"min": {"cpu": "1"}}, "it wants at least 1 of cpu, and 0.5 are asked for"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Pod", "Container"])
+def test_a_limit_range_that_refuses_what_replicas_state(kind, bounds, why):
+    found = quota_findings(ranges=[_range(kind, **bounds)], spec=STATED, of=[experiment(replicas=1)])
+    assert [message for severity, message in found if severity is Severity.ERROR and why in message]
+    fits = {"maxLimitRequestRatio": {"cpu": "4", "memory": "2"}, "max": {"cpu": "2"}, "min": {"memory": "2Gi"}}
+    assert not [one for one, _ in quota_findings(ranges=[_range(kind, **fits)], spec=STATED) if one is Severity.ERROR]
 
 
 def test_default_limits_let_a_replica_in_and_throttle_it():

@@ -276,3 +276,33 @@ def test_what_nobody_tells_is_missing_and_not_false():
     found = provenance([], [{"node": "a"}], SOFTWARE)
 
     assert (found.host.psi, found.host.cgroup_version, found.host.memory_bytes) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("containers", "reserve", "limit"),
+    [
+        ({"replica": {}}, {}, {}),
+        (
+            {
+                "replica": {
+                    "requests": {"cpu": "500m", "nvidia.com/gpu": "1"},
+                    "limits": {"memory": "1Gi", "nvidia.com/gpu": "1"},
+                }
+            },
+            {"cpu": "500m"},
+            {"memory": "1Gi"},
+        ),
+        ({"replica": {"requests": {"cpu": "250m"}}, "server": {"requests": {"cpu": "4"}}}, {"cpu": "4"}, {}),
+    ],
+)
+def test_what_the_manifest_says_of_a_replica_is_what_its_pod_was_given(containers, reserve, limit):
+    one = pod(qosClass="Burstable")
+    one["metadata"] |= {
+        "annotations": {"prometheus.io/port": "8000"},
+        "labels": {"gpu-sharing-harness/experiment": "e"},
+    }
+    one["spec"]["containers"] = [
+        {"name": name, "image": "x", "resources": resources} for name, resources in containers.items()
+    ]
+    facts = pods.as_replica(one, 0).facts()
+    assert (facts["reserve"], facts["limit"], facts["qos_class"]) == (reserve, limit, "Burstable")
