@@ -123,7 +123,9 @@ def _replicas() -> Iterator[Object]:
             )
             yield claimed.body
             yield from (one.body for one in claimed.beside)
-    sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0)
+    stated = {"reserve": {"cpu": "500m"}, "limit": {"memory": "4Gi"}}
+    yield workload(experiment(), Path("stated"), KubernetesSpec(**stated), "campaign-1").body
+    sends = KubernetesSpec(kind=WorkloadKind.JOB, gpus_per_replica=0, **stated)
     yield load_job(experiment(), Path("load"), sends, "campaign-1", plan="{}").body
 
 
