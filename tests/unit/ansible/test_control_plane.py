@@ -18,11 +18,6 @@ echo "$(basename $0) $*" >> {folder}/calls
 case "$*" in
   "certs check-expiration"*) cat {folder}/expiry ;;
   "ps --quiet"*) echo 11; echo 22 ;;
-  # kubeadm keeps a kubeconfig that is there; the kubelet that is started with a new one keeps its certificate.
-  "init phase kubeconfig kubelet"*) test -e {folder}/kubelet.conf || echo new > {folder}/kubelet.conf ;;
-  "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
-  "restart kubelet.service") grep -q new {folder}/kubelet.conf && rm -f {folder}/ended ;;
-  "x509 "*) test ! -e {folder}/ended ;;
 esac
 """
 PLAY = """\
@@ -34,23 +29,14 @@ PLAY = """\
 """
 ASKED, RENEWED = (
     "kubeadm certs check-expiration",
-    ["kubeadm certs renew all", "crictl ps", "crictl stop --timeout 30 11 22", "openssl x509 -noout -checkend 0"],
+    ["kubeadm certs renew all", "crictl ps", "crictl stop --timeout 30 11 22"],
 )
-KUBELET = [
-    "kubeadm init phase kubeconfig kubelet",
-    "systemctl restart kubelet.service",
-    "openssl x509 -noout -checkend 0",
-    "kubeadm init phase kubelet-finalize enable-client-cert-rotation",
-]
-# A control plane: the days that its certificates are valid, what of a run or of the kubelet is there, and what is called.
+# A control plane: the days that its certificates are valid, whether a renewal was killed, and what is called.
 RENEWALS = {
-    "valid": (200, [], [ASKED]),
-    "ending": (10, [], [ASKED, *RENEWED]),
+    "valid": (200, False, [ASKED]),
+    "ending": (10, False, [ASKED, *RENEWED]),
     # Renewed by a run that was killed before the containers were told.
-    "interrupted": (364, ["mark"], [ASKED, *RENEWED]),
-    "ended": (-3, ["ended"], [ASKED, *RENEWED, *KUBELET]),
-    # The kubelet has its certificate, by a run that was killed before its kubeconfig named the place.
-    "kubelet-interrupted": (364, ["mark", "change"], [ASKED, *RENEWED, *KUBELET]),
+    "interrupted": (364, True, [ASKED, *RENEWED]),
 }
 
 
@@ -84,17 +70,16 @@ def renewals(tmp_path_factory):
     """Every control plane is a host of one run; each has a folder of its own."""
     folder = tmp_path_factory.mktemp("renewals")
     hosts = {}
-    for name, (days, there, _) in RENEWALS.items():
+    for name, (days, interrupted, _) in RENEWALS.items():
         own = folder / name / "etc"  # what is being written lies a folder above
         own.mkdir(parents=True)
         (own / "expiry").write_text(expiry(days))
-        (own / "kubelet.conf").write_text("old\n")
-        for program in ("kubeadm", "crictl", "openssl", "systemctl"):
+        for program in ("kubeadm", "crictl"):
             (own / program).write_text(PROGRAM.format(folder=own))
             (own / program).chmod(0o755)
-        for one in there:
-            (own / one).touch()
-        paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change")}}
+        if interrupted:
+            (own / "mark").touch()
+        paths = {"paths": {str(own / "mark"): {"exists": interrupted}}}
         hosts[name] = {"folder": str(own), "ansible_connection": "local", "__control_plane_state": {"probe": paths}}
     (folder / "play.yml").write_text(PLAY)
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
@@ -106,9 +91,7 @@ def renewals(tmp_path_factory):
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_HOME": str(folder / "home"),
     }
-    own_paths = {"renewing": "mark", "own_change": "change", "own_kubeconfig": "kubelet.conf"}
-    places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
-    given = json.dumps({"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places})
+    given = json.dumps({"__control_plane_done": True, "__control_plane_renewing": "{{ folder }}/mark"})
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
     done = subprocess.run(
         [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
@@ -120,9 +103,9 @@ def renewals(tmp_path_factory):
 @pytest.mark.parametrize("name", RENEWALS)
 def test_the_running_containers_get_renewed_certificates(renewals, name):
     _, _, calls = RENEWALS[name]
-    said = [line for line in (renewals / name / "etc/calls").read_text().splitlines() if "systemctl show" not in line]
+    said = (renewals / name / "etc/calls").read_text().splitlines()
     assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
-    assert not any((renewals / name / "etc" / one).exists() for one in ("mark", "change", "ended"))
+    assert not (renewals / name / "etc/mark").exists()
 
 
 def live(*, mode="iptables", node="controlplane", **changes):
