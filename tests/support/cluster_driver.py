@@ -23,6 +23,7 @@ from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
 from tests.support.dra_driver import DraDriver
+from tests.support.fake_cluster_store import FOREGROUND
 from tests.support.kubelet import Kubelet, mounted
 from tests.support.ports import free_port
 
@@ -310,10 +311,11 @@ class ClusterDriver:
             for pod in owned:
                 if "deletionTimestamp" not in pod["metadata"]:
                     self.api.delete(f"{self.collection}/{pod['metadata']['name']}")
-            if not owned:
+            if not owned and FOREGROUND in (metadata.get("finalizers") or ()):
                 self.marks["ended"] = time.time()
+                others = [one for one in metadata["finalizers"] if one != FOREGROUND]
                 with contextlib.suppress(BackendError):  # it may be gone by now
-                    self.api.patch(f"{path}/{name}", {"metadata": {"finalizers": None}})
+                    self.api.patch(f"{path}/{name}", {"metadata": {"finalizers": others or None}})
             return
         self.marks.setdefault("seen", time.time())
         replicas = owner["spec"].get("replicas") or owner["spec"].get("completions")

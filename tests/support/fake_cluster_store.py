@@ -34,6 +34,8 @@ KINDS = {
     "resourceslices": "ResourceSlice",
     "deviceclasses": "DeviceClass",
 }
+FOREGROUND = "foregroundDeletion"
+"""The finalizer that the garbage collector takes off, once what an object owned is gone."""
 SLICE_S = 0.5
 """A watch looks at its time this often."""
 
@@ -181,7 +183,7 @@ class Store:
                 return one
             one["metadata"]["deletionTimestamp"] = _now()
             if foreground:
-                one["metadata"]["finalizers"] = ["foregroundDeletion"]
+                one["metadata"]["finalizers"] = [*one["metadata"].get("finalizers", []), FOREGROUND]
             return self._stored("MODIFIED", target, one)
 
     def watch(self, target: Target, query: Mapping[str, str]) -> Iterator[Object | None]:

@@ -1,7 +1,7 @@
 """The Kubernetes API over plain requests: every call has a timeout, and is tried again where that can help.
 
 Objects are dictionaries as the API has them. Whatever is asked twice here does no harm when the first request
-had been heard after all: reads, server-side apply, merge patches and deletions.
+had been heard after all: reads, making, server-side apply, merge patches and deletions.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ FIRST_CONTACT_S = 5.0
 SETTLE_S = 10.0
 """A server that has just started refuses what it will allow: for this long after it last failed, it is asked again."""
 BUSY_S = 60.0
+GOING_S = 60.0
+"""An object of the same name that is being deleted is waited for so long."""
+GOING_LOOK_S = 0.2
 CHUNK_BYTES = 1 << 18
 JSON, APPLY, MERGE = "application/json", "application/apply-patch+yaml", "application/merge-patch+json"
 
@@ -134,6 +137,43 @@ class KubernetesApi:
     def create(self, path: str, body: Mapping[str, Any]) -> Object:
         """The answer to a POST. Raises ClusterError."""
         return _parsed(self.exchange("POST", path, body=body))
+
+    def make(self, path: str, body: Mapping[str, Any]) -> Object:
+        """A new object at its path, once what had its name and is being deleted is gone.
+
+        Applying would change what is going, and leave nothing once it is gone.
+
+        Raises:
+            ClusterError: refused; an object of this name has other labels, or does not go.
+            BackendError: aborted.
+        """
+        collection, _, name = path.rpartition("/")
+        query = {"fieldManager": FIELD_MANAGER}
+        deadline_s = time.monotonic() + GOING_S
+        while True:
+            try:
+                return _parsed(self.exchange("POST", collection, query=query, body=body))
+            except ClusterError as error:
+                if error.status != 409:
+                    raise
+                there = (self.find(path) or {}).get("metadata")
+                if there is not None and "deletionTimestamp" not in there:
+                    if body["metadata"]["labels"].items() <= (there.get("labels") or {}).items():
+                        return self.apply(path, body)  # the first request had been heard after all
+                    raise ClusterError(
+                        f"Somebody else's {body['kind']} {name} is in namespace {self.namespace}.",
+                        advice="Delete or rename it: its labels are not this campaign's, and so it is left alone.",
+                        status=409,
+                    ) from error
+                if there is not None and time.monotonic() >= deadline_s:
+                    held = ", ".join(there.get("finalizers") or ()) or "nothing that it names"
+                    raise ClusterError(
+                        f"The {body['kind']} {name} of before is still being deleted after {GOING_S:g} s.",
+                        advice=f"It waits for its finalizers ({held}): is the controller running that takes them off?",
+                        status=409,
+                    ) from error
+            if self._abort.wait(GOING_LOOK_S):
+                raise BackendError(f"stopped while the {body['kind']} {name} of before was being deleted.")
 
     def apply(self, path: str, body: Mapping[str, Any]) -> Object:
         """Server-side apply of one object at its path. Raises ClusterError."""

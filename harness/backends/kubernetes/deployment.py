@@ -179,8 +179,8 @@ class KubernetesDeployment:
         self._made = True
         try:
             for one in self.workload.beside:
-                api.apply(one.path, one.body)
-            api.apply(self.workload.path, self.workload.body)
+                api.make(one.path, one.body)
+            api.make(self.workload.path, self.workload.body)
         except ClusterError as error:
             self._made = error.status is None or error.status >= 500
             raise

@@ -357,6 +357,28 @@ def test_a_prefix_that_the_image_does_not_have_is_said(deploy, driver):
     assert driver.left() == []
 
 
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_an_attempt_of_before_that_has_its_pods_ended_and_is_not_gone_yet_is_waited_for(
+    deploy, server, driver, tmp_path, kind
+):
+    spec = server.spec(kind=kind)
+    left = objects.workload(experiment(replicas=1), tmp_path / "attempt-0", spec, "c0ffee")
+    left.body["metadata"]["finalizers"] = ["example.com/held"]
+    before = driver.api.create(left.collection, left.body)
+    driver.api.delete(left.path, propagation="Foreground")
+    wait_for(lambda: not driver.names())
+    free = {"metadata": {"finalizers": None}}
+    letting_go = threading.Timer(2.0, lambda: driver.api.patch(left.path, free))
+    letting_go.start()
+
+    deployment, _ = deploy(experiment(replicas=1), by=KubernetesBackend(spec, "c0ffee"))
+
+    letting_go.join()
+    assert driver.api.get(left.path)["metadata"]["uid"] != before["metadata"]["uid"]
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+    assert driver.left() == []
+
+
 def test_what_a_killed_harness_left_is_swept_by_its_label_alone(deploy, server, driver):
     deploy(experiment(replicas=2))
     other = KubernetesBackend(server.spec(), "another")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from harness.backends.kubernetes import client
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.informer import Watcher
 from harness.config import KubernetesSpec
@@ -18,6 +19,7 @@ from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import eventually
 
 PODS = "/api/v1/namespaces/inference/pods"
+MAPS = "/api/v1/namespaces/inference/configmaps"
 
 
 @pytest.fixture
@@ -197,6 +199,65 @@ def test_every_kind_of_fault_is_outlived(spec, proxy):
 
     assert api.list(PODS) == []
     assert len(proxy.injected) == 6, proxy.injected
+
+
+def a_map(**metadata):
+    metadata = {"name": "a", "labels": {"campaign": "ours"}} | metadata
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"key": "value"}}
+
+
+def test_what_is_made_waits_for_an_object_of_its_name_that_is_going(spec):
+    api = KubernetesApi(spec())
+    before = api.make(f"{MAPS}/a", a_map(finalizers=["example/held"]))
+    api.delete(f"{MAPS}/a")
+    threading.Timer(0.5, lambda: api.patch(f"{MAPS}/a", {"metadata": {"finalizers": None}})).start()
+
+    made = api.make(f"{MAPS}/a", a_map())
+
+    assert made["metadata"]["uid"] != before["metadata"]["uid"]
+    assert api.get(f"{MAPS}/a")["metadata"]["uid"] == made["metadata"]["uid"]
+
+
+def test_an_object_that_does_not_go_is_said_with_what_holds_it(spec, monkeypatch):
+    monkeypatch.setattr(client, "GOING_S", 0.3)
+    api = KubernetesApi(spec())
+    api.make(f"{MAPS}/a", a_map(finalizers=["example/held"]))
+    api.delete(f"{MAPS}/a")
+
+    error = said(lambda: api.make(f"{MAPS}/a", a_map()))
+
+    assert error.message == "The ConfigMap a of before is still being deleted after 0.3 s."
+    assert "(example/held)" in error.advice
+
+
+def test_waiting_for_an_object_to_go_ends_when_it_is_aborted(spec):
+    api, abort = KubernetesApi(spec()), threading.Event()
+    api.make(f"{MAPS}/a", a_map(finalizers=["example/held"]))
+    api.delete(f"{MAPS}/a")
+    threading.Timer(0.3, abort.set).start()
+
+    with pytest.raises(BackendError, match="stopped while the ConfigMap a of before"):
+        api.until(abort).make(f"{MAPS}/a", a_map())
+
+
+def test_what_was_made_though_its_answer_was_lost_is_taken(spec, proxy):
+    api = KubernetesApi(spec(kubeconfig=str(proxy.kubeconfig)))
+    proxy.faults, proxy.only = 1, ("reset after",)
+
+    made = api.make(f"{MAPS}/a", a_map())
+
+    assert proxy.injected == {"reset after": 1}
+    assert (made["metadata"]["generation"], made["data"]) == (1, {"key": "value"})
+
+
+def test_an_object_of_somebody_else_is_left_as_it_is(spec):
+    api = KubernetesApi(spec())
+    theirs = api.make(f"{MAPS}/a", a_map(labels={"campaign": "theirs"}))
+
+    error = said(lambda: api.make(f"{MAPS}/a", a_map()))
+
+    assert error.message == "Somebody else's ConfigMap a is in namespace inference."
+    assert api.get(f"{MAPS}/a") == theirs
 
 
 def test_a_file_arrives_whole_however_often_its_connection_breaks(spec, proxy, tmp_path):
