@@ -227,8 +227,13 @@ class _Activity:
             elif not math.isfinite(metric.value):  # seen where several read the counters at once
                 found[name] = Missing("NVML: no number")
             else:
-                found[name] = metric.value * scale
+                found[name] = _counted(metric.value * scale)
         return found
+
+
+def _counted(value: float) -> float:
+    """Six significant digits, more than counters that are read over a fraction of a second can tell; the rest is noise that no file packs."""
+    return float(f"{value:.6g}")
 
 
 def gpu_facts(library: Any = None) -> tuple[list[GpuFacts], str]:

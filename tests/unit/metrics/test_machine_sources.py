@@ -234,10 +234,17 @@ def test_what_the_processors_did_is_told_from_reading_to_reading():
         activity = gpus.read_telemetry()[0]
         assert (activity["sm_active_percent"], activity["tensor_active_percent"]) == (2.01, 5.01)
         assert activity["sm_occupancy_percent"] == Missing("NVML: not on this GPU")
-        assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20)
-        assert activity["nvlink_sent_bytes_per_s"] == pytest.approx(61.01 * 2**20)
+        assert activity["pcie_received_bytes_per_s"] == pytest.approx(21.01 * 2**20, rel=1e-5)
+        assert activity["nvlink_sent_bytes_per_s"] == pytest.approx(61.01 * 2**20, rel=1e-5)
     gpus.close()
     assert library.samples == 0
+
+
+def test_an_activity_has_the_digits_that_its_counters_can_tell():
+    library = FakeNvml(devices=1)
+    library.NVML_GPM_METRIC_SM_UTIL = 8.422458806165011
+    activity = NvmlGpus(library, activity=True).read_telemetry()[0]
+    assert activity["sm_active_percent"] == 8.43246  # the double adds 0.01 to each
 
 
 def test_an_activity_that_is_no_number_is_missing():
