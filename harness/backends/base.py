@@ -175,6 +175,19 @@ class LoadPods(Protocol):
         ...
 
 
+class Load(Protocol):
+    """Requests that are being sent."""
+
+    def stop(self) -> list[str]:
+        """Send no more; a sentence for whatever did not end well. Raises StorageError."""
+        ...
+
+
+Send = Callable[[ExperimentSpec, Path, Sequence[Mapping[str, Any]]], Load]
+"""Has requests sent to the replicas of an experiment: with the attempt's folder, and what each replica says of itself. Raises
+BackendError, StorageError."""
+
+
 class Backend(Protocol):
     """Starts deployments."""
 
@@ -192,13 +205,16 @@ class Backend(Protocol):
         """The campaign is over, however it went: put back what was changed for it; returns a sentence for each."""
         ...
 
-    def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
+    def rehearse(
+        self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event, send: Send | None = None
+    ) -> Sequence[Finding]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 
         Args:
             experiment: the first to come.
             folder: for logs; need not exist.
             abort: when it is set, rehearsing stops.
+            send: has requests sent to the replica; None: it makes its own.
 
         Raises:
             BackendError: the one replica could not be started; nothing is left running.

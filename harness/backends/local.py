@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
+from harness.backends.base import Finding, RecordingRequest, ReplicaDeath, Send
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
@@ -67,6 +67,7 @@ class LocalBackend:
         folder: Path,  # noqa: ARG002
         *,
         abort: threading.Event,  # noqa: ARG002
+        send: Send | None = None,  # noqa: ARG002
     ) -> Sequence[Finding]:
         """Nothing: what a replica of this machine shows is seen when it is deployed."""
         return ()

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,7 +284,8 @@ class Attempt:
         shared = self.shared
         number = shared.folder.next_attempt(REHEARSAL)
         folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
-        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort))
+        send = self._send if needs_load(self.experiment) else None
+        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send))
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         shared.rehearsed = True
@@ -296,14 +297,14 @@ class Attempt:
             self.experiment, self.folder, abort=self.abort, on_death=self._on_death
         )
         if needs_load(self.experiment):
-            self._load = begin_load(
-                self.shared.backend,
-                self.experiment,
-                self.folder,
-                self._deployment.statuses(),
-                campaign_id=self.shared.folder.path.name,
-                abort=self.abort,
-            )
+            self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
+
+    def _send(
+        self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]
+    ) -> LoadProcess | LoadShards:
+        """Have requests sent to replicas that make none themselves. See base.Send."""
+        shared, name = self.shared, self.shared.folder.path.name
+        return begin_load(shared.backend, experiment, folder, statuses, campaign_id=name, abort=self.abort)
 
     def _on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""

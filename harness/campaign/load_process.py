@@ -65,7 +65,7 @@ def begin_load(
         one_clock=not there,
     )
     with storage_errors(folder / LOAD_LOG):
-        (folder / LOAD_LOG).parent.mkdir(exist_ok=True)
+        (folder / LOAD_LOG).parent.mkdir(parents=True, exist_ok=True)
         path = (folder / LOAD_LOG).with_name("plan.json")
         path.write_text(plan.to_json(), encoding="utf-8")
     pods = backend.load_pods(experiment, folder, plan.to_json(), abort=abort)

@@ -31,8 +31,8 @@ class Trial(KubernetesBackend):
         del experiments
         return []
 
-    def rehearse(self, experiment, folder, *, abort):
-        del experiment, folder, abort
+    def rehearse(self, experiment, folder, *, abort, send=None):
+        del experiment, folder, abort, send
         return []
 
     def close(self):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, RecordingRequest, ReplicaDeath
+from harness.backends.base import Finding, RecordingRequest, ReplicaDeath, Send
 from harness.config import ExperimentSpec
 from harness.errors import BackendError, HarnessError
 from harness.metrics.recorder import Recorder
@@ -114,6 +114,7 @@ class FakeBackend:
         findings: what ``check`` answers.
         rehearsal: what ``rehearse`` answers, or raises.
         rehearsed: the experiments that were rehearsed.
+        rehearsed_with_load: for each, whether requests could be sent to its replica.
         sources: what the recorders of the deployments read, by number of replicas, the neighbours' among them.
         deploy_errors: raised by the next deployments, first one first; None: that one succeeds.
         stop_problems: what ``stop`` of every deployment answers.
@@ -126,6 +127,7 @@ class FakeBackend:
     findings: Sequence[Finding] = ()
     rehearsal: Sequence[Finding] | HarnessError = ()
     rehearsed: list[str] = field(default_factory=list)
+    rehearsed_with_load: list[bool] = field(default_factory=list)
     sources: Callable[[int], Sources] = busy
     deploy_errors: list[HarnessError | None] = field(default_factory=list)
     stop_problems: Sequence[str] = ()
@@ -152,9 +154,11 @@ class FakeBackend:
         folder: Path,  # noqa: ARG002 - the protocol's
         *,
         abort: threading.Event,  # noqa: ARG002 - the protocol's
+        send: Send | None = None,
     ) -> Sequence[Finding]:
         """The prepared findings, or the prepared error."""
         self.rehearsed.append(experiment.experiment_id)
+        self.rehearsed_with_load.append(send is not None)
         if isinstance(self.rehearsal, HarnessError):
             raise self.rehearsal
         return self.rehearsal

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import Finding, ReplicaDeath, Severity
+from harness.backends.base import Finding, ReplicaDeath, Send, Severity
 from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
-from harness.backends.kubernetes.load_pods import LoadPods
+from harness.backends.kubernetes.load_pods import Asked, LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.backends.kubernetes.parts import Part
 from harness.clock import Clock, SystemClock
@@ -103,15 +103,21 @@ class KubernetesBackend:
             time.sleep(SWEEP_POLL_S)
         return sentences
 
-    def rehearse(self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event) -> Sequence[Finding]:
+    def rehearse(
+        self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event, send: Send | None = None
+    ) -> Sequence[Finding]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort)
-        deployment = self._deployment(self._measured(experiment.model_copy(update={"replicas": 1}), folder))
+        alone = experiment.model_copy(update={"replicas": 1})
+        deployment = self._deployment(self._measured(alone, folder))
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
+        canary = Asked(deployment, timeout_s=experiment.drain_timeout_s)
+        if send is not None:
+            canary.begin(lambda: send(alone, folder, deployment.statuses()))
         server = prometheus.server(self.api, self._spec)
         found = query_probe.rehearse(
-            deployment,
+            canary,
             server,
             prometheus.origin(server, self._spec, deployment.replicas),
             [CATALOGUE[name] for name in experiment.metrics],
@@ -120,7 +126,8 @@ class KubernetesBackend:
             clock=self._clock,
             abort=abort,
         )
-        return [*(Finding(Severity.WARNING, "grafana", sentence) for sentence in sentences), *found]
+        told = {"grafana": sentences, "canary": canary.remarks}
+        return [*(Finding(Severity.WARNING, name, one) for name, said in told.items() for one in said), *found]
 
     def close(self) -> Sequence[str]:
         """Let Grafana run again, and share the GPUs as before."""

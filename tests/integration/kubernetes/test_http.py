@@ -2,16 +2,20 @@
 
 import pytest
 
+from harness.backends.kubernetes import backend
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.config import WorkloadSpec
+from harness.errors import BackendError
+from harness.results import layout
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
 from harness.traffic.scenario_result import FILE_NAME
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.fake_metrics import FakeGpus
+from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -49,6 +53,60 @@ def test_every_request_of_every_shard_is_in_the_result(http, driver):
     assert all(replica["scenario"]["served"] for replica in manifest.replicas)
     assert verify_campaign(folder.path).ok
     assert driver.left() == [], "the pods that sent are gone, too"
+
+
+@pytest.fixture
+def probed(monkeypatch):
+    """In place of the Prometheus that a canary is looked at with: what looks, with the canary."""
+    monkeypatch.setattr(backend.prometheus, "server", lambda *_: None)
+    monkeypatch.setattr(backend.prometheus, "origin", lambda *_: None)
+
+    def probing(look):
+        monkeypatch.setattr(backend.query_probe, "rehearse", lambda canary, *_, **__: look(canary))
+
+    return probing
+
+
+def rehearsing(spec):
+    trial = Trial(spec)
+    trial.rehearse = lambda *given, **named: backend.KubernetesBackend.rehearse(trial, *given, **named)
+    return trial
+
+
+def test_the_canary_is_sent_requests_too(http, driver, probed):
+    folder, spec = http
+    asked = []
+
+    def look(canary):
+        names = driver.names()
+        [pod] = [name for name in names if not name.startswith("load-")]
+        log = driver.folder / pod / layout.RAW_LATENCIES
+        asked.append((len(names), eventually(lambda: log.exists() and log.stat().st_size > 0)))
+        canary.stop(timeout_s=DRAINED_S)
+        return []
+
+    probed(look)
+    assert CampaignRunner(folder, rehearsing(spec), gpus=FakeGpus).run().statuses
+
+    assert asked == [(2, True)], "one replica, and what asks it"
+    assert read_manifest(next(folder.path.glob("tiny_r2_*"))).attempt == 1
+    assert driver.left() == []
+
+
+def test_a_canary_that_cannot_be_asked_is_ended(http, driver, probed, monkeypatch):
+    folder, spec = http
+    probed(lambda _canary: pytest.fail("nothing asks it"))
+    trial = rehearsing(spec)
+
+    def refuse(*_given, **_named):
+        raise BackendError("the pods that send do not start.")
+
+    monkeypatch.setattr(trial, "load_pods", refuse)
+    CampaignRunner(folder, trial, gpus=FakeGpus).run()
+
+    manifest = read_manifest(next(folder.path.glob("tiny_r2_*")))
+    assert manifest.verdict.reasons[0] == "preflight: the pods that send do not start."
+    assert driver.left() == []
 
 
 def test_a_pod_that_cannot_send_any_more_is_said(http, driver, monkeypatch):

@@ -625,8 +625,18 @@ def test_the_backend_rehearses_once_a_run_and_what_it_found_is_kept(stage):
 
     assert set(on.runner().run().statuses.values()) == {Status.VALID}
 
-    assert on.backend.rehearsed == [ONE]
+    assert (on.backend.rehearsed, on.backend.rehearsed_with_load) == ([ONE], [False])
     assert "io_psi gives no sample here." in on.manifest(ONE).steps["preflight"].reasons
+
+
+def test_replicas_that_make_no_requests_are_rehearsed_with_what_sends_them(stage):
+    scenario = {"kind": "http", "rate": 10}
+    on = stage(workloads=[WorkloadSpec(name="tiny", factory="a:b", scenario=scenario)], limits=Limits(retries=0))
+    on.backend.rehearsal = BackendError("seen enough.")
+
+    on.runner().run()
+
+    assert set(on.backend.rehearsed_with_load) == {True}
 
 
 def test_a_rehearsal_that_fails_spends_no_hour_and_is_tried_again_by_the_next_experiment(stage):
