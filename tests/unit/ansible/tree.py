@@ -29,7 +29,9 @@ class CallbackModule(CallbackBase):
         super().__init__()
         self.failed = {}
     def v2_runner_on_failed(self, result, ignore_errors=False):
-        self.failed[result.host.get_name()] = str(result.result.get("msg"))
+        # Of a loop, what its items said.
+        said = [result.result, *(one for one in result.result.get("results", []) if one.get("failed"))]
+        self.failed[result.host.get_name()] = "\\n".join(str(one.get("msg")) for one in said)
     def v2_playbook_on_stats(self, stats):
         outcomes = {host: self.failed.get(host) for host in stats.processed}
         with open(os.environ["OUTCOMES"], "w") as file:
