@@ -75,7 +75,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "namespace": (["namespace"], spec.namespace),
         "pod security": (["pod security"], "restricted"),
         "rights": (["rights"], "all"),
-        "runtime class": (["runtime class"], spec.runtime_class or "none asked for"),
+        "runtime class": (["runtime class"], spec.gpu_runtime_class or "none asked for"),
         "quota": (["quota"], "lets the replicas in"),
         "nodes": (
             ["nodes", "pressure", "image", "gpus", "room", "busy", "sharing", "claims"],
@@ -84,6 +84,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),
         "pod monitor": (["pod monitor"], "none is missing"),
         "clock": (["clock"], "the API server's agrees with this machine's"),
+        "token": (["token"], "lasts"),
         "grafana": (["grafana"], "does not disturb"),
     }
     checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]

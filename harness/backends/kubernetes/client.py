@@ -134,6 +134,10 @@ class KubernetesApi:
         date = self.exchange("GET", "/version").headers.get("Date")
         return parsedate_to_datetime(date).timestamp() if date else None
 
+    def token_ends_s(self) -> float | None:
+        """When the token ends, seconds since the epoch; None where it does not, or is renewed by itself."""
+        return self.connection.token_ends_s
+
     def create(self, path: str, body: Mapping[str, Any]) -> Object:
         """The answer to a POST. Raises ClusterError."""
         return _parsed(self.exchange("POST", path, body=body))

@@ -13,6 +13,7 @@ from typing import Any
 import urllib3
 import yaml
 
+from harness.backends.kubernetes import token_end
 from harness.config import KubernetesSpec
 from harness.errors import ClusterError
 
@@ -29,6 +30,7 @@ class Connection:
         authorization: fresh headers for the next request; never shown.
         verify: file of the authority to trust; True: the system's; False: the kubeconfig says not to check.
         certificate: files of the client's certificate and key, if it has one.
+        token_ends_s: when the token ends that nothing renews by itself, seconds since the epoch; None: there is none such.
     """
 
     url: str
@@ -36,6 +38,7 @@ class Connection:
     authorization: Callable[[], dict[str, str]] = field(repr=False)
     verify: str | bool = True
     certificate: tuple[str, str] | None = field(default=None, repr=False)
+    token_ends_s: float | None = None
 
 
 def connect(spec: KubernetesSpec) -> Connection:
@@ -86,6 +89,7 @@ def connect(spec: KubernetesSpec) -> Connection:
         authorization,
         verify=configuration.verify_ssl and (configuration.ssl_ca_cert or True),
         certificate=pair if all(pair) else None,
+        token_ends_s=token_end.ends_s(place, spec.context, authorization().get("authorization", "")),
     )
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import (
@@ -70,6 +71,7 @@ def check(
         *_tried("queue", lambda: rbac.check_queue(api, spec)),
         *_tried("quota", lambda: _check_quota(api, spec, experiments, campaign_id)),
         *_tried("clock", lambda: _check_clock(api)),
+        *_check_token(api, experiments),
     ]
     if nodes is None:
         message = "nodes and their GPUs are not checked: this account may not list them."
@@ -178,6 +180,25 @@ def _check_clock(api: Api) -> list[Finding]:
         return []
     message = f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
     return [Finding(Severity.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")]
+
+
+def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
+    """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
+    ends_s = api.token_ends_s()
+    timings = [one.timing for one in experiments]
+    planned_s = sum(timing.stabilise_s + timing.record_s + timing.cooldown_s for timing in timings)
+    if ends_s is None or ends_s - time.time() > planned_s:
+        return
+    at = datetime.fromtimestamp(ends_s, UTC)
+    message = (
+        f"the token of the kubeconfig ends at {at:%Y-%m-%d %H:%M} UTC, in {max(ends_s - time.time(), 0) / 60:.0f} min, and what is planned "
+        f"takes {planned_s / 60:.0f} min."
+    )
+    advice = (
+        "Write one that lasts into it (kubectl create token harness --duration 24h); it is read anew, so that it can be done while the campaign runs, "
+        "which waits for it between experiments."
+    )
+    yield Finding(Severity.WARNING, "token", message, advice)
 
 
 def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> list[Finding]:

@@ -43,6 +43,10 @@ class Api(Protocol):
         """What the API server's clock says."""
         ...
 
+    def token_ends_s(self) -> float | None:
+        """When the token ends that nothing renews by itself."""
+        ...
+
 
 _KUEUE_VERSIONS = "v1beta2", "v1beta1"
 Right = tuple[str, str, str, str]

@@ -52,7 +52,7 @@ def pod(name, gpus, where="n1", *, phase="Running", labels=None, init=0):
 class Api:
     """Answers from a dictionary; what is not there is 404, what is refused is 403."""
 
-    def __init__(self, objects=None, *, forbidden=(), refused=(), skew_s=0.0):
+    def __init__(self, objects=None, *, forbidden=(), refused=(), skew_s=0.0, token_lasts_s=None):
         self.objects = {
             "/api/v1/nodes": {"items": [node()]},
             "/api/v1/pods": {"items": []},
@@ -64,6 +64,7 @@ class Api:
             **(objects or {}),
         }
         self.forbidden, self.refused, self.skew_s = set(forbidden), set(refused), skew_s
+        self.token_lasts_s = token_lasts_s
         self.patches = []
 
     def get(self, path, query=None):
@@ -98,6 +99,9 @@ class Api:
 
     def server_time_s(self):
         return time.time() + self.skew_s
+
+    def token_ends_s(self):
+        return self.token_lasts_s and time.time() + self.token_lasts_s
 
 
 class NoPrometheus:
@@ -478,6 +482,17 @@ def test_what_pods_wait_by_is_looked_for_by_its_name(version):
 def test_a_namespace_that_is_going():
     found = findings(Api({"/api/v1/namespaces/inference": {"status": {"phase": "Terminating"}}}))
     assert found["namespace", Severity.ERROR] == "the namespace inference is being deleted."
+
+
+def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent():
+    hour = experiment(timing={"step_s": 5, "stabilise_s": 60, "record_s": 3540, "cooldown_s": 0})
+    after_half = Api(token_lasts_s=5430)
+
+    assert findings(Api(token_lasts_s=7300), experiments=[hour, hour]) == findings(Api(), experiments=[hour, hour])
+    said = findings(after_half, experiments=[hour, hour])["token", Severity.WARNING]
+    assert "UTC, in 90 min, and what is planned takes 120 min." in said
+    assert ("token", Severity.WARNING) not in findings(after_half, experiments=[hour])
+    assert "in 0 min" in findings(Api(token_lasts_s=-5), experiments=[hour])["token", Severity.WARNING]
 
 
 def test_clocks_that_differ():
