@@ -91,6 +91,11 @@ def finished(api: KubernetesApi, replica: PodReplica) -> bool:
     return bool(json.loads(api.text(proxy_path(replica, "finish"), patience_s=QUICK_S))["phase"] != _SERVING)
 
 
+def part_of(target: Path) -> Path:
+    """Where the beginning of a file lies: half a log must not look like a whole one."""
+    return target.with_name(f".{target.name}")
+
+
 def log_file(folder: Path, replica: int, container: str) -> Path:
     """Where the log of a container lies in an attempt's folder."""
     return layout.replica_log(folder, replica) if container == CONTAINER else layout.server_log(folder, replica)
@@ -131,6 +136,8 @@ def _results(
     place = layout.replica_folder(folder, replica.index)
     with storage_errors(place):
         place.mkdir(parents=True, exist_ok=True)
+        if (replica.pod, CONTAINER) in restarted:
+            part_of(place / layout.RAW_LATENCIES).unlink(missing_ok=True)  # it may have begun its log anew
     parts: dict[str, Callable[[], None]] = {
         **{_NAMES.get(one, one): partial(_download, api, replica, one, place / _FILES[one]) for one in routes},
         "status": lambda: _save_status(api, replica, place / STATUS_FILE),
@@ -147,14 +154,14 @@ def _results(
 
 
 def _download(api: KubernetesApi, replica: PodReplica, route: str, target: Path) -> None:
-    """Through a file of another name: half a log must not look like a whole one."""
-    half = target.with_name(f".{target.name}")
+    """What is not here yet, through a file of another name."""
+    part = part_of(target)
     with storage_errors(target):
         try:
-            api.download(proxy_path(replica, route), half, patience_s=PATIENCE_S)
-            half.replace(target)
+            api.download(proxy_path(replica, route), part, patience_s=PATIENCE_S, resume=True)
+            part.replace(target)
         finally:
-            half.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
 
 
 def _save_status(api: KubernetesApi, replica: PodReplica, target: Path) -> None:

@@ -174,6 +174,8 @@ class KubernetesDeployment:
         finally:
             self._owners.stop()
             self._pods.stop()
+            if self._followed:
+                self._followed.discard()
 
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True

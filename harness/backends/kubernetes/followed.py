@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -64,12 +65,18 @@ class Followed:
         return fetched.result() and self._enough(asked)
 
     def close(self) -> None:
-        """Follow no more, and leave no part of a log: it must not look like a whole one. Raises StorageError."""
+        """Follow no more, and leave what is here as parts of logs, of which the rest is still to come. Raises StorageError."""
         self._closed.set()
         self._pool.shutdown(cancel_futures=True)
         for log in self._logs:
+            with storage_errors(log), contextlib.suppress(FileNotFoundError):
+                log.replace(artifacts.part_of(log))
+
+    def discard(self) -> None:
+        """Leave no part of a log that was not completed. Raises StorageError."""
+        for log in self._logs:
             with storage_errors(log):
-                log.unlink(missing_ok=True)
+                artifacts.part_of(log).unlink(missing_ok=True)
 
     def _fetch(self) -> bool:
         """Fetch what is new of every log."""

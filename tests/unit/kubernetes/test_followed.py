@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes import followed
+from harness.backends.kubernetes import artifacts, followed
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.pods import PodReplica
@@ -47,7 +47,7 @@ class Following:
         for index in range(replicas):
             self.make(index)
         cluster.before = lambda _verb, target: "proxy" in target.subresource and self.asked_s.append(time.monotonic())
-        followed_ones = [self._replica(index) for index in range(replicas)]
+        followed_ones = [self.replica(index) for index in range(replicas)]
         self.one = Followed(self.api, followed_ones, folder, self.judge, self.notices.append, lambda: dead)
         self._rows = itertools.count(1)
 
@@ -56,7 +56,7 @@ class Following:
         self.api.apply(f"{PODS}/a-{index}", pod)
         self.api.patch(f"{PODS}/a-{index}/status", {"status": {"podIP": "127.0.0.1"}})
 
-    def _replica(self, index):
+    def replica(self, index):
         name, port = f"a-{index}", self.server.port
         return PodReplica(index, name, f"u{index}", "n", "inference", port, "e", "x", "x")
 
@@ -143,9 +143,50 @@ def test_of_a_replica_that_died_counts_what_was_fetched(follow):
     assert pods.notices == []
 
 
-def test_no_part_of_a_log_is_left(follow, tmp_path):
-    pods = follow()
+@pytest.fixture
+def followed_log(follow, tmp_path, log):
+    """A log that was followed to its 5th byte, and has 16 now; its pod, and where it goes."""
+    pods = follow(replicas=1)
     pods.until(lambda: pods.judge.asked)
     pods.one.close()
+    target = layout.replica_folder(tmp_path, 0) / layout.RAW_LATENCIES
+    assert not target.exists(), "a part must not look like a whole one"
+    log.write_bytes(b"first and second")
+    return pods, target
 
-    assert list(tmp_path.rglob(layout.RAW_LATENCIES)) == []
+
+def collected(pods, folder, monkeypatch, restarted=()):
+    """What the results fetch of the log; how many bytes were here before."""
+    before = []
+    download = KubernetesApi.download
+
+    def noting(api, path, target, **how):
+        before.append(target.stat().st_size if target.exists() else 0)
+        return download(api, path, target, **how)
+
+    monkeypatch.setattr(KubernetesApi, "download", noting)
+    artifacts.results(pods.api, [pods.replica(0)], folder, ["latencies"], restarted)
+    return before
+
+
+def test_of_a_log_that_was_followed_only_the_rest_is_fetched_in_the_end(followed_log, tmp_path, monkeypatch):
+    pods, target = followed_log
+
+    assert collected(pods, tmp_path, monkeypatch) == [len(b"first")]
+    assert target.read_bytes() == b"first and second"
+    assert not artifacts.part_of(target).exists()
+
+
+def test_of_a_replica_that_began_anew_the_whole_log_is_fetched(followed_log, tmp_path, log, monkeypatch):
+    pods, target = followed_log
+    log.write_bytes(b"another log")
+
+    assert collected(pods, tmp_path, monkeypatch, restarted={("a-0", "replica")}) == [0]
+    assert target.read_bytes() == b"another log"
+
+
+def test_no_part_of_a_log_is_left(followed_log):
+    pods, target = followed_log
+    pods.one.discard()
+
+    assert list(target.parent.iterdir()) == []
