@@ -112,6 +112,7 @@ class ClusterDriver:
         slices: of the GPU resource that its node has.
         withdrawn: of these, how many it does not lend.
         pull: what the kubelet says of an image instead of running it, e.g. ``("ImagePullBackOff", "no such image")``.
+        collects: whether its garbage collector tells the pods of a deleted owner to end; until then the owner keeps their number.
         forbidden: message with which the controller fails to make pods, e.g. a quota's; empty: it can.
         started_after_s: how long a pod takes until its process starts.
         gpus: that its slices are of, given to pods in turn; none: a pod is not told of any.
@@ -132,6 +133,7 @@ class ClusterDriver:
     pull: tuple[str, str] | None = None
     forbidden: str = ""
     started_after_s: float = 0.0
+    collects: bool = True
     gpus: list[str] = field(default_factory=list)
     plugin: dict[str, tuple[int, bool]] = field(default_factory=dict)
     heeded: list[str] = field(default_factory=list)
@@ -306,7 +308,7 @@ class ClusterDriver:
 
     def _control(self, path: str, kind: str, owner: dict, owned: list) -> None:
         name, metadata = owner["metadata"]["name"], owner["metadata"]
-        if "deletionTimestamp" in metadata:
+        if "deletionTimestamp" in metadata and self.collects:
             self.marks.setdefault("deletion", time.time())
             for pod in owned:
                 if "deletionTimestamp" not in pod["metadata"]:

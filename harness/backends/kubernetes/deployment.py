@@ -33,6 +33,8 @@ EVENTS_S = 5.0
 """How often it is asked whether the driver refuses a claim."""
 FORCE_AFTER_S = 20.0
 FORCED_GONE_S = 20.0
+UNTOLD_S = 120.0
+"""The cluster's garbage collector tells pods to end, within a second; after an outage of the API server it was seen to take a minute."""
 FINISH_S = 20.0
 """A load waits 10 s at its end for its last answers."""
 SERVER_ADVICE = (
@@ -447,13 +449,19 @@ class KubernetesDeployment:
         self._api.delete(self.workload.path, propagation="Foreground")
         for one in self.workload.beside:
             self._api.delete(one.path)  # a claim goes when the last pod is gone
+        begun_s = self._clock.now_s()
         if self._gone_within(timeout_s + FORCE_AFTER_S):
             return self._unclean()
+        # Force would take away what nobody has told to end, while it runs, and its owner would make others.
+        untold = not all("deletionTimestamp" in pod["metadata"] for pod in self._pods.objects)
+        if untold and self._gone_within(UNTOLD_S):
+            return self._unclean()
         sentences = []
+        took_s = self._clock.now_s() - begun_s
         for pod in self._pods.objects:
             where = pod["spec"].get("nodeName") or "no node"
             sentences.append(
-                f"pod {pods.name(pod)} on {where} did not end within {timeout_s + FORCE_AFTER_S:g} s and was removed by force."
+                f"pod {pods.name(pod)} on {where} did not end within {took_s:.0f} s and was removed by force."
             )
             self._api.delete(f"{objects.pods_path(self._spec.namespace)}/{pods.name(pod)}", grace_s=0)
         if not self._gone_within(FORCED_GONE_S):

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.backends.kubernetes import deployment as deployment_module
 from harness.backends.kubernetes import objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
@@ -252,6 +253,23 @@ def test_a_replica_that_does_not_drain_is_killed_and_said(deploy, driver):
     driver.last_signal = signal.SIGKILL
 
     assert "replica 0 ended with 137 when it was told to stop" in "".join(deployment.stop(timeout_s=2))
+    assert driver.left() == []
+
+
+def test_replicas_that_the_cluster_is_late_to_tell_are_not_removed_by_force_while_they_run(deploy, driver, monkeypatch):
+    if driver.controlled:
+        pytest.skip("the real garbage collector is late when it likes")
+    monkeypatch.setattr(deployment_module, "FORCE_AFTER_S", 0.5)
+    deployment, _ = deploy(experiment(replicas=2, timing={"drain_timeout_s": 0.5}))
+    driver.collects = False
+    begun_s = time.monotonic()
+    telling = threading.Timer(3.0, setattr, (driver, "collects", True))
+    telling.start()
+
+    assert list(deployment.stop(timeout_s=0.5)) == []
+
+    assert time.monotonic() - begun_s >= 3.0
+    assert len(list(driver.folder.glob("tiny-*"))) == 2, "none was made in place of one that was taken away"
     assert driver.left() == []
 
 
