@@ -227,12 +227,12 @@ class _Activity:
             elif not math.isfinite(metric.value):  # seen where several read the counters at once
                 found[name] = Missing("NVML: no number")
             else:
-                found[name] = _counted(metric.value * scale)
+                found[name] = six_digits(metric.value * scale)
         return found
 
 
-def _counted(value: float) -> float:
-    """Six significant digits, more than counters that are read over a fraction of a second can tell; the rest is noise that no file packs."""
+def six_digits(value: float) -> float:
+    """An average of ``ACTIVITY`` as it is kept: counters read over a fraction of a second tell no more, and noise cannot be packed."""
     return float(f"{value:.6g}")
 
 

@@ -1,8 +1,9 @@
 """A log of times as a published set may hold it (``.times``): rounded to a resolution that is said, in a form that xz packs well.
 
 Blocks of at most ``BLOCK_ROWS`` rows. A block is one line of JSON, ``{"rows", "unit_ns", "begin", "after", "columns"}``, and
-then the values of each of ``columns``: ``[name, planes]``, where plane k holds byte k of every row. Values are counts of
-``unit_ns`` where the name ends in ``_ns``, zigzagged (0, -1, 1, -2... are 0, 1, 2, 3...). A negative duration says that there is
+then the values of each of ``columns``: ``[name, planes, middle]``, where plane k holds byte k of every row. Values are counts of
+``unit_ns`` where the name ends in ``_ns``, less ``middle`` (absent in older files: 0), their median, around which most of them fit into one byte,
+zigzagged (0, -1, 1, -2... are 0, 1, 2, 3...). A negative duration says that there is
 none, and stays as it is. The first column says when a row begins; its values are steps from ``begin``, each after the sum of the
 columns ``after`` in the row before: of a closed loop those are the small waits between an answer and the next request.
 """
@@ -57,11 +58,11 @@ def read(path: Path) -> tuple[list[str], Integers]:
                 said = json.loads(header)
                 if not 0 <= said["rows"] <= BLOCK_ROWS:
                     raise ValueError(f"a block of {said['rows']} rows")  # noqa: TRY301 - one way out for what is no log
-                names = [name for name, _ in said["columns"]]
+                names = [name for name, *_ in said["columns"]]
                 rows = int(said["rows"])
                 planes = [
                     np.frombuffer(stream.read(rows * int(count)), np.uint8).reshape(int(count), rows)
-                    for _, count in said["columns"]
+                    for _, count, *_ in said["columns"]
                 ]
                 tables.append(_table(said, names, planes))
             return names, np.concatenate([np.empty((0, len(names)), np.int64), *tables])
@@ -94,13 +95,16 @@ def _block(names: Sequence[str], counts: Integers, unit_ns: int) -> bytes:
     steps = [np.diff(first) - counts[:-1, 1 : len(after)].sum(axis=1) for after in candidates]
     best = min(range(len(steps)), key=lambda index: (np.median(np.abs(steps[index])) if len(first) > 1 else 0, index))
     columns = [np.concatenate([[0], steps[best]])[: len(first)], *counts.T[1:]]
-    planes = [_planes(column) for column in columns]
+    middles = [
+        int(np.partition(column, len(column) // 2)[len(column) // 2]) if len(column) else 0 for column in columns
+    ]
+    planes = [_planes(column - middle) for column, middle in zip(columns, middles, strict=True)]
     header = {
         "rows": len(counts),
         "unit_ns": unit_ns,
         "begin": int(first[0]) if len(first) else 0,
         "after": candidates[best],
-        "columns": [[name, len(one)] for name, one in zip(names, planes, strict=True)],
+        "columns": [[name, len(one), middle] for name, one, middle in zip(names, planes, middles, strict=True)],
     }
     return b"".join([json.dumps(header).encode(), b"\n", *(one.tobytes() for one in planes)])
 
@@ -120,6 +124,7 @@ def _table(said: dict[str, Any], names: list[str], planes: list[npt.NDArray[np.u
         folded[:, : len(one)] = one.T
         values = folded.view("<u8")[:, 0]
         table[:, index] = (values >> np.uint64(1)).astype(np.int64) ^ -(values & np.uint64(1)).astype(np.int64)
+        table[:, index] += int(next(iter(said["columns"][index][2:]), 0))
     steps = table[:, 0]
     steps[:1] += int(said["begin"])
     for name in said["after"][1:]:

@@ -185,6 +185,27 @@ def test_the_logs_of_servers_and_neighbours_are_condensed_and_what_is_not_there_
     assert times.read(exact["replicas/replica-0/gaps.times"])[1].tolist() == gaps
 
 
+def test_telemetry_gets_the_digits_that_recordings_have_now(tmp_path: Path) -> None:
+    spec, shape = experiment_spec("resnet50", 1, 1, Shape(record_s=20)), Shape(record_s=20)
+    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+    manifest = write_attempt(attempt, spec, shape, START_S)
+    head = "timestamp,elapsed_s,gpu0_power_w,gpu0_sm_active_percent,host_cpu_percent\n"
+    row = "2026-11-24T15:40:17.524Z,0.250,368.338123456,{},6.6300001234\n"
+    written = "".join((head, row.format("65.7042347171885"), row.format("")))
+    (attempt / "telemetry.csv").write_text(written)
+    final = tmp_path / spec.experiment_id
+    finalise(attempt, final, manifest)
+    files = condense(final, tmp_path / "1us", US)
+
+    assert files["telemetry.csv"].read_text() == "".join((head, row.format("65.7042"), row.format("")))
+    condensed = read_manifest(tmp_path / "1us")
+    assert condensed.files["telemetry.csv"].sha256 == sha256_of(files["telemetry.csv"])
+    assert condensed.condensed is not None
+    assert condensed.condensed.recorded["telemetry.csv"].sha256 == sha256_of(final / "telemetry.csv")
+    (final / "telemetry.csv").write_text(files["telemetry.csv"].read_text())
+    assert condense(final, tmp_path / "again", US)["telemetry.csv"] == final / "telemetry.csv"
+
+
 def in_one(table: np.ndarray) -> Iterator[np.ndarray]:
     yield table
 
@@ -197,6 +218,25 @@ def test_any_integers_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         path = tmp_path / f"{number}.times"
         times.write(path, ("at", "b_ns", "c", "d"), in_one(table[:rows] // 4), 1)
         assert np.array_equal(times.read(path)[1], table[:rows] // 4)
+
+
+def test_most_values_fit_into_one_byte_around_their_median_and_logs_without_one_are_read(tmp_path: Path) -> None:
+    latency = np.array([40_000, 40_100, 40_127, 40_050, 39_990])
+    table = np.stack([np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)]), latency], axis=1)
+    path = tmp_path / "replica-0.times"
+    times.write(path, ("start_ns", "latency_ns"), in_one(table), 1)
+    header = json.loads(path.read_bytes().splitlines()[0])
+    assert header["columns"] == [["start_ns", 2, 300], ["latency_ns", 1, 40_050]]
+    assert np.array_equal(times.read(path)[1], table)
+    older = {
+        "rows": 2,
+        "unit_ns": 1,
+        "begin": 7,
+        "after": ["start_ns"],
+        "columns": [["start_ns", 1], ["latency_ns", 1]],
+    }
+    path.write_bytes(json.dumps(older).encode() + b"\n" + bytes([0, 20, 8, 6]))
+    assert times.read(path)[1].tolist() == [[7, 4], [17, 3]]
 
 
 @pytest.mark.parametrize(
