@@ -51,7 +51,7 @@ def test_layers_that_change_rarely_come_first():
         if name in {"COPY", "RUN"}
     ]
     assert order == [
-        "/opt/workload/torch.txt",
+        "/opt/workload/",
         "pip",
         "/opt/workload/requirements.txt",
         "pip",
@@ -59,6 +59,7 @@ def test_layers_that_change_rarely_come_first():
         "pip",
     ]
     torch, rest, ours = arguments("RUN")
+    assert "--constraint /opt/workload/cuda.txt" in torch
     assert "--requirement /opt/workload/torch.txt" in torch
     assert "--requirement /opt/workload/requirements.txt" in rest
     assert ours.endswith(" /opt/workload/harness")
@@ -104,7 +105,7 @@ def test_nothing_of_the_machine_goes_in():
         assert "--mount=type=secret" in run or "pip" not in run
         assert not re.search(r"https?://|curl|wget|apt-get", run)
     assert [argument.split() for argument in arguments("COPY")] == [
-        ["torch.txt", "/opt/workload/torch.txt"],
+        ["torch.txt", "cuda.txt", "/opt/workload/"],
         ["requirements.txt", "/opt/workload/requirements.txt"],
         ["harness", "/opt/workload/harness"],
     ]
@@ -129,6 +130,12 @@ def test_compiled_files_need_no_writable_disk():
 def test_the_pins_are_those_of_the_project():
     ours, project = pins(ROLE / "files/requirements.txt"), pins(ROOT / "requirements.txt")
     assert ours == {name: project[name] for name in ours}
+    assert pins(ROLE / "files/cuda.txt") == pins(ROOT / "requirements-cuda.txt")
+
+
+def test_cuda_libraries_are_those_of_the_list_unless_another_list_is_given():
+    assert resolved()["__workload_image_context"]["cuda.txt"] == (ROLE / "files/cuda.txt").read_text()
+    assert resolved(workload_image_requirements="torch==2.11.0\n")["__workload_image_context"]["cuda.txt"] == ""
 
 
 @functools.cache
@@ -151,6 +158,7 @@ def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
         "Containerfile",
         "requirements.txt",
         "torch.txt",
+        "cuda.txt",
         "harness/__init__.py",
         "harness/replica/__main__.py",
     } <= set(context)
