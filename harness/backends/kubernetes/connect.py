@@ -13,7 +13,7 @@ from typing import Any
 import urllib3
 import yaml
 
-from harness.backends.kubernetes import token_end
+from harness.backends.kubernetes import kubeconfig, token_end
 from harness.config import KubernetesSpec
 from harness.errors import ClusterError
 
@@ -57,7 +57,9 @@ def connect(spec: KubernetesSpec) -> Connection:
             config.load_incluster_config(client_configuration=configuration)
         else:
             with _login_complaints() as complaints:
-                config.load_kube_config(place, context=spec.context, client_configuration=configuration)
+                # Of several files the client would take the current context of the last, and kubectl takes the first's.
+                context = spec.context or kubeconfig.current_context(place)
+                config.load_kube_config(place, context=context, client_configuration=configuration)
             if complaints and not (configuration.api_key or configuration.cert_file):
                 raise ClusterError(
                     f"The login program of the kubeconfig {place} gives no credentials: {'; '.join(complaints)}.",

@@ -1,4 +1,4 @@
-"""When a token ends is read from itself, unless something renews it."""
+"""Of a kubeconfig: which of several files counts, and when a token ends that nothing renews."""
 
 import base64
 import json
@@ -6,7 +6,6 @@ import json
 import pytest
 import yaml
 
-from harness.backends.kubernetes import token_end
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import KubernetesSpec
 
@@ -60,7 +59,8 @@ def test_another_token_in_the_kubeconfig_is_read_when_credentials_are_renewed(tm
     assert api.token_ends_s() == ENDS_S + 60
 
 
-def test_a_login_program_renews_its_own(tmp_path):
+def login_program(tmp_path):
+    """A user whose token comes from a program."""
     program = tmp_path / "login"
     credential = {
         "apiVersion": "client.authentication.k8s.io/v1",
@@ -69,18 +69,32 @@ def test_a_login_program_renews_its_own(tmp_path):
     }
     program.write_text(f"#!/bin/sh\necho '{json.dumps(credential)}'\n")
     program.chmod(0o755)
-    user = {
-        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": str(program), "interactiveMode": "Never"}
-    }
+    version = "client.authentication.k8s.io/v1"
+    return {"exec": {"apiVersion": version, "command": str(program), "interactiveMode": "Never"}}
 
-    assert ends_s(written(tmp_path / "kubeconfig", user)) is None
+
+def test_a_login_program_renews_its_own(tmp_path):
+    assert ends_s(written(tmp_path / "kubeconfig", login_program(tmp_path))) is None
 
 
 def test_of_several_files_the_user_of_the_context_in_use_counts(tmp_path):
-    first = written(tmp_path / "first", {"exec": {"command": "login"}, "token": token({"exp": ENDS_S})})
-    second = written(tmp_path / "second", {"token": token({"exp": ENDS_S + 60})}, name="other", current="d")
+    first = written(tmp_path / "first", login_program(tmp_path))
+    second = written(tmp_path / "second", {"token": token({"exp": ENDS_S})}, name="other", current="d")
     both = f"{first}:{second}"
 
-    assert token_end.ends_s(both, "c", f"Bearer {token({'exp': ENDS_S})}") is None
-    assert ends_s(both, context="d") == ENDS_S + 60
-    assert ends_s(both) == ENDS_S + 60, "the current context is that of the last file"
+    assert ends_s(both, context="c") is None
+    assert ends_s(both, context="d") == ENDS_S
+    assert ends_s(both) is None, "the current context is that of the first file"
+
+
+def test_of_several_files_the_first_says_which_cluster_is_meant_as_for_kubectl(tmp_path):
+    for name, port in (("first", 1), ("second", 2)):
+        path = written(tmp_path / name, {"token": "opaque"}, name=name, current=name)
+        config = yaml.safe_load(path.read_text())
+        config["clusters"][0] = {"name": name, "cluster": {"server": f"https://127.0.0.1:{port}"}}
+        config["contexts"][0]["context"]["cluster"] = name
+        path.write_text(yaml.safe_dump(config))
+    place = f"{tmp_path / 'first'}:{tmp_path / 'second'}"
+
+    assert KubernetesApi(KubernetesSpec(kubeconfig=place)).url == "https://127.0.0.1:1"
+    assert KubernetesApi(KubernetesSpec(kubeconfig=place, context="second")).url == "https://127.0.0.1:2"
