@@ -1,5 +1,7 @@
 """Damage a converged machine in many ways: the judges see each one, and one run mends them all."""
 
+import json
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
 from tests.node.story import SITE, playbooks_for
 
+CLUSTER = "playbooks/cluster.yml"
 KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 # Check that must fail -> what is done to the machine. All are done to the same machine at once.
 DAMAGE = {
@@ -58,6 +61,15 @@ class Damaged:
     after: list[str]
 
 
+# Until a kubelet that does not start has said so.
+SETTLED_S = 3.0
+# The kubelet's own certificate, which it asks the API server by, has ended while the machine was off; it does not start with it.
+ENDED = (
+    "cd /var/lib/kubelet/pki && openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+    "-subj /O=system:nodes/CN=system:node:controlplane -keyout /run/ended.key -out /run/ended.csr && "
+    "openssl x509 -req -in /run/ended.csr -CA /etc/kubernetes/pki/ca.crt -CAkey /etc/kubernetes/pki/ca.key -set_serial 8 "
+    "-days -1 | cat - /run/ended.key > kubelet-client-current.pem && rm /run/ended.* && systemctl restart kubelet"
+)
 # A Secret that is lost, and a folder of etcd that is no database.
 LOSS = f"{KUBECTL} delete --namespace monitoring secret grafana-admin && rm -r /var/lib/etcd/member"
 
@@ -114,3 +126,37 @@ def test_the_cluster_comes_back_from_its_snapshot(
     machine.ssh(f"{KUBECTL} get --namespace monitoring secret grafana-admin")
     found = judge.verdict(damaged_playbooks)
     assert (found.status, set(found.failed)) == (0, set()), found.output
+
+
+def test_a_kubelet_whose_certificate_has_ended_gets_another(damaged_playbooks: Playbooks, damaged: Damaged) -> None:
+    assert damaged.mended.status == 0, damaged.mended.explain()
+    machine = damaged_playbooks.machine
+    before = fingerprint.take(machine)
+    machine.ssh(ENDED)
+    time.sleep(SETTLED_S)
+    assert machine.ssh("systemctl is-active kubelet", check=False).stdout.strip() != "active"
+    mended = damaged_playbooks.run(CLUSTER)
+    assert mended.status == 0, mended.explain()
+    again = damaged_playbooks.run(CLUSTER)
+    assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+    assert fingerprint.difference(before, fingerprint.take(machine)) == ""
+    found = judge.verdict(damaged_playbooks)
+    assert (found.status, set(found.failed)) == (0, set()), found.output
+
+
+def test_the_api_server_gets_other_names(damaged_playbooks: Playbooks, damaged: Damaged) -> None:
+    assert damaged.mended.status == 0, damaged.mended.explain()
+    machine = damaged_playbooks.machine
+    before = fingerprint.take(machine)
+    for names in (["gpu.example", "192.0.2.9"], []):
+        words = ["--tags", "control_plane", "--extra-vars", json.dumps({"control_plane_api_names": names})]
+        killed = damaged_playbooks.run_killed(CLUSTER, ["control_plane : Make it anew"], 0.2, *words)
+        assert killed.status != 0, killed.explain()
+        changed = damaged_playbooks.run(CLUSTER, *words)
+        assert (changed.status, changed.counts["changed"] > 0) == (0, True), changed.explain()
+        again = damaged_playbooks.run(CLUSTER, *words)
+        assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+        for name in ("gpu.example", "192.0.2.9"):
+            asked = machine.ssh(f"{KUBECTL} --tls-server-name {name} get --raw /readyz", check=False)
+            assert (asked.returncode == 0) == (name in names), asked
+    assert fingerprint.difference(before, fingerprint.take(machine)) == ""

@@ -1,16 +1,20 @@
 """The configurations of kubeadm, as the real kubeadm reads them."""
 
+import base64
+import datetime as dt
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+from cryptography import x509
 
 from harness.node.checks import cis
 from tests.integration.cluster.api_server import found
-from tests.unit.ansible.tree import TEMPLATES, render, variables
+from tests.unit.ansible.tree import ROOT, TEMPLATES, load, render, template, variables
 from tests.unit.node import hardened
 from tests.unit.node.healthy import machine, node
 
@@ -79,6 +83,112 @@ def test_certificate_and_kubeconfig_have_the_endpoint(row, tmp_path):
     assert "DNS:gpu.example.org," in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     (cluster,) = yaml.safe_load((tmp_path / "admin.conf").read_text())["clusters"]
     assert cluster["cluster"]["server"] == "https://gpu.example.org:6443"
+
+
+# A machine without any address is one where kubeadm does not say when certificates end.
+ALONE = 'ip link add only type bridge && ip address add 192.0.2.1/24 dev only && ip link set only up && exec "$@"'
+needs_a_root_of_its_own = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None,
+    reason="not root, or no unshare, for a root folder and a network",
+)
+
+
+@pytest.fixture(scope="module")
+def ended(row, tmp_path_factory):
+    """The root folder of a control plane whose certificates have all ended, and a word with its kubeadm.
+
+    No API server answers there: it has a network of its own, with nobody else in it.
+    """
+    root = tmp_path_factory.mktemp("root")
+    config = Path(written(root, "kubeadm-init.yaml.j2", row, FULL))
+    short = {"certificateValidityPeriod": "1ns"}
+    documents = yaml.safe_load_all(config.read_text())
+    config.write_text(
+        yaml.safe_dump_all(one | (short if one["kind"] == "ClusterConfiguration" else {}) for one in documents)
+    )
+
+    def say(*words):
+        command = ["unshare", "--net", "sh", "-c", ALONE, "sh", str(KUBEADM), "--rootfs", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    for phase in ("certs", "kubeconfig"):
+        done = say("init", "phase", phase, "all", "--config", f"/{config.name}")
+        assert done.returncode == 0, done.stderr
+    return root, say
+
+
+def certificate(root, name="apiserver"):
+    return x509.load_pem_x509_certificate((root / "etc/kubernetes/pki" / f"{name}.crt").read_bytes())
+
+
+def due(said):
+    """What the role takes for due, from an answer of kubeadm."""
+    name = "__control_plane_certificates_due"
+    text = load(ROOT / "roles/control_plane/vars/main.yml")[name]
+    given = {"__control_plane_certificates": {"stdout": said}, "control_plane_certificates_days_min": "90"}
+    return template({name: text}, given)[name]
+
+
+@needs_a_root_of_its_own
+def test_certificates_that_have_ended_are_renewed_without_an_api_server(ended):
+    root, say = ended
+    assert certificate(root).not_valid_after_utc < dt.datetime.now(dt.UTC)
+    names = certificate(root).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    asked = say("certs", "check-expiration", "--output", "json")
+    assert asked.returncode == 0, asked.stderr
+    assert {"apiserver", "etcd-server", "admin.conf", "super-admin.conf"} <= set(due(asked.stdout))
+    renewed = say("certs", "renew", "all")
+    assert renewed.returncode == 0, renewed.stderr
+    after = certificate(root)
+    assert after.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=363)
+    assert after.extensions.get_extension_for_class(x509.SubjectAlternativeName).value == names
+    assert {"gpu.example.org", "node.example"} <= set(names.get_values_for_type(x509.DNSName))
+    assert due(say("certs", "check-expiration", "--output", "json").stdout) == []
+
+
+@needs_a_root_of_its_own
+def test_the_kubeconfig_of_a_kubelet_whose_certificate_has_ended_is_made_anew(ended, row):
+    root, say = ended
+    written(root, "kubeadm-init.yaml.j2", row, FULL)
+    kubeconfig = root / "etc/kubernetes/kubelet.conf"
+    old = kubeconfig.read_text()
+    make = ("init", "phase", "kubeconfig", "kubelet", "--config", "/kubeadm.yaml")
+    assert say(*make).returncode == 0
+    assert kubeconfig.read_text() == old  # why the role takes it away
+    kubeconfig.unlink()
+    made = say(*make)
+    assert made.returncode == 0, made.stderr
+    own = yaml.safe_load(kubeconfig.read_text())["users"][0]["user"]
+    certificate = x509.load_pem_x509_certificate(base64.b64decode(own["client-certificate-data"]))
+    assert certificate.subject.rfc4514_string().startswith("CN=system:node:controlplane")
+    assert certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=363)
+    kept = "/var/lib/kubelet/pki/kubelet-client-current.pem"
+    (root / kept[1:]).parent.mkdir(parents=True)
+    (root / kept[1:]).touch()  # as the kubelet would
+    named = say("init", "phase", "kubelet-finalize", "enable-client-cert-rotation", "--config", "/kubeadm.yaml")
+    assert named.returncode == 0, named.stderr
+    assert yaml.safe_load(kubeconfig.read_text())["users"][0]["user"] == {
+        "client-certificate": kept,
+        "client-key": kept,
+    }
+
+
+@needs_a_root_of_its_own
+def test_another_name_needs_the_certificate_to_be_taken_away_first(ended, row):
+    root, say = ended
+    asked = {**FULL, "control_plane_api_names": ["another.example"]}
+    written(root, "kubeadm-init.yaml.j2", row, asked)
+    make = ("init", "phase", "certs", "apiserver", "--config", "/kubeadm.yaml")
+    old = certificate(root)
+    assert say(*make).returncode == 0
+    assert certificate(root) == old  # why the role takes it away
+    for part in ("crt", "key"):
+        (root / f"etc/kubernetes/pki/apiserver.{part}").unlink()
+    made = say(*make)
+    assert made.returncode == 0, made.stderr
+    names = certificate(root).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert {"another.example", "gpu.example.org", "kubernetes"} <= set(names.get_values_for_type(x509.DNSName))
+    assert not {"node.example"} & set(names.get_values_for_type(x509.DNSName))
 
 
 def test_kubeadm_starts_the_images_of_the_table(row, tmp_path):

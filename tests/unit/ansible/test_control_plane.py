@@ -18,6 +18,11 @@ echo "$(basename $0) $*" >> {folder}/calls
 case "$*" in
   "certs check-expiration"*) cat {folder}/expiry ;;
   "ps --quiet"*) echo 11; echo 22 ;;
+  # kubeadm keeps a kubeconfig that is there; the kubelet that is started with a new one keeps its certificate.
+  "init phase kubeconfig kubelet"*) test -e {folder}/kubelet.conf || echo new > {folder}/kubelet.conf ;;
+  "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
+  "restart kubelet.service") grep -q new {folder}/kubelet.conf && rm -f {folder}/ended ;;
+  "x509 "*) test ! -e {folder}/ended ;;
 esac
 """
 PLAY = """\
@@ -31,12 +36,25 @@ ASKED, RENEWED = (
     "kubeadm certs check-expiration",
     ["kubeadm certs renew all", "crictl ps", "crictl stop --timeout 30 11 22"],
 )
-# A control plane: the days that its certificates are valid, whether a renewal was killed, and what is called.
+LOOKED = "openssl x509 -noout -checkend 0"
+KUBELET = [
+    "kubeadm init phase kubeconfig kubelet",
+    "systemctl restart kubelet.service",
+    LOOKED,
+    "kubeadm init phase kubelet-finalize enable-client-cert-rotation",
+]
+# A control plane: the days that its certificates are valid, what of a run or of the kubelet is there, and what is called.
 RENEWALS = {
-    "valid": (200, False, [ASKED]),
-    "ending": (10, False, [ASKED, *RENEWED]),
+    # A kubelet that keeps no certificate there is none whose certificate has ended.
+    "without": (200, [], [ASKED]),
+    "valid": (200, ["own"], [ASKED, LOOKED]),
+    "ending": (10, ["own"], [ASKED, *RENEWED, LOOKED]),
     # Renewed by a run that was killed before the containers were told.
-    "interrupted": (364, True, [ASKED, *RENEWED]),
+    "interrupted": (364, ["mark", "own"], [ASKED, *RENEWED, LOOKED]),
+    "ended": (-3, ["own", "ended"], [ASKED, *RENEWED, LOOKED, *KUBELET]),
+    "kubelet-alone": (200, ["own", "ended"], [ASKED, LOOKED, *KUBELET]),
+    # The kubelet has its certificate, by a run that was killed before its kubeconfig named the place.
+    "kubelet-interrupted": (364, ["own", "change"], [ASKED, LOOKED, *KUBELET]),
 }
 
 
@@ -70,16 +88,17 @@ def renewals(tmp_path_factory):
     """Every control plane is a host of one run; each has a folder of its own."""
     folder = tmp_path_factory.mktemp("renewals")
     hosts = {}
-    for name, (days, interrupted, _) in RENEWALS.items():
+    for name, (days, there, _) in RENEWALS.items():
         own = folder / name / "etc"  # what is being written lies a folder above
         own.mkdir(parents=True)
         (own / "expiry").write_text(expiry(days))
-        for program in ("kubeadm", "crictl"):
+        (own / "kubelet.conf").write_text("old\n")
+        for program in ("kubeadm", "crictl", "openssl", "systemctl"):
             (own / program).write_text(PROGRAM.format(folder=own))
             (own / program).chmod(0o755)
-        if interrupted:
-            (own / "mark").touch()
-        paths = {"paths": {str(own / "mark"): {"exists": interrupted}}}
+        for one in there:
+            (own / one).touch()
+        paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}}
         hosts[name] = {"folder": str(own), "ansible_connection": "local", "__control_plane_state": {"probe": paths}}
     (folder / "play.yml").write_text(PLAY)
     (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
@@ -91,7 +110,14 @@ def renewals(tmp_path_factory):
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_HOME": str(folder / "home"),
     }
-    given = json.dumps({"__control_plane_done": True, "__control_plane_renewing": "{{ folder }}/mark"})
+    own_paths = {
+        "renewing": "mark",
+        "own_change": "change",
+        "own_kubeconfig": "kubelet.conf",
+        "own_certificate": "own",
+    }
+    places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
+    given = json.dumps({"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places})
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
     done = subprocess.run(
         [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
@@ -103,9 +129,9 @@ def renewals(tmp_path_factory):
 @pytest.mark.parametrize("name", RENEWALS)
 def test_the_running_containers_get_renewed_certificates(renewals, name):
     _, _, calls = RENEWALS[name]
-    said = (renewals / name / "etc/calls").read_text().splitlines()
+    said = [line for line in (renewals / name / "etc/calls").read_text().splitlines() if "systemctl show" not in line]
     assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
-    assert not (renewals / name / "etc/mark").exists()
+    assert not any((renewals / name / "etc" / one).exists() for one in ("mark", "change", "ended"))
 
 
 def live(*, mode="iptables", node="controlplane", **changes):
@@ -128,8 +154,6 @@ def live(*, mode="iptables", node="controlplane", **changes):
         (live(), {}, set()),
         (live(mode=""), {}, set()),
         (live(mode=None), {"control_plane_proxy_mode": "ipvs"}, set()),
-        (live(apiServer={"certSANs": ["b", "a"]}), {"control_plane_api_names": ["a", "b"]}, set()),
-        (live(), {"control_plane_api_names": ["gpu.example"]}, {"control_plane_api_names"}),
         (live(), {"control_plane_proxy_mode": "nftables"}, {"control_plane_proxy_mode"}),
         (live(controlPlaneEndpoint="gpu.example:6443"), {"control_plane_endpoint": "gpu.example"}, set()),
         (live(controlPlaneEndpoint="gpu.example:443"), {"control_plane_endpoint": "gpu.example:443"}, set()),
@@ -146,8 +170,6 @@ def live(*, mode="iptables", node="controlplane", **changes):
         "same",
         "proxy-default",
         "no-proxy",
-        "sorted",
-        "names",
         "proxy",
         "endpoint",
         "endpoint-port",
@@ -182,7 +204,7 @@ RECONCILED = (
         "answer",
         "running",
     ),
-    *("commands", "kept", "merged", "unset", "unkept", "reconciled"),
+    *("named", "commands", "kept", "merged", "unset", "unkept", "reconciled"),
 )
 OWN = {"name": "event-ttl", "value": "2h"}
 
@@ -205,6 +227,7 @@ def reconciled(cluster, pods):
     }
     said = json.dumps({"kind": "List", "items": [config, *pods]})
     given = {"__control_plane_live": {"stdout": said}, "__control_plane_configuration": CONFIGURATION}
+    given["control_plane_api_names"] = ["gpu.example"]
     names = [f"__control_plane_{name}" for name in RECONCILED]
     found = tree.template({name: VARS[name] for name in names}, given)
     return [found[name] for name in names[-3:]]
@@ -227,6 +250,7 @@ def test_an_older_cluster_gets_every_setting_and_keeps_its_own():
     init, cluster = yaml.safe_load_all(text)
     assert (init["kind"], cluster["imageRepository"]) == ("InitConfiguration", "mirror.example")
     assert OWN in cluster["apiServer"]["extraArgs"]
+    assert cluster["apiServer"]["certSANs"] == ["gpu.example"]
     assert cluster["controllerManager"] == TARGET["controllerManager"]
     again = reconciled(cluster, running(cluster))
     assert again[:2] == [[], []]
@@ -316,3 +340,174 @@ def test_settings_that_are_not_taken_are_put_back(changes):
     _, cluster = yaml.safe_load_all((folder / "refused/etc/written").read_text())
     assert cluster["apiServer"] == {"extraArgs": [OWN]}
     assert "has its previous ones again" in said
+
+
+RENAME = CHANGE.replace("reconcile.yml", "names.yml")
+RENAMER = """\
+#!/bin/sh
+echo "$(basename $0) $*" >> {folder}/calls
+case "$*" in
+  *"certs apiserver"*) cp {folder}/kubeadm.yaml {folder}/made-by; test ! -e {folder}/apiserver.crt && echo new > {folder}/apiserver.crt
+                       echo new > {folder}/apiserver.key ;;
+  "ps --quiet"*) echo 33 ;;
+  *"--tls-server-name {refused}"*) echo "not valid for it" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def renamed(tmp_path_factory):
+    """Two control planes of one run: one takes another name, the other's API server does not answer under it."""
+    folder = tmp_path_factory.mktemp("renamed")
+    old = {
+        **TARGET,
+        "imageRepository": "mirror.example",
+        "apiServer": {"certSANs": ["old.example"], "extraArgs": [OWN]},
+    }
+    config = {
+        "kind": "ConfigMap",
+        "metadata": {"name": "kubeadm-config"},
+        "data": {"ClusterConfiguration": yaml.safe_dump(old)},
+    }
+    hosts = {}
+    for name, refused in (("taken", "no-name"), ("refused", "gpu.example")):
+        own = folder / name / "etc"  # what is being written lies a folder above
+        own.mkdir(parents=True)
+        for part in ("crt", "key"):
+            (own / f"apiserver.{part}").write_text(f"old {part}\n")
+        for program in ("kubeadm", "kubectl", "crictl"):
+            (own / program).write_text(RENAMER.format(folder=own, refused=refused))
+            (own / program).chmod(0o755)
+        hosts[name] = {"folder": str(own), "ansible_connection": "local"}
+    (folder / "play.yml").write_text(RENAME)
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    given = {
+        "__control_plane_live": {"stdout": json.dumps({"items": [config]})},
+        "__control_plane_configuration": CONFIGURATION,
+        "__control_plane_change": "{{ folder }}/kubeadm.yaml",
+        "__control_plane_serving_pair": "{{ folder }}/apiserver",
+        "__control_plane_names_before": "{{ folder }}/before",
+        "control_plane_api_names": ["gpu.example"],
+        "control_plane_timeout_s": 3,
+    }
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
+        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_HOME": str(folder / "home"),
+    }
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
+    done = subprocess.run(
+        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    return folder, done.stdout
+
+
+def test_the_api_server_gets_another_name(renamed):
+    folder, said = renamed
+    own = folder / "taken/etc"
+    calls = [line.split(" --config")[0] for line in (own / "calls").read_text().splitlines()]
+    assert calls[0] == "kubeadm init phase certs apiserver", said
+    assert calls[1:3] == ["crictl ps --quiet --name ^(kube-apiserver)$", "crictl stop --timeout 30 33"]
+    assert [call.rpartition("--tls-server-name ")[2] for call in calls[3:-1]] == [
+        "kubernetes get --raw /readyz",
+        "gpu.example get --raw /readyz",
+    ]
+    assert calls[-1] == "kubeadm init phase upload-config kubeadm"
+    init, cluster = yaml.safe_load_all((own / "made-by").read_text())
+    assert (init["kind"], cluster["imageRepository"]) == ("InitConfiguration", "mirror.example")
+    assert cluster["apiServer"] == {"certSANs": ["gpu.example"], "extraArgs": [OWN]}
+    assert (own / "apiserver.crt").read_text() == "new\n"
+    assert not any((own / name).exists() for name in ("kubeadm.yaml", "before"))
+
+
+def test_a_name_that_is_not_taken_leaves_the_certificate_of_before(renamed):
+    folder, said = renamed
+    own = folder / "refused/etc"
+    calls = (own / "calls").read_text()
+    assert "upload-config" not in calls
+    assert calls.count("crictl stop --timeout 30 33") == 2
+    assert [(own / f"apiserver.{part}").read_text() for part in ("crt", "key")] == ["old crt\n", "old key\n"]
+    assert (own / "apiserver.key").stat().st_mode & 0o777 == 0o600
+    assert "previous certificate again" in said
+    assert "not valid for it" in said
+    assert not any((own / name).exists() for name in ("kubeadm.yaml", "before"))
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted", "differs"),
+    [
+        ({}, [], False),
+        ({"certSANs": ["b", "a"]}, ["a", "b"], False),
+        ({}, ["gpu.example"], True),
+        ({"certSANs": ["gpu.example"]}, [], True),
+        (None, ["gpu.example"], True),
+    ],
+    ids=["none", "sorted", "another", "gone", "nothing-kept"],
+)
+def test_other_names_are_seen(has, wanted, differs):
+    names = [f"__control_plane_{name}" for name in ("objects", "maps", "cluster", "names")]
+    given = {"__control_plane_live": {"stdout": json.dumps({"items": live(apiServer=has)})}}
+    found = tree.template({name: VARS[name] for name in names}, given)["__control_plane_names"]
+    assert (sorted(found) != sorted(wanted)) == differs
+
+
+@pytest.mark.parametrize("wanted", [[], ["gpu.example"]], ids=["gone", "another"])
+def test_the_cluster_keeps_the_names_that_it_is_to_have_and_nothing_where_there_are_none(wanted):
+    names = [f"__control_plane_{name}" for name in ("objects", "maps", "cluster", "named")]
+    items = live(apiServer={"certSANs": ["old.example"], "extraArgs": [OWN]})
+    given = {"__control_plane_live": {"stdout": json.dumps({"items": items})}, "control_plane_api_names": wanted}
+    found = tree.template({name: VARS[name] for name in names}, given)["__control_plane_named"]
+    assert found["apiServer"] == {"extraArgs": [OWN]} | ({"certSANs": wanted} if wanted else {})
+    assert found["networking"]["dnsDomain"] == "cluster.local"
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Two machines of one run: on one an earlier run was killed while kubeadm was at work."""
+    folder = tmp_path_factory.mktemp("begun")
+    hosts = {}
+    for name in ("fresh", "killed"):
+        own = folder / name / "etc"  # what is being written lies a folder above
+        own.mkdir(parents=True)
+        for program in ("kubeadm", "pkill"):
+            (own / program).write_text(f'#!/bin/sh\necho "$(basename $0) $*" >> {own}/calls\n')
+            (own / program).chmod(0o755)
+        paths = {"paths": {str(own / "mark"): {"exists": name == "killed"}}}
+        hosts[name] = {"folder": str(own), "ansible_connection": "local", "__control_plane_state": {"probe": paths}}
+    (folder / "play.yml").write_text(CHANGE.replace("reconcile.yml", "init.yml"))
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+    given = {
+        "__control_plane_configuration": "its own\n",
+        "__control_plane_config": "{{ folder }}/kubeadm.yaml",
+        "__control_plane_unfinished": "{{ folder }}/mark",
+    }
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
+        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_HOME": str(folder / "home"),
+    }
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
+    for more in (["--check"], []):
+        done = subprocess.run(
+            [*command, *more, str(folder / "play.yml")],
+            env=os.environ | settings,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    return {
+        name: [line.split(" --")[0] for line in (folder / name / "etc/calls").read_text().splitlines()]
+        for name in hosts
+    }
+
+
+def test_a_kubeadm_that_a_killed_run_left_at_work_ends_before_its_work_is_undone(begun):
+    assert begun["killed"] == ["pkill", "kubeadm reset", "kubeadm config validate", "kubeadm init"]
+    assert begun["fresh"] == ["kubeadm config validate", "kubeadm init"]

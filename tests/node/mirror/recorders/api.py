@@ -10,6 +10,7 @@ import ssl
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_network
 from pathlib import Path
@@ -179,6 +180,13 @@ def sign(request: bytes) -> bytes:
         if "CN=system:node:" not in subject or "O=system:nodes" not in subject:
             raise Answer(400, message(f"no request of a kubelet: {subject}"))
         return control_plane.sign(asked, "extendedKeyUsage=clientAuth")
+
+
+def take_certificate(server: ThreadingHTTPServer) -> None:
+    """Serve with the certificate that is there now, if a whole one is: the real one reads it again once a minute and at its start."""
+    pki = control_plane.ETC / "pki"
+    with suppress(OSError):
+        server.socket.context.load_cert_chain(pki / "apiserver.crt", pki / "apiserver.key")  # type: ignore[attr-defined]
 
 
 def serve() -> ThreadingHTTPServer:

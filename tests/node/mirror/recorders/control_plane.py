@@ -10,10 +10,10 @@ import string
 import subprocess
 import tempfile
 import time
-from ipaddress import ip_network
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import cluster
 import static_pods
@@ -22,6 +22,7 @@ from recorded import API_PORT, CLUSTER_VERSION, CRIO_SOCKET, KUBELET_HEALTH_PORT
 
 ETC = Path("/etc/kubernetes")
 KUBELET = Path("/var/lib/kubelet")
+ROTATED = KUBELET / "pki/kubelet-client-current.pem"
 # Durations that kubeadm writes as 0s where nobody set them; the kubelet takes its own defaults for them.
 UNSET_DURATIONS = (
     *("cpuManagerReconcilePeriod", "evictionPressureTransitionPeriod", "fileCheckFrequency", "httpCheckFrequency"),
@@ -56,9 +57,9 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
     networking = wanted.get("ClusterConfiguration", {}).get("networking", {})
     wanted = wanted | {"KubeletConfiguration": kubelet_dns(networking) | wanted.get("KubeletConfiguration", {})}
     (ETC / "manifests").mkdir(parents=True, exist_ok=True)
-    make_certificates(registration_address(wanted))
+    make_certificates(registration_address(wanted), certificate_names(wanted))
     for name in KUBECONFIGS:
-        private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
+        make_kubeconfig(name)
     start_kubelet(wanted["KubeletConfiguration"])
     wait_for_kubelet(wanted.get("InitConfiguration", {}).get("timeouts", {}).get("kubeletHealthCheck", ""))
     require_settings(wanted.get("ClusterConfiguration", {}))
@@ -67,6 +68,7 @@ def create(wanted: dict[str, Any], version: str, arguments: list[str]) -> None:
     wait_for_api()
     Path("/var/lib/etcd").mkdir(mode=0o700, exist_ok=True)
     Path("/var/lib/etcd/member").mkdir(mode=0o700, exist_ok=True)
+    name_rotated_certificate()
     set_version(version)
     first_objects(registration, wanted)
 
@@ -143,8 +145,13 @@ def used_ports(*ports: int) -> list[str]:
     return [f"Port-{port}]: Port {port} is in use" for port in ports if answers(("127.0.0.1", port))]
 
 
-def make_certificates(address: str) -> None:
-    """The cluster's authority and the API server's certificate for its address; existing ones are kept."""
+def certificate_names(wanted: dict[str, Any]) -> list[str]:
+    """The names that a configuration gives the API server beside its own."""
+    return list((wanted.get("ClusterConfiguration", {}).get("apiServer") or {}).get("certSANs") or [])
+
+
+def make_certificates(address: str, names: list[str]) -> None:
+    """The cluster's authority and the API server's certificate; existing ones are kept."""
     pki = ETC / "pki"
     pki.mkdir(parents=True, exist_ok=True)
     if not (pki / "ca.crt").exists():
@@ -155,15 +162,34 @@ def make_certificates(address: str) -> None:
     for name in ("ca.crt", "healthcheck-client.crt", "healthcheck-client.key"):
         if not (pki / "etcd" / name).exists():
             private(pki / "etcd" / name, "nobody asks for it here\n")
-    if not (pki / "apiserver.crt").exists():
-        with tempfile.TemporaryDirectory() as scratch:
-            request = Path(scratch, "csr")
-            _openssl(
-                *("req", "-new", *NEW_KEY, "-subj", "/CN=kube-apiserver"),
-                *("-keyout", str(pki / "apiserver.key"), "-out", str(request)),
-            )
-            names = f"subjectAltName=IP:{address},IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth"
-            (pki / "apiserver.crt").write_bytes(sign(request, names))
+    make_serving_certificate(address, names)
+
+
+def make_serving_certificate(address: str, names: list[str]) -> None:
+    """The API server's certificate for its address and names; one that is there is kept, whatever its names."""
+    pair = [ETC / "pki/apiserver.crt", ETC / "pki/apiserver.key"]
+    if all(path.exists() for path in pair):
+        return
+    own = ["kubernetes", "localhost", *names]
+    wanted = [f"IP:{address}", "IP:127.0.0.1", *(f"{'IP' if is_address(name) else 'DNS'}:{name}" for name in own)]
+    with tempfile.TemporaryDirectory() as scratch:
+        request = Path(scratch, "csr")
+        subject = ("-subj", "/CN=kube-apiserver", "-keyout", str(pair[1]), "-out", str(request))
+        _openssl("req", "-new", *NEW_KEY, *subject)
+        pair[0].write_bytes(sign(request, f"subjectAltName={','.join(wanted)}\nextendedKeyUsage=serverAuth"))
+
+
+def is_address(name: str) -> bool:
+    """Whether a name is an address."""
+    with suppress(ValueError):
+        return bool(ip_address(name))
+    return False
+
+
+def serving_names() -> list[str]:
+    """What the API server's certificate is valid for, each with its kind."""
+    said = _openssl("x509", "-in", str(ETC / "pki/apiserver.crt"), "-noout", "-ext", "subjectAltName").decode()
+    return said.replace("IP Address:", "IP:").splitlines()[1].strip().split(", ")
 
 
 def sign(request: Path, extensions: str) -> bytes:
@@ -181,8 +207,7 @@ def _openssl(*arguments: str, given: bytes = b"") -> bytes:
 
 def server_url() -> str:
     """Where the API server says that it is, from its certificate."""
-    names = _openssl("x509", "-in", str(ETC / "pki/apiserver.crt"), "-noout", "-ext", "subjectAltName").decode()
-    return f"https://{names.partition('IP Address:')[2].partition(',')[0]}:{API_PORT}"
+    return f"https://{serving_names()[0].removeprefix('IP:')}:{API_PORT}"
 
 
 def client_certificate(name: str) -> bytes:
@@ -210,9 +235,10 @@ def seconds_left(certificate: bytes) -> int:
 
 def renew_certificates() -> None:
     """Make every certificate again for the same names, valid for another year."""
-    address = str(urlsplit(server_url()).hostname)
-    (ETC / "pki/apiserver.crt").unlink()
-    make_certificates(address)
+    address, *names = (name.partition(":")[2] for name in serving_names())
+    for path in (ETC / "pki/apiserver.crt", ETC / "pki/apiserver.key"):
+        path.unlink()
+    make_certificates(address, names)
     for name in RENEWED:
         private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
 
@@ -235,6 +261,21 @@ def kubeconfig(name: str, certificate: bytes = b"") -> dict[str, Any]:
         "contexts": [{"name": f"{user}@kubernetes", "context": {"cluster": "kubernetes", "user": user}}],
         "users": [{"name": user, "user": {"client-certificate-data": known, "client-key-data": secret}}],
     }
+
+
+def make_kubeconfig(name: str) -> None:
+    """Write one with a certificate of its own; one that is there is kept, whatever its certificate."""
+    if not (ETC / name).exists():
+        private(ETC / name, yaml.safe_dump(kubeconfig(name, client_certificate(name))))
+
+
+def name_rotated_certificate() -> None:
+    """Have the kubelet's kubeconfig name the place where the kubelet renews its certificate."""
+    if not ROTATED.exists():
+        fail(f"error execution phase kubelet-finalize: rotated kubelet client certificate {ROTATED} does not exist")
+    content = yaml.safe_load((ETC / "kubelet.conf").read_text())
+    content["users"][0]["user"] = {"client-certificate": str(ROTATED), "client-key": str(ROTATED)}
+    private(ETC / "kubelet.conf", yaml.safe_dump(content))
 
 
 def kubelet_dns(networking: dict[str, Any]) -> dict[str, Any]:

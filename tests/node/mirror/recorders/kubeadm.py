@@ -98,6 +98,18 @@ def init(arguments: list[str]) -> None:
     if arguments[1:4] == ["phase", "upload-config", "kubeadm"]:
         control_plane.keep_configuration(wanted)
         return
+    if arguments[1:4] == ["phase", "certs", "apiserver"]:
+        names = control_plane.certificate_names(wanted)
+        control_plane.make_serving_certificate(control_plane.registration_address(wanted), names)
+        return
+    if arguments[1:4] == ["phase", "kubeconfig", "kubelet"]:
+        control_plane.make_kubeconfig("kubelet.conf")
+        return
+    if arguments[1:4] == ["phase", "kubelet-finalize", "enable-client-cert-rotation"]:
+        control_plane.name_rotated_certificate()
+        return
+    if arguments[1:2] == ["phase"]:
+        fail(f"this recorder does not know: kubeadm {' '.join(arguments)}")
     control_plane.create(wanted, asked_version(wanted), arguments)
     print("Your Kubernetes control-plane has initialized successfully!")
 

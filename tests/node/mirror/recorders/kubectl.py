@@ -20,6 +20,7 @@ WITH_VALUE = {
     *("-n", "--namespace", "-o", "--output", "-f", "--filename", "-l", "--selector", "--kubeconfig", "--for", "--raw"),
     *("--timeout", "--field-manager", "--request-timeout", "-p", "--patch", "--type", "--context", "--field-selector"),
     *("--grace-period", "--template", "--sort-by", "-c", "--container", "--cascade", "--duration", "--tail"),
+    "--tls-server-name",
 }
 DIFFERENT = 1
 
@@ -61,6 +62,8 @@ def main() -> None:
         remote.kubectl(words, arguments, server)
         return
     cluster.require_api()
+    if name := option(arguments, "--tls-server-name"):
+        server.require_name(name)
     verbs[verb](words[1:], arguments)
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -99,12 +100,16 @@ def serve(membership: Membership | None, serving: Serving) -> None:
         serving.follow()
         services.follow()
         if API_MANIFEST.exists() and api_server is None:
-            api_server = api.serve()
-            threading.Thread(target=api_server.serve_forever, daemon=True).start()
+            # Without its certificate it does not start, and is begun anew.
+            with suppress(OSError):
+                api_server = api.serve()
+                threading.Thread(target=api_server.serve_forever, daemon=True).start()
         elif not API_MANIFEST.exists() and api_server is not None:
             api_server.shutdown()
             api_server.server_close()
             api_server = None
+        elif api_server is not None:
+            api.take_certificate(api_server)
         if membership:
             membership.beat(running_versions())
         network = membership.network if membership else any((OBJECTS / "Installation").glob("*/*.json"))

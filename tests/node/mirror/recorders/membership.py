@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import control_plane
+import yaml
 from recorded import fail
 from remote import Refused, Server, kubeconfig
 
-CERTIFICATE = Path("/var/lib/kubelet/pki/kubelet-client-current.pem")
+CERTIFICATE = control_plane.ROTATED
 BEAT_EVERY_S = 3.0
 
 
@@ -26,11 +28,12 @@ class Membership:
 
     @classmethod
     def take_up(cls, name: str, credentials: Path, bootstrap: Path) -> "Membership | None":
-        """Get credentials where there are none yet, then register; None where the API server is this machine's own."""
-        if not credentials.exists():
+        """Get credentials where there are none, or ended ones, then register; None where the API server is this machine's own."""
+        if not (credentials.exists() and control_plane.seconds_left(shown(credentials)) > 0):
             if not bootstrap.exists():
                 fail(f"failed to run Kubelet: unable to load bootstrap kubeconfig: stat {bootstrap}: no such file")
             get_credentials(name, Server.of(bootstrap), credentials)
+        keep(shown(credentials))
         server = Server.of(credentials)
         if server.here:
             return None
@@ -56,6 +59,23 @@ class Membership:
             self.server.ask(f"/api/v1/nodes/{self._name}/status", status, method="PUT")
             pods = self.server.ask(f"/api/v1/pods?fieldSelector=spec.nodeName={self._name}")["items"]
             self.network = any(pod["metadata"]["name"] == "calico-node" for pod in pods)
+
+
+def shown(credentials: Path) -> bytes:
+    """The certificate that a kubeconfig has in it, or names."""
+    user = yaml.safe_load(credentials.read_text())["users"][0]["user"]
+    if "client-certificate-data" in user:
+        return base64.b64decode(user["client-certificate-data"])
+    return Path(user["client-certificate"]).read_bytes()
+
+
+def keep(certificate: bytes) -> None:
+    """Have it where it is renewed; one that is there and has not ended stays."""
+    if CERTIFICATE.exists() and control_plane.seconds_left(CERTIFICATE.read_bytes()) > 0:
+        return
+    CERTIFICATE.parent.mkdir(parents=True, exist_ok=True)
+    CERTIFICATE.touch(0o600)
+    CERTIFICATE.write_bytes(certificate)
 
 
 def get_credentials(name: str, server: Server, credentials: Path) -> None:

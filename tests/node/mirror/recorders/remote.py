@@ -55,6 +55,20 @@ class Server(NamedTuple):
                 return False
         return True
 
+    def require_name(self, name: str) -> None:
+        """End unless the certificate that it serves with is valid for a name."""
+        import ssl
+
+        address = urlsplit(self.url)
+        try:
+            with (
+                socket.create_connection((address.hostname or "", address.port or 443), WITHIN_S) as connection,
+                ssl.create_default_context(cadata=self.authority).wrap_socket(connection, server_hostname=name),
+            ):
+                pass
+        except OSError as error:
+            fail(f"Unable to connect to the server: tls: failed to verify certificate: x509: {error}")
+
     def ask(self, path: str, body: object = None, *, method: str = "") -> Any:
         """The answer as it was in JSON. Raises Refused for any status but success, OSError where nobody answers."""
         # Here, for they take a quarter of kubectl's time, which seldom asks another machine.

@@ -1,0 +1,125 @@
+"""A worker that is there: a kubelet whose certificate has ended asks for another by a token, and the node stays."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from tree import ROOT
+
+PROGRAM = """\
+#!/bin/sh
+echo "$(basename $0) $*" >> {folder}/calls
+case "$*" in
+  "token create"*) echo kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:00 ;;
+  "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
+  "restart kubelet.service") cp {folder}/bootstrap {folder}/asked-by; rm -f {folder}/ended ;;
+  "x509 "*) test ! -e {folder}/ended ;;
+esac
+"""
+PLAY = """\
+- hosts: all
+  gather_facts: false
+  environment: {PATH: "{{ folder }}:{{ lookup('ansible.builtin.env', 'PATH') }}"}
+  tasks:
+    - {name: Renew, ansible.builtin.include_role: {name: worker, tasks_from: renewal.yml}}
+"""
+LOOKED = "openssl x509 -noout -checkend 0"
+RENEWED = [
+    "kubeadm token create",
+    "systemctl restart kubelet.service",
+    LOOKED,
+    "kubeadm token delete abcdef",
+]
+# A worker: what is there, and what is called.
+WORKERS = {
+    "without": ([], []),
+    "valid": (["certificate"], [LOOKED]),
+    "ended": (["certificate", "ended"], [LOOKED, *RENEWED]),
+    # It has another, by a run that was killed before the token was taken back.
+    "interrupted": (["certificate", "bootstrap"], [LOOKED, *RENEWED]),
+}
+CLUSTER = {"server": "https://192.0.2.1:6443", "certificate-authority-data": "QQ=="}
+OWN = {
+    "clusters": [{"name": "default-cluster", "cluster": CLUSTER}],
+    "users": [{"name": "default-auth", "user": {"client-certificate": "ended.pem"}}],
+}
+
+
+def play(folder, text, hosts, given):
+    """One run of a play on hosts of its own, each its own control plane, with programs that write down their calls."""
+    for name, host in hosts.items():
+        own = folder / name / "etc"
+        host |= {"folder": str(own), "__worker_control_plane": name}
+        own.mkdir(parents=True, exist_ok=True)
+        for program in ("kubeadm", "openssl", "systemctl", "pkill"):
+            (own / program).write_text(PROGRAM.format(folder=own))
+            (own / program).chmod(0o755)
+    (folder / "play.yml").write_text(text)
+    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}))
+    settings = {
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
+        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
+        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_HOME": str(folder / "home"),
+    }
+    given = json.dumps(given | {"__worker_control_plane": "{{ inventory_hostname }}"})
+    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
+    done = subprocess.run(
+        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """Every worker is a host of one run, and its own control plane; each has a folder of its own."""
+    folder = tmp_path_factory.mktemp("workers")
+    hosts = {}
+    for name, (there, _) in WORKERS.items():
+        own = folder / name / "etc"
+        own.mkdir(parents=True)
+        (own / "joined").write_text(yaml.safe_dump(OWN))
+        for one in there:
+            (own / one).touch()
+        paths = {str(own / one): {"exists": one in there} for one in ("certificate", "bootstrap")}
+        state = {"probe": {"paths": paths}}
+        hosts[name] = {"__worker_state": state}
+    places = {f"__worker_{name}": f"{{{{ folder }}}}/{name}" for name in ("joined", "certificate", "bootstrap")}
+    play(folder, PLAY, hosts, places | {"__worker_done": True})
+    return folder
+
+
+@pytest.mark.parametrize("name", WORKERS)
+def test_a_kubelet_whose_certificate_has_ended_asks_for_another(workers, name):
+    _, calls = WORKERS[name]
+    path = workers / name / "etc/calls"
+    said = path.read_text().splitlines() if path.exists() else []
+    said = [line for line in said if "systemctl show" not in line]
+    assert [line[: len(start)] for line, start in zip(said, calls, strict=True)] == calls
+    assert not any((workers / name / "etc" / one).exists() for one in ("bootstrap", "ended"))
+
+
+def test_it_asks_the_cluster_that_it_belongs_to_by_the_token(workers):
+    asked = yaml.safe_load((workers / "ended/etc/asked-by").read_text())
+    assert asked["clusters"][0]["cluster"] == CLUSTER
+    names = {"cluster": asked["clusters"][0]["name"], "user": asked["users"][0]["name"]}
+    assert asked["contexts"] == [{"name": asked["current-context"], "context": names}]
+    assert asked["users"][0]["user"] == {"token": "abcdef.0123456789abcdef"}
+
+
+def test_a_kubeadm_that_a_killed_join_left_at_work_ends_before_its_work_is_undone(tmp_path):
+    def paths(name, *, killed):
+        return {"__worker_state": {"probe": {"paths": {str(tmp_path / name / "etc/mark"): {"exists": killed}}}}}
+
+    hosts = {name: paths(name, killed=name == "killed") for name in ("fresh", "killed")}
+    places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
+    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | {"worker_node_name": "gpu-node-2"})
+    calls = {name: (tmp_path / name / "etc/calls").read_text().splitlines() for name in hosts}
+    said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
+    joined = ["kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
+    assert said == {"fresh": joined, "killed": ["pkill", "kubeadm reset", *joined]}
