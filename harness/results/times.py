@@ -2,8 +2,7 @@
 
 Blocks of at most ``BLOCK_ROWS`` rows. A block is one line of JSON, ``{"rows", "unit_ns", "begin", "after", "columns"}``, and
 then the values of each of ``columns``: ``[name, planes, middle]``, where plane k holds byte k of every row. Values are counts of
-``unit_ns`` where the name ends in ``_ns``, less ``middle`` (absent in older files: 0), their median, around which most of them fit into one byte,
-zigzagged (0, -1, 1, -2... are 0, 1, 2, 3...). A negative duration says that there is
+``unit_ns`` where the name ends in ``_ns``, less ``middle`` (absent in older files: 0), their median where most of them fit into one byte around it, zigzagged (0, -1, 1, -2... are 0, 1, 2, 3...). A negative duration says that there is
 none, and stays as it is. The first column says when a row begins; its values are steps from ``begin``, each after the sum of the
 columns ``after`` in the row before: of a closed loop those are the small waits between an answer and the next request.
 """
@@ -25,6 +24,7 @@ from harness.results.files import storage_errors
 SUFFIX = ".times"
 BLOCK_ROWS = 1 << 20
 _BYTES = 8
+_HALF_BYTE = 128
 _HEADER_BYTES = 1 << 16
 
 Integers = npt.NDArray[np.int64]
@@ -95,9 +95,7 @@ def _block(names: Sequence[str], counts: Integers, unit_ns: int) -> bytes:
     steps = [np.diff(first) - counts[:-1, 1 : len(after)].sum(axis=1) for after in candidates]
     best = min(range(len(steps)), key=lambda index: (np.median(np.abs(steps[index])) if len(first) > 1 else 0, index))
     columns = [np.concatenate([[0], steps[best]])[: len(first)], *counts.T[1:]]
-    middles = [
-        int(np.partition(column, len(column) // 2)[len(column) // 2]) if len(column) else 0 for column in columns
-    ]
+    middles = [_middle(column) for column in columns]
     planes = [_planes(column - middle) for column, middle in zip(columns, middles, strict=True)]
     header = {
         "rows": len(counts),
@@ -107,6 +105,15 @@ def _block(names: Sequence[str], counts: Integers, unit_ns: int) -> bytes:
         "columns": [[name, len(one), middle] for name, one, middle in zip(names, planes, middles, strict=True)],
     }
     return b"".join([json.dumps(header).encode(), b"\n", *(one.tobytes() for one in planes)])
+
+
+def _middle(column: Integers) -> int:
+    """The median where at least half of the values fit into one byte around it, else 0: xz finds more in repetitions that stay as they are."""
+    if not len(column):
+        return 0
+    median = int(np.partition(column, len(column) // 2)[len(column) // 2])
+    near = np.count_nonzero((column - median >= -_HALF_BYTE) & (column - median < _HALF_BYTE))
+    return median if 2 * near >= len(column) else 0
 
 
 def _planes(column: Integers) -> npt.NDArray[np.uint8]:

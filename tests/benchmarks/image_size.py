@@ -29,6 +29,8 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +84,7 @@ def main() -> None:
             built_s = timed(lambda: build(context, base, name))
             printed("buildah", "push", "--quiet", "--tls-verify=false", name)
             packed = packed_layers(name)
-            pulled_s = timed(lambda: store.run("pull", "--quiet", "--tls-verify=false", name))
+            pulled_s = timed(lambda: store.run("pull", "--quiet", "--policy=always", "--tls-verify=false", name))
             added = {digest: size for digest, size in packed.items() if digest not in before}
             print(
                 f"{title}: built in {built_s:.0f} s; {sum(added.values()) / MB:,.1f} MB compressed pulled in {pulled_s:.1f} s"
@@ -256,49 +258,54 @@ def print_layers(name: str, packed: dict[str, int], base: str) -> None:
 
 
 def print_starts(store: Store, name: str, workload: str, starts: int) -> None:
-    """Seconds from the start of a replica's process to three moments, in a table."""
-    print("seconds to:  listening  model loaded  first request  (load of the machine)")
+    """Seconds from the start of a replica's process to three moments, and those that its threads computed, in a table."""
+    print("seconds (of them on a processor) to:  listening, model loaded, first request; load of the machine")
     for number in range(starts + 1):
         container = store.run("from", "--pull-never", name)
         if number == 0:
             forget(Path(store.run("mount", container)))
-        seconds = start(store, container, workload)
-        told = "  ".join(f"{value:10.2f}" for value in seconds)
-        print(
-            f"{'none cached' if number == 0 else f'start {number}':12} {told}  ({os.getloadavg()[0]:.1f})", flush=True
+        told = "  ".join(
+            f"{passed_s:6.2f} ({computed_s:5.2f})" for passed_s, computed_s in start(store, container, workload)
         )
+        print(f"{'none cached' if number == 0 else f'start {number}':12} {told}  {os.getloadavg()[0]:.1f}", flush=True)
         store.run("rm", container)
 
 
-def start(store: Store, container: str, workload: str) -> list[float]:
-    """Run a replica until it has served a request after its warm-up, and end it."""
+def start(store: Store, container: str, workload: str) -> list[tuple[float, float]]:
+    """Run a replica until it has served a request after its warm-up, and end it; seconds passed and computed, at each moment."""
     port = free_port()
     given = {"WORKLOAD": workload, "DEVICE": "cpu", "HOST": "127.0.0.1", "PORT": str(port)}
     words = [word for key, value in given.items() for word in ("--env", f"{key}={value}")]
     begin_s = time.monotonic()
-    process = subprocess.Popen(
-        [*store.buildah, "run", "--isolation=chroot", *words, container, "--", "python", "-m", "harness.replica"]
-    )
-    try:
-        url, last_s = f"http://127.0.0.1:{port}", begin_s + WAIT_S
-        seconds = []
-        for reached in (
-            lambda _: True,
-            lambda said: said["phase"] not in {"starting", "loading"},
-            lambda said: said["requests"] > 0,
-        ):
-            while True:
-                said = answer(f"{url}/health", last_s)
-                if said is None or process.poll() is not None:
-                    sys.exit("error: the replica did not serve.\n  do: read what it printed above.")
-                if reached(json.loads(said)):
-                    break
-                time.sleep(LOOK_S)
-            seconds.append(time.monotonic() - begin_s)
-        return seconds
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
+    command = [*store.buildah, "run", "--isolation=chroot", *words, container, "--", "python", "-m", "harness.replica"]
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+        try:
+            seconds = []
+            for reached in (
+                lambda _: True,
+                lambda now: now["phase"] not in {"starting", "loading"},
+                lambda now: now["requests"] > 0,
+            ):
+                while True:
+                    now = answer(f"http://127.0.0.1:{port}/health", begin_s + WAIT_S)
+                    if now is None or process.poll() is not None:
+                        said.seek(0)
+                        sys.exit(f"error: the replica did not serve: {said.read().decode()[-2000:]}")
+                    if reached(json.loads(now)):
+                        break
+                    time.sleep(LOOK_S)
+                seconds.append((time.monotonic() - begin_s, computed(process.pid)))
+            return seconds
+        finally:
+            process.terminate()
+            process.wait(timeout=60)
+
+
+def computed(starter: int) -> float:
+    """Seconds of processors that the replica which a process started has taken."""
+    replicas = [each for each in psutil.Process(starter).children(recursive=True) if not each.children()]
+    return sum(sum(each.cpu_times()[:2]) for each in replicas)
 
 
 def answer(url: str, last_s: float) -> bytes | None:

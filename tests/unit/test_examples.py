@@ -1,6 +1,7 @@
 """The result sets that are shipped hold what their manifests say, and what their page says of them."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -105,7 +106,7 @@ def figures(campaigns, repeats=3):
             for measure, value in run["figures"].items():
                 values[workload, replicas.removeprefix("r"), " ".join(modes), measure].append(value)
     estimates = {key: t_interval(runs) for key, runs in values.items()}
-    assert {estimate.n for estimate in estimates.values()} == {repeats}
+    assert {estimate.n for estimate in estimates.values()} <= set(repeats if isinstance(repeats, tuple) else (repeats,))
     return {key: (estimate.mean, estimate.half_width) for key, estimate in estimates.items()}
 
 
@@ -181,6 +182,42 @@ def test_the_table_of_offline_is_what_the_campaign_measured(published):
         assert energy == f"{measured[kinds[0], '1', 'exclusive', 'energy'][0] * 1000 / 256:.1f}"
         assert active == f"{measured[kinds[0], '1', 'exclusive', 'gpu_sm_active'][0]:.1f}"
     assert [row[0] for row in rows] == ["fp16", "FP8"]
+
+
+def test_the_table_of_neighbours_on_the_other_gpu_is_what_the_campaign_measured(published):
+    measured = figures(published("two-gpus-neighbour-*"), (4, 5))
+    (campaign,) = published("two-gpus-neighbour-*")
+    rates = defaultdict(dict)
+    for run in json.loads((campaign / "summary.json").read_text())["experiments"]:
+        *_, mode, condition, repeat = run["experiment"].split("_")
+        rates[mode, condition][repeat] = run["figures"]["throughput"]
+    rows = rows_of_table(TWO_GPUS, "## Does the other GPU's neighbour matter?")
+    for name, *shown in rows:
+        for mode, (rate, change) in {"exclusive": shown[:2], "mps": shown[2:]}.items():
+            condition = name if name == "alone" else f"beside-{name}"
+            assert_told(measured["resnet50", "1", f"{mode} {condition}", "throughput"], 1, rate)
+            alone = rates[mode, "alone"]
+            ratio = t_interval([math.log(each / alone[repeat]) for repeat, each in rates[mode, condition].items()])
+            low, mean, high = (
+                f"{100 * math.expm1(ratio.mean + part * ratio.half_width):+.1f}".replace("-", "\N{MINUS SIGN}")
+                for part in (-1, 0, 1)
+            )
+            assert change == (DASH if name == "alone" else f"{mean} ({low} to {high})")
+    assert len(rows) == 6
+    manifests = [json.loads(path.read_text()) for path in sorted(campaign.glob("*beside-crash*/manifest.json"))]
+    assert [found["code"] for each in manifests for found in each["findings"]] == 9 * ["victim-survived"]
+
+
+def test_the_table_of_activity_on_an_h100_is_what_the_campaign_measured(published):
+    measured, workload = figures(published("h100-activity-*"), (2, 3)), ""
+    (campaign,) = published("h100-activity-*")
+    rows = rows_of_table(TWO_GPUS, "## How full one of them is")
+    for name, replicas, sharing, runs, *shown in rows:
+        workload = name.lower() or workload
+        for (measure, scale), text in zip(SHARES_COLUMNS[:-1], shown, strict=True):
+            assert_told(measured[workload, replicas, sharing.lower(), measure], scale, text)
+        assert int(runs) == len(list(campaign.glob(f"{workload}_r{replicas}_{sharing.lower()}_rep*")))
+    assert len(rows) == 14
 
 
 def whole(figure, unit):
