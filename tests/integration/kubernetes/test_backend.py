@@ -382,6 +382,7 @@ def test_an_attempt_of_before_that_has_its_pods_ended_and_is_not_gone_yet_is_wai
     spec = server.spec(kind=kind)
     left = objects.workload(experiment(replicas=1), tmp_path / "attempt-0", spec, "c0ffee")
     left.body["metadata"]["finalizers"] = ["example.com/held"]
+    left.body["spec"]["suspend" if kind == "job" else "paused"] = True  # its controller makes no pod of it
     before = driver.api.create(left.collection, left.body)
     driver.api.delete(left.path, propagation="Foreground")
     wait_for(lambda: not driver.names())
