@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.image_size                          # the replicas' image; as root
     python -m tests.benchmarks.image_size --image harness          # images/Containerfile; nothing serves in it
+    python -m tests.benchmarks.image_size --starts-of IMAGE --environment OMP_WAIT_POLICY=PASSIVE    # of buildah's own store: starts alone
 
 As root on Debian or Ubuntu, with their buildah and docker-registry; packages come from where pip finds them. The image is built on --base, or on
 this release's Python (debootstrap), which is not counted, and pushed to a registry of the folder's own on loopback. It is then pulled into an
@@ -62,7 +63,17 @@ def main() -> None:
     parser.add_argument(
         "--folder", type=Path, help="For registry and pulled image, twice its size; default: a temporary one."
     )
+    parser.add_argument("--seconds", type=float, default=8.0, help="For which requests are counted after the first.")
+    parser.add_argument(
+        "--environment", action="append", default=[], metavar="NAME=VALUE", help="Of the replicas, too."
+    )
+    parser.add_argument("--starts-of", metavar="IMAGE", help="Build and pull nothing: start replicas of this image.")
     arguments = parser.parse_args()
+    given = {"WORKLOAD": arguments.workload, **dict(pair.split("=", 1) for pair in arguments.environment)}
+    if arguments.starts_of:
+        refuse_without(NEEDED[:1])
+        print_starts(Store(None), arguments.starts_of, given, arguments.starts, arguments.seconds)
+        return
     refuse_without(NEEDED if arguments.base else (*NEEDED, "debootstrap"))
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="image-", dir=arguments.folder)))
@@ -93,7 +104,7 @@ def main() -> None:
                 print_layers(name, packed, base)
             before |= set(packed)
         if arguments.image == "replicas":
-            print_starts(store, name, arguments.workload, arguments.starts)
+            print_starts(store, name, given, arguments.starts, arguments.seconds)
 
 
 def refuse_without(programs: Sequence[str]) -> None:
@@ -167,12 +178,14 @@ class Store:
     """Images and containers of their own, away from the machine's.
 
     Args:
-        folder: to make, and to remove with ``remove``.
+        folder: to make, and to remove with ``remove``; None: the machine's, which is not removed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self.buildah = ("buildah", "--root", str(folder / "root"), "--runroot", str(folder / "run"))
+        self.buildah = ["buildah"]
+        if folder is not None:
+            self.buildah += ["--root", str(folder / "root"), "--runroot", str(folder / "run")]
 
     def run(self, *words: str) -> str:
         """What a command of buildah prints."""
@@ -180,6 +193,7 @@ class Store:
 
     def remove(self) -> None:
         """With everything in it; unmounted first."""
+        assert self._folder is not None
         for words in (("rm", "--all"), ("rmi", "--all", "--force")):
             subprocess.run([*self.buildah, *words], capture_output=True, check=False, timeout=600)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -257,46 +271,54 @@ def print_layers(name: str, packed: dict[str, int], base: str) -> None:
     )
 
 
-def print_starts(store: Store, name: str, workload: str, starts: int) -> None:
+def print_starts(store: Store, name: str, given: dict[str, str], starts: int, count_s: float) -> None:
     """Seconds from the start of a replica's process to three moments, and those that its threads computed, in a table."""
-    print("seconds (of them on a processor) to:  listening, model loaded, first request; load of the machine")
+    print(
+        "seconds (of them on a processor) to:  listening, model loaded, first request; then requests/s; load of the machine"
+    )
     for number in range(starts + 1):
         container = store.run("from", "--pull-never", name)
         if number == 0:
             forget(Path(store.run("mount", container)))
-        told = "  ".join(
-            f"{passed_s:6.2f} ({computed_s:5.2f})" for passed_s, computed_s in start(store, container, workload)
-        )
-        print(f"{'none cached' if number == 0 else f'start {number}':12} {told}  {os.getloadavg()[0]:.1f}", flush=True)
+        moments, rate = start(store, container, given, count_s)
+        told = "  ".join(f"{passed_s:6.2f} ({computed_s:5.2f})" for passed_s, computed_s in moments)
+        title = "none cached" if number == 0 else f"start {number}"
+        print(f"{title:12} {told}  {rate:6.2f}  {os.getloadavg()[0]:.1f}", flush=True)
         store.run("rm", container)
 
 
-def start(store: Store, container: str, workload: str) -> list[tuple[float, float]]:
-    """Run a replica until it has served a request after its warm-up, and end it; seconds passed and computed, at each moment."""
+def start(
+    store: Store, container: str, given: dict[str, str], count_s: float
+) -> tuple[list[tuple[float, float]], float]:
+    """Run a replica until it has served a request after its warm-up, and ``count_s`` longer; seconds passed and computed at each moment, then requests per second."""
     port = free_port()
-    given = {"WORKLOAD": workload, "DEVICE": "cpu", "HOST": "127.0.0.1", "PORT": str(port)}
-    words = [word for key, value in given.items() for word in ("--env", f"{key}={value}")]
+    environment = {"DEVICE": "cpu", "HOST": "127.0.0.1", "PORT": str(port), **given}
+    words = [word for key, value in environment.items() for word in ("--env", f"{key}={value}")]
     begin_s = time.monotonic()
     command = [*store.buildah, "run", "--isolation=chroot", *words, container, "--", "python", "-m", "harness.replica"]
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(command, stdout=said, stderr=said)
         try:
-            seconds = []
+            url, moments = f"http://127.0.0.1:{port}/health", []
             for reached in (
                 lambda _: True,
                 lambda now: now["phase"] not in {"starting", "loading"},
                 lambda now: now["requests"] > 0,
             ):
                 while True:
-                    now = answer(f"http://127.0.0.1:{port}/health", begin_s + WAIT_S)
+                    now = answer(url, begin_s + WAIT_S)
                     if now is None or process.poll() is not None:
                         said.seek(0)
                         sys.exit(f"error: the replica did not serve: {said.read().decode()[-2000:]}")
                     if reached(json.loads(now)):
                         break
                     time.sleep(LOOK_S)
-                seconds.append((time.monotonic() - begin_s, computed(process.pid)))
-            return seconds
+                moments.append((time.monotonic() - begin_s, computed(process.pid)))
+            first, at_s = json.loads(now)["requests"], time.monotonic()
+            time.sleep(count_s)
+            last = answer(url, at_s + WAIT_S)
+            assert last is not None
+            return moments, (json.loads(last)["requests"] - first) / (time.monotonic() - at_s)
         finally:
             process.terminate()
             process.wait(timeout=60)
