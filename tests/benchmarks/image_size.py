@@ -7,7 +7,7 @@
 As root on Debian or Ubuntu, with their buildah and docker-registry; packages come from where pip finds them. The image is built on --base, or on
 this release's Python (debootstrap), which is not counted, and pushed to a registry of the folder's own on loopback. It is then pulled into an
 empty store: as it is, after another line in one of our files, and after another version of one package. Layers that the builder has already are not
-built again, so the seconds of a first build are printed where there was one.
+built again, so the seconds of a first build are printed where there was one. What was built stays in the machine's store; `buildah rmi` removes it.
 Starts are those of ``python -m harness.replica`` on the CPU, in the pulled image by chroot (no namespaces, no GPU): first with none of the image's files in the
 page cache, then with all that the start before left there.
 """
