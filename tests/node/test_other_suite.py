@@ -1,6 +1,6 @@
 """The other Debian: the same story in short, so that no role leans on what one release happens to bring.
 
-It begins without a GPU, gets one later, and divides it at last.
+It begins without a GPU, gets one later, divides it, and is made steady to measure on at last.
 """
 
 import json
@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from tests.node import dirty, judge
+from tests.node import dirty, fingerprint, judge
 from tests.node.conftest import SUITE, Boot
 from tests.node.machine import image
 from tests.node.machine.deps import Tools
 from tests.node.machine.vm import Machine
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
-from tests.node.story import SITE, playbooks_for
+from tests.node.story import NODE_STAGE, SITE, playbooks_for
 from tests.support import fake_nvidia_smi
 
 FOR_GPUS = {"nvidia_toolkit", "device_plugin"}
@@ -25,6 +25,7 @@ GPU_STAGE = "playbooks/gpu.yml"
 # One instance, so that as many slices are advertised as of the whole GPU.
 INSTANCES = ["7g.141gb"]
 DIVIDED = {"device_plugin_mig_profiles": INSTANCES, "device_plugin_mig_strategy": "single"}
+MEASURING = {"node_profile_name": "measuring", "node_profile_gpu_clock_mhz": 1395, "node_profile_gpu_power_w": 500}
 OTHER = "trixie" if SUITE == "bookworm" else "bookworm"
 
 
@@ -84,7 +85,7 @@ def test_it_is_well_before_and_after_a_reboot_and_has_nothing_left_to_do(others_
     assert others_reboot.report["converge"]["changed"] == 0
 
 
-class DividedGpu:
+class PlayedGpu:
     """A GPU that a stand-in for nvidia-smi shows, kept in a file of the machine."""
 
     def __init__(self, machine: Machine) -> None:
@@ -92,28 +93,31 @@ class DividedGpu:
         machine.write("/opt/nvidia-smi.py", Path(fake_nvidia_smi.__file__).read_text())
         machine.write("/usr/bin/nvidia-smi", '#!/bin/sh\nexec python3 /opt/nvidia-smi.py /opt/gpus.json "$@"\n')
         machine.ssh("chmod 755 /usr/bin/nvidia-smi")
-        self.undivide()
+        self.forget()
 
-    def undivide(self) -> None:
-        """As a boot does to a GPU of Hopper and newer."""
+    def forget(self) -> None:
+        """As a boot does to a GPU of Hopper and newer: undivided, unlocked, its power limit the default."""
         self._machine.write("/opt/gpus.json", json.dumps([asdict(fake_nvidia_smi.Gpu("GPU-a"))]))
 
-    def instances(self) -> list[str]:
+    def now(self) -> fake_nvidia_smi.Gpu:
         (gpu,) = json.loads(self._machine.output("cat /opt/gpus.json"))
-        return list(gpu["instances"])
+        return fake_nvidia_smi.Gpu(**gpu)
+
+    def instances(self) -> list[str]:
+        return self.now().instances
 
 
 def test_a_gpu_is_divided_when_asked_and_at_every_boot(others_playbooks: Playbooks, others_reboot: Reboot) -> None:
     assert others_reboot.status == 0
     machine = others_playbooks.machine
-    gpu = DividedGpu(machine)
+    gpu = PlayedGpu(machine)
     checked = others_playbooks.run(GPU_STAGE, "--check", **DIVIDED)
     assert (checked.status, gpu.instances()) == (0, []), checked.explain()
     run = others_playbooks.run(GPU_STAGE, **DIVIDED)
     assert (run.status, gpu.instances()) == (0, INSTANCES), run.explain()
     again = others_playbooks.run(GPU_STAGE, **DIVIDED)
     assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
-    gpu.undivide()
+    gpu.forget()
     machine.reboot()
     machine.ssh("systemctl start node-mig.service")  # waits for it while the machine still starts
     assert gpu.instances() == INSTANCES
@@ -121,3 +125,40 @@ def test_a_gpu_is_divided_when_asked_and_at_every_boot(others_playbooks: Playboo
     assert back.status == 0, back.explain()
     assert machine.output("find /etc/systemd -name 'node-mig*'") == ""
     assert gpu.instances() == INSTANCES, "instances are made, and never taken away unless others are asked for"
+
+
+def show_two_cpus(machine: Machine) -> None:
+    """Its kernel has one, of which nothing could be kept for the system; forgotten by a boot."""
+    machine.write("/run/cpus", "0-1\n")
+    machine.ssh("mount --bind /run/cpus /sys/devices/system/cpu/online")
+
+
+def test_it_is_made_steady_stays_so_over_a_boot_and_is_what_it_was_afterwards(
+    others_playbooks: Playbooks, others_reboot: Reboot, mirror: Mirror
+) -> None:
+    assert others_reboot.status == 0
+    machine = others_playbooks.machine
+    gpu = PlayedGpu(machine)
+    before = fingerprint.take(machine)
+    show_two_cpus(machine)
+    measuring = playbooks_for(machine, mirror, **MEASURING)
+    run = measuring.run(NODE_STAGE)
+    assert run.status == 0, run.explain()
+    assert {task.role for task in run.changed} == {"node_profile"}, run.explain()
+    assert (gpu.now().locked_mhz, gpu.now().power_w) == (1395, 500)
+    gpu.forget()
+    machine.reboot()
+    machine.ssh("systemctl start node-profile.service")  # waits for it while the machine still starts
+    assert (gpu.now().locked_mhz, gpu.now().power_w) == (1395, 500)
+    judged = judge.verdict(measuring, only=["profile"])
+    assert judged.failed == frozenset(), judged.output
+    assert {"profile/gpu-clock", "profile/gpu-power", "profile/cpus", "profile/quiet"} <= judged.passed
+    show_two_cpus(machine)
+    again = measuring.run(NODE_STAGE)
+    assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+    usual = playbooks_for(machine, mirror)
+    back = usual.run(NODE_STAGE)
+    assert back.status == 0, back.explain()
+    assert (gpu.now().locked_mhz, gpu.now().power_w) == (None, fake_nvidia_smi.MOST_W)
+    machine.ssh("umount /sys/devices/system/cpu/online")
+    assert fingerprint.difference(before, fingerprint.take(machine)) == ""

@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import api
+import cpu_manager
 import service_dns
 import yaml
 from cluster import API_MANIFEST, OBJECTS, running_versions
@@ -53,6 +54,7 @@ def main() -> None:
         fail("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")
     if not answers(str(CRIO_SOCKET)):
         fail(f"failed to run Kubelet: validate service connection: dial unix {CRIO_SOCKET}: connection refused")
+    cpu_manager.take_up(settings)
     STATE.mkdir(parents=True, exist_ok=True)
     (STATE / "kubelet-running").write_text(version_of("kubelet"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
