@@ -26,6 +26,13 @@ KUBECTL = "kubectl --kubeconfig /etc/kubernetes/admin.conf"
 OF_EVERY_NODE = {"cluster/api", "cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"}
 # What only the machine with the API is judged by.
 OF_THE_CLUSTER = {"calico/available", "storage/default-class", "kubeconfig/administrator"}
+ENDED = (
+    "cd /var/lib/kubelet/pki && openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
+    f"-subj /O=system:nodes/CN=system:node:{WORKER} -keyout /run/ended.key -out /run/ended.csr && "
+    "openssl x509 -req -in /run/ended.csr -CA /etc/kubernetes/pki/ca.crt -CAkey /run/ca.key -set_serial 8 -days -1 "
+    "| cat - /run/ended.key > kubelet-client-current.pem && rm /run/ended.* /run/ca.key && systemctl restart kubelet; "
+    "sleep 3; ! systemctl -q is-active kubelet"
+)
 SECRETS = ["/etc/kubernetes/kubeadm-join.yaml", "/etc/kubernetes/bootstrap-kubelet.conf"]
 
 
@@ -113,7 +120,16 @@ def rebooted(pair: Playbooks, worker: Machine, verdicts: dict[str, Verdict]) -> 
 
 
 @pytest.fixture(scope="module")
-def removed(pair: Playbooks, rebooted: Reboot) -> Run:  # noqa: ARG001 - it comes after
+def renewed(pair: Playbooks, worker: Machine, rebooted: Reboot) -> Run:  # noqa: ARG001 - it comes after
+    """The kubelet's certificate has ended while the worker was off: one signed in the past, and the kubelet does not start."""
+    authority = pair.machine.output("cat /etc/kubernetes/pki/ca.key")
+    worker.write("/run/ca.key", authority)
+    worker.ssh(ENDED)
+    return pair.run(CLUSTER, "--limit", WORKER)
+
+
+@pytest.fixture(scope="module")
+def removed(pair: Playbooks, renewed: Run) -> Run:  # noqa: ARG001 - it comes after
     return pair.run("playbooks/reset.yml", "--limit", WORKER, reset_confirmed=True)
 
 
@@ -164,6 +180,15 @@ def test_each_is_judged_by_what_it_is(verdicts: dict[str, Verdict]) -> None:
 def test_the_worker_survives_a_reboot(rebooted: Reboot) -> None:
     assert rebooted.status == 0, rebooted.report["problems"]
     assert rebooted.boots[0] != rebooted.boots[1]
+
+
+def test_a_kubelet_whose_certificate_has_ended_gets_another(pair: Playbooks, worker: Machine, renewed: Run) -> None:
+    assert renewed.status == 0, renewed.explain()
+    again = pair.run(CLUSTER, "--limit", WORKER)
+    assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+    assert [path for path in SECRETS if worker.ssh(f"test -e {path}", check=False).returncode == 0] == []
+    ready = pair.machine.output(f"{KUBECTL} get node {WORKER} -o json")
+    assert json.loads(ready)["status"]["conditions"][0]["status"] == "True"
 
 
 def test_the_worker_is_removed(pair: Playbooks, worker: Machine, removed: Run) -> None:
