@@ -145,8 +145,9 @@ def test_every_wait_of_kubeadm_is_as_long_as_the_role_says():
 def test_a_worker_joins_with_what_the_control_plane_said():
     said = "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:12ab "
     (task,) = [one for one in tree.load(ROOT / "roles/worker/tasks/join.yml") if "vars" in one]
-    found = tree.template(task["vars"], {"__worker_token": {"stdout": said}})
-    found.pop("join_words")
+    words = {"__worker_words": tree.load(ROOT / "roles/worker/vars/main.yml")["__worker_words"]}
+    found = tree.template(words | task["vars"], {"__worker_token": {"stdout": said}})
+    found.pop("__worker_words")
     (document,) = documents("kubeadm-join.yaml.j2", **found)
     assert document["discovery"]["bootstrapToken"] == {
         "apiServerEndpoint": "192.0.2.1:6443",
