@@ -36,8 +36,11 @@ def energy_j(data: ExperimentData) -> tuple[float, str]:
 
 def _counted_j(counters: pd.DataFrame) -> tuple[float, float] | None:
     """Growth of the counters in joules, and the seconds that it took; None when they do not tell."""
-    readings = counters.dropna(axis="columns", how="all").dropna()
-    if not len(readings.columns) or len(readings) < 2 or (readings.diff() < 0).to_numpy().any():
+    each = [readings.dropna() for _, readings in counters.dropna(axis="columns", how="all").items()]
+    if not each or any(len(readings) < 2 or (readings.diff() < 0).any() for readings in each):
         return None  # A counter that fell was reset: the driver was reloaded in between.
-    span_s = float(readings.index[-1] - readings.index[0])
-    return float((readings.iloc[-1] - readings.iloc[0]).sum()), span_s
+    # The exporters of two nodes are not read at the same moment: each counter speaks for its own span.
+    spans_s = [float(readings.index[-1] - readings.index[0]) for readings in each]
+    growths_j = [float(readings.iloc[-1] - readings.iloc[0]) for readings in each]
+    span_s = min(spans_s)
+    return sum(growth_j * span_s / its_s for growth_j, its_s in zip(growths_j, spans_s, strict=True)), span_s

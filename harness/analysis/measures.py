@@ -277,7 +277,7 @@ def _measure_telemetry(found: Measured, data: ExperimentData) -> None:
     def sm_active() -> float:
         columns = data.telemetry().filter(regex=r"^gpu\d+_sm_active_percent$").dropna(axis="columns", how="all")
         if columns.empty:
-            raise NotMeasuredError("the telemetry has no reading of sm_active_percent")
+            raise NotMeasuredError(_unread(data, "sm_active_percent"))
         return float(columns.mean().mean())
 
     def capped() -> float:
@@ -285,11 +285,19 @@ def _measure_telemetry(found: Measured, data: ExperimentData) -> None:
         with storage_errors(path, "read"):
             shares = [power_capped(masks.elements()) for masks in reasons(path).values()]
         if not shares:
-            raise NotMeasuredError("the telemetry has no reading of throttle_reasons")
+            raise NotMeasuredError(_unread(data, "throttle_reasons"))
         return 100 * sum(shares) / len(shares)
 
     _put(found, _SM_ACTIVE.name, sm_active)
     _put(found, _POWER_CAPPED.name, capped)
+
+
+def _unread(data: ExperimentData, column: str) -> str:
+    """Why the telemetry holds nothing of a column of the GPUs, as far as it was said."""
+    said = data.manifest.telemetry
+    reasons_by_column: Mapping[str, str] = said.get("missing") or {}
+    why = next((why for name, why in reasons_by_column.items() if name.endswith(f"_{column}")), said.get("gpu_absent"))
+    return f"the telemetry has no reading of {column}{f': {why}' if why else ''}"
 
 
 def _measure_rates(found: Measured, data: ExperimentData) -> None:

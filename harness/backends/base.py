@@ -15,7 +15,7 @@ from harness.errors import ReasonCode
 from harness.metrics.catalogue import Metric
 from harness.metrics.recording import Recording
 from harness.metrics.rows import RowSink
-from harness.metrics.telemetry import Telemetry
+from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
 
 OUT_OF_MEMORY = 4
@@ -150,8 +150,8 @@ class Deployment(Protocol):
         """The way to record these replicas where they run."""
         ...
 
-    def telemetry(self, path: Path, *, interval_s: float) -> Telemetry | None:
-        """The fast series beside the recording, written to ``path``; None where the machine is not this one."""
+    def telemetry(self, path: Path) -> TelemetrySeries | None:
+        """The series of the GPUs beside the recording, written to ``path``; None where there is nothing to read."""
         ...
 
     def hottest_celsius(self) -> float | None:

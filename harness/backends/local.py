@@ -194,11 +194,11 @@ class LocalDeployment:
             used_gpus=self._gpus_in_use(),
         )
 
-    def telemetry(self, path: Path, *, interval_s: float) -> Telemetry:
+    def telemetry(self, path: Path) -> Telemetry:
         """NVML, of the GPUs in use, and this machine's CPU."""
-        return Telemetry(
-            path, interval_s=interval_s, clock=self._clock, source=NvmlGpus(used=self._gpus_in_use(), activity=True)
-        )
+        source = NvmlGpus(used=self._gpus_in_use(), activity=True)
+        interval_s = self._experiment.timing.telemetry_interval_s
+        return Telemetry(path, interval_s=interval_s, clock=self._clock, source=source)
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""

@@ -373,8 +373,7 @@ class Attempt:
     @contextmanager
     def _telemetry(self, deployment: Deployment) -> Iterator[None]:
         """The fast series beside the recording, where there is one."""
-        interval_s = self.experiment.timing.telemetry_interval_s
-        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY, interval_s=interval_s)
+        telemetry = deployment.telemetry(self.folder / layout.TELEMETRY)
         if telemetry is None:
             yield
             return

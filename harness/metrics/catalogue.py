@@ -98,7 +98,7 @@ def _device(
     over_devices: OverDevices = OverDevices.MEAN,
     *,
     source: Source = Source.GPU,
-    scale: str = "",
+    scale: int = 1,
 ) -> Metric:
     """A gauge of each GPU: ``gauge`` in harness/metrics/nvml.py, ``dcgm`` in Prometheus."""
     return Metric(
@@ -109,7 +109,7 @@ def _device(
         level=Level.DEVICE,
         pooled=False,
         source=source,
-        promql=f"{scale}max by ($device) ({dcgm}{{$gpus}})",
+        promql=f"{f'{scale} * ' if scale != 1 else ''}max by ($device) ({dcgm}{{$gpus}})",
         promql_pooled="",
         promql_raw=f"{dcgm}{{$gpus}}",
         minimum=0.0,
@@ -117,6 +117,8 @@ def _device(
         nonzero_expected=True,
         description=description,
         gauge=gauge,
+        dcgm=dcgm,
+        scale=scale,
         over_devices=over_devices,
     )
 
@@ -251,7 +253,7 @@ _STANDARD = (
         "Memory in use on the device; the recorder adds one series per replica where the driver tells processes apart.",
         OverDevices.LARGEST_SUM,
         source=Source.GPU_MEMORY,
-        scale="1048576 * ",
+        scale=1048576,
     ),
     _device(
         "gpu_power",

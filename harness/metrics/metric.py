@@ -90,6 +90,8 @@ class Metric:
         quantile: between 0 and 1 for quantiles; None otherwise.
         families: names on the replica's /metrics that it is made of; only for the source PUBLISHED.
         gauge: what ``harness/metrics/nvml.py`` calls it; only for GPU_SOURCES.
+        dcgm: the field of DCGM's exporter; of devices only.
+        scale: what a sample of it is multiplied by.
         over_devices: how its rows come to the figure of a report; of devices only.
         workloads: built-in workloads that publish them: with ``metrics: all`` their experiments have this metric, too.
     """
@@ -111,6 +113,8 @@ class Metric:
     quantile: float | None = None
     families: tuple[str, ...] = ()
     gauge: str = ""
+    dcgm: str = ""
+    scale: int = 1
     over_devices: OverDevices = OverDevices.MEAN
     workloads: tuple[str, ...] = ()
 

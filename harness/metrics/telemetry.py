@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +25,23 @@ from harness.metrics.summary import Lateness, LatenessHistogram
 _FLUSH_INTERVAL_S = 1.0
 _JOIN_TIMEOUT_S = 10.0
 GPU_COLUMNS = (*GAUGES, *ACTIVITY)
+
+
+class TelemetrySeries(Protocol):
+    """The series beside one recording."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def finish(self) -> TelemetrySummary:
+        """End, and say what ``telemetry.csv`` holds; nothing is written where no GPU can be read from elsewhere.
+
+        Raises:
+            StorageError: the file could not be written to its end.
+            MetricsError: the driver hangs.
+        """
+        ...
 
 
 class TelemetrySource(Protocol):
@@ -129,7 +146,7 @@ class Telemetry(threading.Thread):
         try:
             self._file: TextIO = path.open("x", encoding="utf-8", newline="")
         except OSError as error:
-            raise _storage_error(path, error) from error
+            raise storage_error(path, error) from error
 
     def run(self) -> None:
         """Read and write until woken."""
@@ -158,7 +175,7 @@ class Telemetry(threading.Thread):
             )
         self._source.close()
         if self._error is not None:
-            raise _storage_error(self._path, self._error) from self._error
+            raise storage_error(self._path, self._error) from self._error
         return TelemetrySummary(
             rows=self._rows,
             interval_s=self._interval_s,
@@ -189,7 +206,7 @@ class Telemetry(threading.Thread):
             index = max(index, due) + 1
 
     def _row(self, now_s: float, elapsed_s: float, host_cpu_percent: float | None) -> list[str]:
-        row = [_iso(now_s), f"{elapsed_s:.3f}"]
+        row = [iso(now_s), f"{elapsed_s:.3f}"]
         for gpu, usage in enumerate(self._read() if self._gpus else ()):
             row += [self._cell(f"gpu{gpu}_{column}", usage[column]) for column in GPU_COLUMNS]
         return [*row, "" if host_cpu_percent is None else f"{host_cpu_percent:.2f}"]
@@ -209,16 +226,23 @@ class Telemetry(threading.Thread):
 
 
 def columns(gpus: int) -> Sequence[str]:
-    """Header of ``telemetry.csv``."""
-    devices = [f"gpu{gpu}_{column}" for gpu in range(gpus) for column in GPU_COLUMNS]
+    """Header of ``telemetry.csv`` with so many GPUs."""
+    return columns_of(range(gpus))
+
+
+def columns_of(gpus: Iterable[int]) -> Sequence[str]:
+    """Header of ``telemetry.csv`` with the GPUs of these numbers."""
+    devices = [f"gpu{gpu}_{column}" for gpu in gpus for column in GPU_COLUMNS]
     return ["timestamp", "elapsed_s", *devices, "host_cpu_percent"]
 
 
-def _iso(time_s: float) -> str:
+def iso(time_s: float) -> str:
+    """A time of the file, given in seconds since the epoch."""
     return datetime.fromtimestamp(time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError) -> StorageError:
+    """Why the file could not be written."""
     return StorageError(
         f"The telemetry file {path} cannot be written: {error.strerror or error}.",
         advice="Check the folder's rights and the free space, then run `harness resume`.",

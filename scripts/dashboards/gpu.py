@@ -154,7 +154,7 @@ GPU_PERFORMANCE = Dashboard(
                 unit="percent",
                 about="Mean share of the time in which a multiprocessor had work, by MIG instance where there are some: it tells sharing modes apart where "
                 "utilisation reads 100 %. Empty unless DCGM's exporter has DCGM_FI_PROF_SM_ACTIVE among its counters and the "
-                "right to profile (SYS_ADMIN), which the exporter of this project has not.",
+                "right to profile (SYS_ADMIN); dcgm_exporter_profiling: true gives both to the exporter of this project.",
                 maximum=100,
             ),
             Panel(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.metrics import quality, steady
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Kind, Level, Metric
+from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import cluster, render
 from harness.metrics.telemetry import GPU_COLUMNS
 
@@ -63,6 +64,7 @@ children; the search for children is made every 5 seconds. NVML reads the device
 
 Beside the metrics, `telemetry.csv` holds a fast series (`telemetry_interval_s`, at most 0.25 s): host CPU in percent, and for
 each device {columns}. Throttle reasons are NVML's bit mask; energy counts since the driver was loaded.
+In a cluster it holds every sample that Prometheus has of the GPUs in use, from these fields of DCGM: {fields}.
 
 ## From Prometheus
 
@@ -133,7 +135,13 @@ def page() -> str:
         f"| `{metric.name}` | {metric.source.value}{metric.gauge and f': `{metric.gauge}`'} |\n"
         for metric in STANDARD.values()
     ]
-    parts.append(_PROMQL.format(columns=", ".join(f"`{column}`" for column in GPU_COLUMNS), window=_WINDOW_S))
+    parts.append(
+        _PROMQL.format(
+            columns=", ".join(f"`{column}`" for column in GPU_COLUMNS),
+            fields=", ".join(" or ".join(f"`{name}`" for name in names) for names, _ in FIELDS.values()),
+            window=_WINDOW_S,
+        )
+    )
     parts += ["```promql\n", "\n".join(_queries()), "\n```\n"]
     parts.append(
         _QUALITY.format(

@@ -58,7 +58,11 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"__device_plugin_by_claims": True, "gpu_nodes": {"second.example": {"mig.nvidia.com": 1}}},
     ],
     "gpu/node-labels.yaml.j2": [{"device_plugin_sharing": sharing} for sharing in ("time-slicing", "mps")],
-    "monitoring/dcgm-exporter.yaml.j2": [{"dcgm_exporter_per_pod": per_pod} for per_pod in (False, True)],
+    "monitoring/dcgm-exporter.yaml.j2": [
+        {"dcgm_exporter_per_pod": per_pod, "dcgm_exporter_profiling": profiling}
+        for per_pod in (False, True)
+        for profiling in (False, True)
+    ],
     "monitoring/prometheus.yaml.j2": [
         {},
         {

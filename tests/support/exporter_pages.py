@@ -128,7 +128,7 @@ DCGM_FIELDS = {
     "DCGM_FI_DEV_FB_RESERVED": ("gauge", 416),
     "DCGM_FI_DEV_XID_ERRORS": ("gauge", 0),
 }
-# Read only by exporters with the right to profile, which ours has not; a fleet's own may have it.
+# Read only by exporters with the right to profile.
 DCGM_FIELDS |= {"DCGM_FI_PROF_SM_ACTIVE": ("gauge", 0.62), "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("gauge", 0.31)}
 PER_POD_FIELDS = ("DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED")
 

@@ -84,7 +84,7 @@ class FakeDeployment:
             enough=request.enough,
         )
 
-    def telemetry(self, path: Path, *, interval_s: float) -> None:
+    def telemetry(self, path: Path) -> None:
         """None: it would read real time."""
 
     def provenance(self) -> Provenance:

@@ -22,6 +22,7 @@ from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
 from harness.config import Device, ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError, ReasonCode, ReplicaDiedError
+from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
@@ -104,8 +105,10 @@ class KubernetesDeployment:
         """None: these pods run one workload."""
         return {}
 
-    def telemetry(self, path: Path, *, interval_s: float) -> None:
-        """None: the devices are in another machine."""
+    def telemetry(self, path: Path, beside: Sequence[PodReplica] = ()) -> PrometheusTelemetry | None:
+        """Of the GPUs of these replicas and of the neighbours ``beside``, as often as Prometheus scrapes their exporter."""
+        replicas = [*self.replicas, *beside]
+        return prometheus.telemetry(self._api, self._spec, replicas, path, self._experiment.timing, self._clock)
 
     def hottest_celsius(self) -> float:
         """What Prometheus knows of the GPUs that the replicas were on."""

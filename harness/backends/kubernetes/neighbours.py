@@ -10,8 +10,10 @@ from typing import Any
 
 from harness.backends.base import RecordingRequest, ReplicaDeath
 from harness.backends.kubernetes.deployment import KubernetesDeployment
+from harness.backends.kubernetes.pods import PodReplica
 from harness.config import Device, Sharing
 from harness.errors import BackendError, ReasonCode
+from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
 
@@ -50,8 +52,9 @@ class WithNeighbours:
         """The same of the replicas of each neighbour, by workload."""
         return {name: one.statuses() for name, one in self._beside.items()}
 
-    def telemetry(self, path: Path, *, interval_s: float) -> None:
-        """None: the devices are in another machine."""
+    def telemetry(self, path: Path) -> PrometheusTelemetry | None:
+        """Of the GPUs of all of them."""
+        return self._measured.telemetry(path, self._beside_replicas())
 
     def hottest_celsius(self) -> float:
         """Of the measured replicas' GPUs, which are those of the neighbours."""
@@ -63,7 +66,10 @@ class WithNeighbours:
 
     def recording(self, request: RecordingRequest) -> Recording:
         """Of the measured replicas, and of each neighbour by itself. Raises StorageError."""
-        return self._measured.recording(request, [each for one in self._beside.values() for each in one.replicas])
+        return self._measured.recording(request, self._beside_replicas())
+
+    def _beside_replicas(self) -> list[PodReplica]:
+        return [each for one in self._beside.values() for each in one.replicas]
 
     def start(self, abort: threading.Event) -> None:
         """Begin everything and return when all have served, where they should be.

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -16,17 +16,20 @@ from pathlib import Path
 from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
-from harness.config import KubernetesSpec
+from harness.clock import Clock
+from harness.config import KubernetesSpec, Timing
 from harness.config.prometheus import PrometheusAccess
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
-from harness.metrics.promql import Labels
+from harness.metrics.prometheus.telemetry import PrometheusTelemetry
+from harness.metrics.promql import Dialect, Labels
 from harness.metrics.recording import Recording
 
 QUERY_TIMEOUT_S = 30.0
 _ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."
 GPUS_TIMEOUT_S = 5.0
+TELEMETRY_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,25 @@ def hottest_celsius(api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence
     """Temperature of the hottest GPU of these replicas, as its exporter says; infinite where nobody tells."""
     with server(api, spec) as asked:
         return origin(asked, spec, replicas).hottest_celsius(asked)
+
+
+@contextlib.contextmanager
+def _asked_of(
+    api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica]
+) -> Iterator[tuple[PrometheusServer, Dialect]]:
+    with server(api, spec) as asked, asked.impatient(TELEMETRY_TIMEOUT_S) as quick:
+        yield quick, origin(asked, spec, replicas).dialect()
+
+
+def telemetry(
+    api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica], path: Path, timing: Timing, clock: Clock
+) -> PrometheusTelemetry | None:
+    """The series of the GPUs of these replicas; None: they have none."""
+    if not spec.gpus_per_replica:
+        return None
+    return PrometheusTelemetry(
+        path, interval_s=timing.step_s, clock=clock, where=functools.partial(_asked_of, api, spec, replicas)
+    )
 
 
 def recording(

@@ -8,6 +8,8 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.config import WorkloadSpec
 from harness.errors import BackendError
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.recording_target import Origin
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
@@ -15,6 +17,7 @@ from harness.traffic.scenario_result import FILE_NAME
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.fake_metrics import FakeGpus
+from tests.support.ports import free_port
 from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
@@ -58,8 +61,8 @@ def test_every_request_of_every_shard_is_in_the_result(http, driver):
 @pytest.fixture
 def probed(monkeypatch):
     """In place of the Prometheus that a canary is looked at with: what looks, with the canary."""
-    monkeypatch.setattr(backend.prometheus, "server", lambda *_: None)
-    monkeypatch.setattr(backend.prometheus, "origin", lambda *_: None)
+    monkeypatch.setattr(backend.prometheus, "server", lambda *_: PrometheusServer(f"http://127.0.0.1:{free_port()}"))
+    monkeypatch.setattr(backend.prometheus, "origin", lambda *_: Origin("", "inference", ()))
 
     def probing(look):
         monkeypatch.setattr(backend.query_probe, "rehearse", lambda canary, *_, **__: look(canary))

@@ -18,7 +18,12 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("DaemonSet/node-exporter", "host-path /sys"): "The node's disks and interfaces are in its /sys; read-only.",
     ("DaemonSet/node-exporter", "host-path /"): "Free space is asked of mounted file systems; read-only.",
     ("DaemonSet/dcgm-exporter", "host-pid"): "Only with dcgm_exporter_per_pod: values per pod come from processes.",
-    ("DaemonSet/dcgm-exporter", "root"): "Only with dcgm_exporter_per_pod: the kubelet's socket is root's.",
+    ("DaemonSet/dcgm-exporter", "root"): (
+        "Only with dcgm_exporter_per_pod: the kubelet's socket is root's; and with dcgm_exporter_profiling."
+    ),
+    ("DaemonSet/dcgm-exporter", "capability SYS_ADMIN"): (
+        "Only with dcgm_exporter_profiling: the driver lets nobody less read the counters of the processors."
+    ),
     ("DaemonSet/dcgm-exporter", "capability SYS_PTRACE"): (
         "Only with dcgm_exporter_per_pod: which pod a process is of stands in a file of the process's owner."
     ),

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from harness.analysis.report import write_report
 from harness.metrics import telemetry
+from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.row_builder import TickComputer
 from harness.metrics.sources import Reading
 from scripts.dashboards import DASHBOARDS, rendered
@@ -42,6 +43,7 @@ assert ",gpu-0,70.0," in csv.read_text(), csv.read_text()
 report = write_report(folder)
 assert '<th scope="row" class="words">GPU fan</th><td>70' in report.read_text()
 assert ",gpu_fan,%,70.0," in (folder / "summary.csv").read_text()
+assert FIELDS["fan_percent"] == (("DCGM_FI_DEV_FAN_SPEED",), 1.0)
 assert "gpu0_fan_percent" in telemetry.columns(1)
 assert gpus.read_telemetry()[0]["fan_percent"] == 70
 assert "| `gpu_fan` | percent | gauge | `gpu-N` | Speed of the fan. |" in page.page()

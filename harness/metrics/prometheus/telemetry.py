@@ -1,0 +1,184 @@
+"""The telemetry of a cluster's GPUs: every sample of their exporter, in the file that is written beside a local GPU.
+
+A reading is what one scrape of DCGM's exporter brought. SM activity and its like are there where the exporter reads DCGM's
+profiling fields; each is the mean over the exporter's own interval, so that a scrape every 5 s of an exporter that reads every
+second tells of one second in five.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.clock import Clock
+from harness.errors import ClusterError, NoDataError, PrometheusError
+from harness.metrics.catalogue import CATALOGUE, Level
+from harness.metrics.nvml import ACTIVITY, six_digits
+from harness.metrics.prometheus.adapter import Queryable, Series
+from harness.metrics.prometheus.exporter import query_pool
+from harness.metrics.prometheus.naming import device_names, key_labels, mixed
+from harness.metrics.prometheus.staleness import Key, by_labels
+from harness.metrics.promql import Dialect, quote
+from harness.metrics.promql_math import MS_PER_S, to_ms
+from harness.metrics.summary import LatenessHistogram
+from harness.metrics.telemetry import GPU_COLUMNS, TelemetrySummary, columns_of, iso, storage_error
+
+FIELDS: dict[str, tuple[tuple[str, ...], float]] = {
+    **{
+        metric.gauge: ((metric.dcgm,), float(metric.scale))
+        for metric in CATALOGUE.values()
+        if metric.level is Level.DEVICE
+    },
+    "sm_clock_mhz": (("DCGM_FI_DEV_SM_CLOCK",), 1.0),
+    "memory_clock_mhz": (("DCGM_FI_DEV_MEM_CLOCK",), 1.0),
+    # One field under the name of before and of DCGM 4; its bits are NVML's.
+    "throttle_reasons": (("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS"), 1.0),
+    "energy_j": (("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION",), 1e-3),
+    "sm_active_percent": (("DCGM_FI_PROF_SM_ACTIVE",), 100.0),
+    "sm_occupancy_percent": (("DCGM_FI_PROF_SM_OCCUPANCY",), 100.0),
+    "tensor_active_percent": (("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",), 100.0),
+    "dram_active_percent": (("DCGM_FI_PROF_DRAM_ACTIVE",), 100.0),
+    "pcie_sent_bytes_per_s": (("DCGM_FI_PROF_PCIE_TX_BYTES",), 1.0),
+    "pcie_received_bytes_per_s": (("DCGM_FI_PROF_PCIE_RX_BYTES",), 1.0),
+    "nvlink_sent_bytes_per_s": (("DCGM_FI_PROF_NVLINK_TX_BYTES",), 1.0),
+    "nvlink_received_bytes_per_s": (("DCGM_FI_PROF_NVLINK_RX_BYTES",), 1.0),
+}
+"""DCGM's names of each column of ``telemetry.csv``, and what their values are multiplied by."""
+_INSTANCE = "GPU_I_ID"
+"""Label of the samples of an instance of MIG."""
+_DEVICE = CATALOGUE["gpu_utilization"]
+_HOST_CPU = "the processors are those of another machine: node_cpu_seconds_total of its node exporter tells of them"
+
+Where = Callable[[], AbstractContextManager[tuple[Queryable, Dialect]]]
+"""Opens the server and says how it names the GPUs in use."""
+
+
+class PrometheusTelemetry:
+    """Writes ``telemetry.csv`` when a recording is over; Prometheus has kept the samples until then.
+
+    A server that does not answer, or has no sample, leaves no file, and the summary the reason: the recording is judged by its
+    rows.
+
+    Args:
+        path: the file; it must not exist.
+        interval_s: seconds between two scrapes, as the campaign asks for.
+        clock: of this machine; the samples have the server's.
+        where: the server, asked at the end.
+    """
+
+    def __init__(self, path: Path, *, interval_s: float, clock: Clock, where: Where) -> None:
+        self._path = path
+        self._interval_s = interval_s
+        self._clock = clock
+        self._where = where
+        self._start_s = clock.now_s()
+
+    def start(self) -> None:
+        """From here on samples count."""
+        self._start_s = self._clock.now_s()
+
+    def finish(self) -> TelemetrySummary:
+        """Collect the samples since the start, and say what was written.
+
+        Raises:
+            StorageError: the file is there already, or cannot be written.
+        """
+        begin_ms, end_ms = to_ms(self._start_s), max(to_ms(self._clock.now_s()), to_ms(self._start_s) + 1)
+        try:
+            with self._where() as (server, dialect), query_pool() as pool:
+                asked = {
+                    column: pool.submit(_samples, server, dialect, names, begin_ms, end_ms)
+                    for column, (names, _) in FIELDS.items()
+                }
+                found = {column: answer.result() for column, answer in asked.items()}
+        except (ClusterError, PrometheusError) as error:
+            return self._summary(0, 0, error.message, {})
+        return self._write(found, dialect)
+
+    def _write(self, found: Mapping[str, Sequence[Series]], dialect: Dialect) -> TelemetrySummary:
+        by_device = {column: by_labels(series, key_labels(_DEVICE, dialect)) for column, series in found.items()}
+        numbers = {
+            key: int(name.removeprefix("gpu-"))
+            for key, name in device_names(key for devices in by_device.values() for key in devices).items()
+        }
+        if not numbers:
+            return self._summary(0, 0, "Prometheus has no sample of a GPU in use", {})
+        times_ms = np.unique(np.concatenate([one.times_ms for series in found.values() for one in series]))
+        values: NDArray[np.float64] = np.full((len(times_ms), len(numbers) * len(GPU_COLUMNS)), np.nan)
+        missing = {"host_cpu_percent": _HOST_CPU}
+        for place, (key, number) in enumerate(numbers.items()):
+            for at, column in enumerate(GPU_COLUMNS):
+                why = _fill(values[:, place * len(GPU_COLUMNS) + at], times_ms, by_device.get(column, {}), key, column)
+                if why:
+                    missing[f"gpu{number}_{column}"] = why
+        self._store(columns_of(list(numbers.values())), times_ms, values)
+        return self._summary(len(times_ms), len(numbers), "", missing)
+
+    def _store(self, header: Sequence[str], times_ms: NDArray[np.int64], values: NDArray[np.float64]) -> None:
+        try:
+            with self._path.open("x", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                writer.writerow(header)
+                for time_ms, row in zip(times_ms.tolist(), values.tolist(), strict=True):
+                    time_s = time_ms / MS_PER_S
+                    cells = ["" if math.isnan(value) else repr(value) for value in row]
+                    writer.writerow([iso(time_s), f"{time_s - self._start_s:.3f}", *cells, ""])
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+
+    def _summary(self, rows: int, gpus: int, absent: str, missing: dict[str, str]) -> TelemetrySummary:
+        return TelemetrySummary(
+            rows=rows,
+            interval_s=self._interval_s,
+            skipped=0,
+            lateness=LatenessHistogram().summary(0),
+            gpus=gpus,
+            gpu_absent=absent,
+            missing=missing,
+        )
+
+
+def _samples(server: Queryable, dialect: Dialect, names: Sequence[str], begin_ms: int, end_ms: int) -> Sequence[Series]:
+    """Of one field, of every GPU in use. Raises PrometheusError."""
+    matchers = [f"__name__=~{quote('|'.join(names))}", dialect.gpus]
+    try:
+        return server.raw(f"{{{','.join(filter(None, matchers))}}}", begin_ms, end_ms).series
+    except NoDataError:
+        return []
+
+
+def _fill(
+    into: NDArray[np.float64],
+    times_ms: NDArray[np.int64],
+    devices: Mapping[Key, Sequence[Series]],
+    key: Key,
+    column: str,
+) -> str:
+    """Put the samples of one device into its column, in place; the reason where there is none.
+
+    An exporter that tells pods apart repeats the device's value for each of them, and one that tells instances of MIG apart
+    has values of theirs: the largest counts, as in the metrics.
+    """
+    names = FIELDS.get(column, ((), 1.0))[0]
+    samples = devices.get(key, ())
+    if not samples:
+        return f"Prometheus has no sample of {' or '.join(names) or 'such a field'}"
+    if why := mixed(_DEVICE, samples):
+        return why
+    if column in ACTIVITY:
+        samples = [one for one in samples if not one.labels.get(_INSTANCE)]
+        if not samples:
+            return "the exporter tells it of each instance of MIG, and not of the GPU"
+    for one in samples:
+        places = np.searchsorted(times_ms, one.times_ms)
+        into[places] = np.fmax(into[places], one.values * FIELDS[column][1])
+    if column in ACTIVITY:
+        known = ~np.isnan(into)
+        into[known] = [six_digits(value) for value in into[known]]
+    return "" if np.isfinite(into).any() else "Prometheus has no number of it"

@@ -1,0 +1,180 @@
+"""The telemetry of a cluster's GPUs, from the samples of a real Prometheus to the figures of a report."""
+
+import contextlib
+import csv
+import json
+
+import pytest
+
+from harness.analysis.measures import measure
+from harness.analysis.read import read_experiment
+from harness.errors import StorageError
+from harness.metrics.nvml import ACTIVITY
+from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
+from harness.metrics.telemetry import GPU_COLUMNS, columns
+from harness.results import finalise
+from harness.results.layout import TELEMETRY, attempt_folder
+from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.support.ports import free_port
+from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
+]
+
+SHAPE = Shape(record_s=30.0)
+SECONDS = range(-5, 40)
+PODS = [f'namespace="inference",pod="resnet50-{name}"' for name in "ab"]
+
+
+def lines():
+    """Two nodes with a GPU each in use, whose exporters are read at other moments; one unused, one under MIG, one mixed up."""
+    for second in SECONDS:
+        for place, node in enumerate(("n1", "n2")):
+            time_s = START_S + second + 0.1 + place / 2
+            device = f'node="{node}",gpu="0",UUID="GPU-{node}",modelName="NVIDIA H200"'
+            yield f"DCGM_FI_DEV_GPU_UTIL{{{device}}} 100 {time_s}"
+            for pod in PODS:  # as where the exporter tells pods apart
+                yield f"DCGM_FI_DEV_POWER_USAGE{{{device},{pod}}} {300 + 100 * place} {time_s}"
+            yield f"DCGM_FI_DEV_FB_USED{{{device}}} 1024 {time_s}"
+            yield f"DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{device}}} {4 * (second % 2)} {time_s}"
+            yield f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{{{device}}} {(second + 100) * (300 + 100 * place) * 1000} {time_s}"
+            yield f"DCGM_FI_PROF_SM_ACTIVE{{{device}}} {0.2 + 0.4 * place + second % 2 / 30} {time_s}"
+            yield f"DCGM_FI_PROF_PCIE_TX_BYTES{{{device}}} {2e9 / 3} {time_s}"
+        yield f'DCGM_FI_PROF_SM_ACTIVE{{node="n1",gpu="1",UUID="GPU-unused"}} 0.99 {START_S + second + 0.1}'
+        yield f'DCGM_FI_DEV_GPU_TEMP{{node="n3",gpu="0",UUID="GPU-n3"}} 55 {START_S + second + 0.1}'
+        instance = 'node="n3",gpu="0",UUID="GPU-n3",GPU_I_ID="7",GPU_I_PROFILE="1g.18gb"'
+        yield f"DCGM_FI_PROF_SM_ACTIVE{{{instance}}} 0.5 {START_S + second + 0.1}"
+        for uuid in ("GPU-n4", "GPU-other"):
+            yield f'DCGM_FI_DEV_GPU_TEMP{{node="n4",gpu="0",UUID="{uuid}"}} 55 {START_S + second + 0.1}'
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    with prometheus(
+        folder, database=backfill(folder, sorted(lines(), key=lambda line: line.partition("{")[0]))
+    ) as address:
+        yield address
+
+
+class Clock:
+    """One that a test moves."""
+
+    now = START_S
+
+    def now_s(self):
+        return self.now
+
+
+def collected(path, url, *, nodes=("n1", "n2"), gpus=("GPU-n1", "GPU-n2"), seconds=30.0):
+    """The summary of what a recording of so many seconds leaves in ``path``."""
+    clock = Clock()
+
+    @contextlib.contextmanager
+    def where():
+        with PrometheusServer(url, timeout_s=30) as server:
+            yield server, Origin(url, "inference", ("resnet50-a",), nodes, gpus=gpus).dialect()
+
+    telemetry = PrometheusTelemetry(path, interval_s=1.0, clock=clock, where=where)
+    telemetry.start()
+    clock.now += seconds
+    return telemetry.finish()
+
+
+def rows_of(path):
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_sample_of_the_gpus_in_use_is_a_reading_of_its_own(url, tmp_path):
+    summary = collected(tmp_path / TELEMETRY, url)
+    rows = rows_of(tmp_path / TELEMETRY)
+
+    assert (summary.rows, summary.gpus, summary.gpu_absent, summary.interval_s) == (60, 2, "", 1.0)
+    assert list(rows[0]) == columns(2)
+    first, second = rows[:2]  # of n1, and half a second later of n2
+    assert (first["elapsed_s"], second["elapsed_s"]) == ("0.100", "0.600")
+    assert (first["gpu0_power_w"], first["gpu1_power_w"]) == ("300.0", "")
+    assert (second["gpu0_power_w"], second["gpu1_power_w"]) == ("", "400.0")
+    assert first["gpu0_memory_bytes"] == repr(1024.0 * 2**20)
+    assert first["gpu0_energy_j"] == "30000.0"
+    assert rows[2]["gpu0_throttle_reasons"] == "4.0"
+    assert rows[2]["gpu0_sm_active_percent"] == "23.3333"  # six digits, as beside the GPU
+    assert first["gpu0_pcie_sent_bytes_per_s"] == "666667000.0"
+    assert summary.missing["gpu1_sm_clock_mhz"] == "Prometheus has no sample of DCGM_FI_DEV_SM_CLOCK"
+    assert not any(name.endswith(("_power_w", "_sm_active_percent")) for name in summary.missing)
+
+
+def test_the_report_has_sm_activity_the_power_cap_and_counted_energy_of_a_cluster(url, tmp_path):
+    spec = experiment_spec("resnet50", 2, 1, SHAPE)
+    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+    write_attempt(attempt, spec, SHAPE, START_S)
+    (attempt / TELEMETRY).unlink()
+    summary = collected(attempt / TELEMETRY, url)
+    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"telemetry": summary.to_dict()})
+    finalise(attempt, tmp_path / spec.experiment_id, manifest)
+
+    found = measure(read_experiment(tmp_path / spec.experiment_id))
+
+    assert found.figures["gpu_sm_active"] == pytest.approx(100 * (0.2 + 0.6 + 1 / 30) / 2, rel=1e-5)
+    assert found.figures["gpu_power_capped"] == 50.0
+    assert found.figures["energy"] * found.figures["throughput"] == pytest.approx(700.0, rel=1e-6)
+    assert any("Energy from the GPU's energy counter" in note for note in found.notes)
+
+
+def test_an_exporter_without_the_right_to_profile_is_the_reason_for_no_sm_activity(url, tmp_path):
+    spec = experiment_spec("resnet50", 2, 1, SHAPE)
+    attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+    write_attempt(attempt, spec, SHAPE, START_S)
+    (attempt / TELEMETRY).unlink()
+    summary = collected(attempt / TELEMETRY, url, nodes=("n4",), gpus=("GPU-n4",))
+    manifest = manifest_for(spec, SHAPE, START_S).model_copy(update={"telemetry": summary.to_dict()})
+    finalise(attempt, tmp_path / spec.experiment_id, manifest)
+
+    found = measure(read_experiment(tmp_path / spec.experiment_id))
+
+    assert found.absent["gpu_sm_active"] == (
+        "the telemetry has no reading of sm_active_percent: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE"
+    )
+
+
+def test_what_an_exporter_says_of_instances_is_not_the_gpus(url, tmp_path):
+    summary = collected(tmp_path / TELEMETRY, url, nodes=("n3",), gpus=())
+
+    assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_temperature_celsius"] == "55.0"
+    assert rows_of(tmp_path / TELEMETRY)[0]["gpu0_sm_active_percent"] == ""
+    assert summary.missing["gpu0_sm_active_percent"].startswith("the exporter tells it of each instance of MIG")
+
+
+def test_two_gpus_under_one_name_are_not_mixed(url, tmp_path):
+    summary = collected(tmp_path / TELEMETRY, url, nodes=("n4",), gpus=())
+
+    assert {row["gpu0_temperature_celsius"] for row in rows_of(tmp_path / TELEMETRY)} == {""}
+    assert "one device under two names at once" in summary.missing["gpu0_temperature_celsius"]
+
+
+def test_a_server_that_is_away_or_knows_no_gpu_leaves_the_reason_and_no_file(url, tmp_path):
+    away = collected(tmp_path / TELEMETRY, f"http://127.0.0.1:{free_port()}")
+    unknown = collected(tmp_path / TELEMETRY, url, nodes=("n9",))
+
+    assert (away.gpus, away.rows, "cannot be reached" in away.gpu_absent) == (0, 0, True)
+    assert (unknown.gpus, unknown.gpu_absent) == (0, "Prometheus has no sample of a GPU in use")
+    assert not (tmp_path / TELEMETRY).exists()
+    assert json.dumps(away.to_dict())
+
+
+def test_nothing_is_overwritten(url, tmp_path):
+    (tmp_path / TELEMETRY).write_text("precious")
+
+    with pytest.raises(StorageError, match=r"telemetry\.csv cannot be written: File exists"):
+        collected(tmp_path / TELEMETRY, url)
+    assert (tmp_path / TELEMETRY).read_text() == "precious"
+
+
+def test_every_column_has_its_fields():
+    assert set(FIELDS) == set(GPU_COLUMNS)
+    assert {column for column, (names, _) in FIELDS.items() if "_PROF_" in names[0]} == set(ACTIVITY)
