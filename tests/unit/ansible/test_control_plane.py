@@ -511,3 +511,28 @@ def begun(tmp_path_factory):
 def test_a_kubeadm_that_a_killed_run_left_at_work_ends_before_its_work_is_undone(begun):
     assert begun["killed"] == ["pkill", "kubeadm reset", "kubeadm config validate", "kubeadm init"]
     assert begun["fresh"] == ["kubeadm config validate", "kubeadm init"]
+
+
+@pytest.mark.parametrize(
+    ("ignored", "told"),
+    [([], []), (["NumCPU", "SystemVerification"], ["--ignore-preflight-errors=NumCPU,SystemVerification"])],
+)
+@pytest.mark.parametrize("role", ["control_plane", "worker"])
+def test_kubeadm_passes_over_the_same_checks_in_an_upgrade_as_in_the_beginning(role, ignored, told):
+    # It checks the machine again (SystemVerification), and keeps nowhere what it was to pass over.
+    words = {
+        "control_plane": ["kubeadm", "upgrade", "apply", "v1.36.4", "--yes"],
+        "worker": ["kubeadm", "upgrade", "node"],
+    }
+    [task] = [
+        task
+        for task in tree.tasks(tree.load(ROOT / f"roles/{role}/tasks/upgrade.yml"))
+        if task["name"] in {"Upgrade the control plane", "Upgrade the node's configuration"}
+    ]
+    given = {f"{role}_kubeadm_ignore_preflight_errors": ignored, "control_plane_version": "1.36.4"}
+    name = f"__{role}_upgrade"
+    values = {
+        name: tree.load(ROOT / f"roles/{role}/vars/main.yml")[name],
+        "argv": task["ansible.builtin.command"]["argv"],
+    }
+    assert tree.template(values, given)["argv"] == [*words[role], *told]

@@ -42,6 +42,9 @@ SWITCHES = {
 TOKEN_PREFIX = "bootstrap-token-"
 NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 KUBELET_PORT = 10250
+CGROUPS = Path("/sys/fs/cgroup/cgroup.controllers")
+# Of those that kubeadm wants, what the kernel lists there.
+REQUIRED_CGROUPS = ("cpu", "cpuset", "memory", "pids")
 REQUIRED_CPUS = 2
 HEALTH_WITHIN_S = 240.0
 
@@ -126,9 +129,16 @@ def machine_errors(*, control_plane: bool = True) -> list[str]:
         found.append("Swap]: running with swap on is not supported. Please disable swap")
     if control_plane and (os.cpu_count() or 1) < REQUIRED_CPUS:
         found.append(f"NumCPU]: the number of available CPUs {os.cpu_count()} is less than {REQUIRED_CPUS}")
+    found += system_errors()
     if not answers(str(CRIO_SOCKET)):
         found.append(f"CRI]: container runtime is not running: dial unix {CRIO_SOCKET}: connection refused")
     return found
+
+
+def system_errors() -> list[str]:
+    """What the kernel lacks: kubeadm looks again before it upgrades."""
+    missing = sorted(set(REQUIRED_CGROUPS) - set(CGROUPS.read_text().split()))
+    return [f"SystemVerification]: missing required cgroups: {' '.join(missing)}"] if missing else []
 
 
 def leftover_errors() -> list[str]:

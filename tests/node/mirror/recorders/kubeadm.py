@@ -147,6 +147,10 @@ def token(arguments: list[str]) -> None:
 
 def upgrade(arguments: list[str]) -> None:
     verb = arguments[1] if len(arguments) > 1 else ""
+    if verb in {"apply", "node"}:
+        control_plane.refuse(
+            control_plane.system_errors(), set(option(arguments, "--ignore-preflight-errors").split(","))
+        )
     if verb == "apply":
         words = [word for word in arguments[2:] if word.startswith("v")]
         target = words[0] if words else asked_version(documents(arguments))
