@@ -18,8 +18,14 @@ from harness.metrics.rows import RowSink
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
 
+Notify = Callable[[str], None]
+"""Takes a sentence for whoever watches the campaign."""
 OUT_OF_MEMORY = 4
 """A replica's exit code when memory ran out (``harness.replica.errors``)."""
+
+
+def unheard(_sentence: str) -> None:
+    """Nobody watches."""
 
 
 class Severity(StrEnum):
@@ -206,7 +212,13 @@ class Backend(Protocol):
         ...
 
     def rehearse(
-        self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event, send: Send | None = None
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        send: Send | None = None,
+        notice: Notify = unheard,
     ) -> Sequence[Finding]:
         """Before the first experiment of a run: whatever can only be known from a running replica.
 
@@ -215,6 +227,7 @@ class Backend(Protocol):
             folder: for logs; need not exist.
             abort: when it is set, rehearsing stops.
             send: has requests sent to the replica; None: it makes its own.
+            notice: as of ``deploy``.
 
         Raises:
             BackendError: the one replica could not be started; nothing is left running.
@@ -244,6 +257,7 @@ class Backend(Protocol):
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
+        notice: Notify = unheard,
     ) -> Deployment:
         """Start the replicas and return when each has served.
 
@@ -253,6 +267,7 @@ class Backend(Protocol):
             abort: when it is set, deploying stops.
             on_death: called, from a thread of the backend's, within a second of a replica's end by itself
                 after this call has returned.
+            notice: told at once what replicas wait for that may come by itself, a sentence each.
 
         Raises:
             BackendError: a replica did not start in time, or deploying was stopped; nothing is left running.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, RecordingRequest, ReplicaDeath, Send
+from harness.backends.base import Finding, Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
@@ -68,6 +68,7 @@ class LocalBackend:
         *,
         abort: threading.Event,  # noqa: ARG002
         send: Send | None = None,  # noqa: ARG002
+        notice: Notify = unheard,  # noqa: ARG002
     ) -> Sequence[Finding]:
         """Nothing: what a replica of this machine shows is seen when it is deployed."""
         return ()
@@ -89,6 +90,7 @@ class LocalBackend:
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
+        notice: Notify = unheard,  # noqa: ARG002 - nothing that it waits for comes from others
     ) -> LocalDeployment:
         """Start the replicas and return when each has served. See Backend.deploy."""
         deployment = LocalDeployment(experiment, folder, self._campaign_id, clock=self._clock)

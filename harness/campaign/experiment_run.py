@@ -285,7 +285,9 @@ class Attempt:
         number = shared.folder.next_attempt(REHEARSAL)
         folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
         send = self._send if needs_load(self.experiment) else None
-        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send))
+        findings = list(
+            shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._tell)
+        )
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         shared.rehearsed = True
@@ -294,10 +296,14 @@ class Attempt:
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True)
         self._deployment = self.shared.backend.deploy(
-            self.experiment, self.folder, abort=self.abort, on_death=self._on_death
+            self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._tell
         )
         if needs_load(self.experiment):
             self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
+
+    def _tell(self, sentence: str) -> None:
+        """Said at once; what it does to the figures others say."""
+        self.shared.listener(Notice(sentence))
 
     def _send(
         self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]
@@ -349,7 +355,7 @@ class Attempt:
             clock=self.shared.clock,
             wake=self.abort,
             on_tick=lambda rows, of_rows: self._show(rows, of_rows, writer.now),
-            notice=lambda sentence: self.shared.listener(Notice(sentence)),
+            notice=self._tell,
             enough=self._known_well(),
         )
         with writer, self._telemetry(self._deployment):

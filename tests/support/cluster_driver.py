@@ -396,9 +396,7 @@ class ClusterDriver:
             condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
             self._write(name, None, {"phase": "Pending", "conditions": [condition]}, pod)
         elif self.dra is not None and known is None and self.dra.of(pod) and self.dra.given(pod) is None:
-            message = "0/1 nodes are available: 1 cannot allocate all claims."
-            condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
-            self._write(name, None, {"phase": "Pending", "conditions": [condition]}, pod)
+            self._write(name, None, self._without_devices(pod), pod)
         elif self.pull is not None:
             waiting = {"reason": self.pull[0], "message": self.pull[1]}
             self._write(name, None, {"phase": "Pending", "containerStatuses": [_container(waiting=waiting)]}, pod)
@@ -406,6 +404,19 @@ class ClusterDriver:
             self._admit(pod)
         else:
             self._tend(known, pod)
+
+    def _without_devices(self, pod: dict) -> dict:
+        """The scheduler places a pod when its claim is allocated, and the kubelet makes its sandbox when that is prepared."""
+        if self.dra.allocated(pod):
+            conditions = [
+                {"type": "PodReadyToStartContainers", "status": "False"},
+                {"type": "PodScheduled", "status": "True"},
+            ]
+            waiting = [_container(waiting={"reason": "ContainerCreating"})]
+            return {"phase": "Pending", "conditions": conditions, "containerStatuses": waiting}
+        message = "0/1 nodes are available: 1 cannot allocate all claims."
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+        return {"phase": "Pending", "conditions": [condition]}
 
     def _admit(self, pod: dict) -> None:
         name, annotations = pod["metadata"]["name"], pod["metadata"]["annotations"]

@@ -9,6 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
+from harness.backends.base import unheard
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.deployment import RecordingMaker
 from harness.campaign.events import Event, RowsRecorded
@@ -31,8 +32,8 @@ class Trial(KubernetesBackend):
         del experiments
         return []
 
-    def rehearse(self, experiment, folder, *, abort, send=None):
-        del experiment, folder, abort, send
+    def rehearse(self, experiment, folder, *, abort, send=None, notice=unheard):
+        del experiment, folder, abort, send, notice
         return []
 
     def close(self):

@@ -30,6 +30,7 @@ class DraDriver:
         gates: strategies that it knows.
         controlled: by the real scheduler and the real controller of claims, which do all that is the cluster's.
         deaf: whether it gives devices without heeding what a claim says of sharing.
+        hindered: why it prepares no claim, in its words; empty: it does.
         shared: what the claims said of sharing, each time that one was allocated; None: nothing.
     """
 
@@ -39,6 +40,7 @@ class DraDriver:
     controlled: bool = False
     gates: frozenset[str] = frozenset({"TimeSlicing", "MPS"})
     deaf: bool = False
+    hindered: str = ""
     shared: list[dict | None] = field(default_factory=list)
     _seen: set[str] = field(default_factory=set)
 
@@ -92,10 +94,14 @@ class DraDriver:
             return wanted.get("resourceClaimName") or f"{pod['metadata']['name']}-{wanted['name']}"
         return ""
 
-    def given(self, pod: dict) -> dict[str, str] | None:
-        """The environment that the driver gives a pod's container; None: its claim is not allocated."""
+    def allocated(self, pod: dict) -> dict | None:
+        """The devices that the scheduler chose for a pod's claim."""
         claim = self.api.find(f"{self.claims}/{self.of(pod)}")
-        devices = ((claim or {}).get("status") or {}).get("allocation", {}).get("devices")
+        return ((claim or {}).get("status") or {}).get("allocation", {}).get("devices")
+
+    def given(self, pod: dict) -> dict[str, str] | None:
+        """The environment that the driver gives a pod's container; None: its claim is not allocated, or not prepared."""
+        devices = self.allocated(pod)
         if not devices or self._refused(pod, _sharing(devices)):
             return None
         environment = {"NVIDIA_VISIBLE_DEVICES": self.uuids[devices["results"][0]["device"]]}
@@ -113,13 +119,15 @@ class DraDriver:
                 self.shared.append(_sharing(devices))
 
     def _refused(self, pod: dict, shared: dict | None) -> bool:
-        """Whether it does not know a strategy; the kubelet says so."""
-        if shared is None or shared["strategy"] in self.gates:
-            return False
+        """Whether it prepares nothing, or does not know a strategy; the kubelet says so."""
+        message = self.hindered
+        if not message:
+            if shared is None or shared["strategy"] in self.gates:
+                return False
+            gate = {"MPS": "MPSSupport", "TimeSlicing": "TimeSlicingSettings"}[shared["strategy"]]
+            message = f'"{shared["strategy"]}" is selected as the GPU sharing strategy, but the "{gate}" feature gate is not enabled'
         name = pod["metadata"]["name"]
         path = f"/api/v1/namespaces/{self.api.namespace}/events/{name}.refused"
-        gate = {"MPS": "MPSSupport", "TimeSlicing": "TimeSlicingSettings"}[shared["strategy"]]
-        message = f'"{shared["strategy"]}" is selected as the GPU sharing strategy, but the "{gate}" feature gate is not enabled'
         about = {"kind": "Pod", "namespace": self.api.namespace, "name": name, "uid": pod["metadata"]["uid"]}
         event = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{name}.refused"}, "type": "Warning"}
         event |= {

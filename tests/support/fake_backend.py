@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, RecordingRequest, ReplicaDeath, Send
+from harness.backends.base import Finding, Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.config import ExperimentSpec
 from harness.errors import BackendError, HarnessError
 from harness.metrics.recorder import Recorder
@@ -155,6 +155,7 @@ class FakeBackend:
         *,
         abort: threading.Event,  # noqa: ARG002 - the protocol's
         send: Send | None = None,
+        notice: Notify = unheard,  # noqa: ARG002
     ) -> Sequence[Finding]:
         """The prepared findings, or the prepared error."""
         self.rehearsed.append(experiment.experiment_id)
@@ -180,6 +181,7 @@ class FakeBackend:
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
+        notice: Notify = unheard,  # noqa: ARG002
     ) -> FakeDeployment:
         """A deployment, or the prepared error."""
         if abort.is_set():

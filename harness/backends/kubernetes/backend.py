@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import Finding, ReplicaDeath, Send, Severity
+from harness.backends.base import Finding, Notify, ReplicaDeath, Send, Severity, unheard
 from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
@@ -104,13 +104,19 @@ class KubernetesBackend:
         return sentences
 
     def rehearse(
-        self, experiment: ExperimentSpec, folder: Path, *, abort: threading.Event, send: Send | None = None
+        self,
+        experiment: ExperimentSpec,
+        folder: Path,
+        *,
+        abort: threading.Event,
+        send: Send | None = None,
+        notice: Notify = unheard,
     ) -> Sequence[Finding]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort)
         alone = experiment.model_copy(update={"replicas": 1})
-        deployment = self._deployment(self._measured(alone, folder))
+        deployment = self._deployment(self._measured(alone, folder), notice)
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
         canary = Asked(deployment, timeout_s=experiment.drain_timeout_s)
         if send is not None:
@@ -145,12 +151,14 @@ class KubernetesBackend:
         *,
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
+        notice: Notify = unheard,
     ) -> KubernetesDeployment | WithNeighbours:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort)
         part = self._measured(experiment, folder)
         around = parts.neighbours(part, self._spec, self._campaign_id)
-        measured, beside = self._deployment(part), {name: self._deployment(one, name) for name, one in around.items()}
+        measured = self._deployment(part, notice)
+        beside = {name: self._deployment(one, notice, name) for name, one in around.items()}
         by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
         deployment = WithNeighbours(measured, beside, by_node=by_node) if beside else measured
         self._start(deployment, experiment, abort=abort, on_death=on_death)
@@ -173,10 +181,10 @@ class KubernetesBackend:
     def _measured(self, experiment: ExperimentSpec, folder: Path) -> Part:
         return parts.measured(experiment, folder, self._spec, self._campaign_id)
 
-    def _deployment(self, part: Part, neighbour: str = "") -> KubernetesDeployment:
+    def _deployment(self, part: Part, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
         record, clock = self._record, self._clock
         of = (self.api, part.spec, part.workload, part.experiment, part.folder)
-        return KubernetesDeployment(*of, clock=clock, record=record, neighbour=neighbour)
+        return KubernetesDeployment(*of, clock=clock, record=record, neighbour=neighbour, notice=notice)
 
     def _start(
         self,

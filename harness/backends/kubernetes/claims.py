@@ -7,9 +7,11 @@ each from one ResourceClaimTemplate. Nothing of a node is switched: the driver s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from harness.backends.base import Notify
 from harness.backends.kubernetes import capacity
 from harness.backends.kubernetes.companion import Companion
 from harness.backends.kubernetes.rbac import Api
@@ -25,7 +27,19 @@ DRIVER = "gpu.nvidia.com"
 GPU_CLASS, INSTANCE_CLASS = "gpu.nvidia.com", "mig.nvidia.com"
 UNPREPARED = "FailedPrepareDynamicResources"
 """The kubelet's reason of an event; with what the driver says."""
+UNPREPARED_S = 60.0
+"""How long the driver may refuse: the kubelet asks it every 10 to 15 s, and a driver that is started anew answers within that."""
 _GATE = "feature gate"
+_NEVER = (
+    "error validating GPU config",
+    "error decoding config parameters",
+    "cannot apply GpuConfig",
+    "not yet supported",
+)
+"""The driver's words where it will not prepare this claim, however often it is asked."""
+_COMING = "not yet ready"
+"""Its words while the daemon of MPS starts, whose image may have to be pulled: as long as replicas may take."""
+_OF_A_POD = re.compile(r"^Failed to prepare dynamic resources: ")
 _REQUEST = "gpu"
 """Name of the one request of a claim, and of a pod's one claim."""
 
@@ -120,14 +134,39 @@ def observe(
     return told
 
 
-def refuse_unknown_setting(warnings: Sequence[Object]) -> None:
-    """Raise BackendError where the driver's settings do not allow a claim's: the kubelet would try for ever."""
-    for event in warnings:
-        message = str(event.get("message"))
-        if event.get("reason") == UNPREPARED and _GATE in message:
+class Preparing:
+    """Why pods that have a node do not get the devices of their claims: told at once, and given up where it will not come right.
+
+    Args:
+        notice: told what is tried again.
+    """
+
+    def __init__(self, notice: Notify) -> None:
+        self._notice = notice
+        self._told: set[str] = set()
+        self._since_s = math.inf
+
+    def look(self, found: Sequence[Object], warnings: Sequence[Object], now_s: float) -> None:
+        """Read what kubelets say of these pods.
+
+        Args:
+            found: the pods.
+            warnings: the events about them.
+            now_s: seconds since the epoch.
+
+        Raises:
+            BackendError: what the driver says comes right by nobody's waiting, or it has said the same for too long.
+        """
+        why = _unprepared(found, warnings)
+        _refuse_setting(why)
+        if why and why not in self._told:
+            self._told.add(why)
+            self._notice(f"A claim is not prepared, and the kubelet tries again: {why}")
+        self._since_s = min(self._since_s, now_s) if why and _COMING not in why else math.inf
+        if now_s >= self._since_s + UNPREPARED_S:
             raise BackendError(
-                f"NVIDIA's DRA driver refuses the claim: {message}",
-                advice="Turn the feature gate on that it names (docs/cluster.md: TimeSlicingSettings, MPSSupport), or leave that mode out.",
+                f"The claim has not been prepared for {now_s - self._since_s:.0f} s: {why}",
+                advice="Is NVIDIA's DRA driver running on that node? Read its log there, and: kubectl describe pods",
             )
 
 
@@ -163,6 +202,37 @@ def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
 def device_class(sharing: Sharing) -> str:
     """Of the devices that a mode's claims ask for."""
     return INSTANCE_CLASS if sharing.traits.instances else GPU_CLASS
+
+
+def _unprepared(found: Sequence[Object], warnings: Sequence[Object]) -> str:
+    """What was said last of a pod whose claims are not prepared; empty: nothing."""
+    names = {one["metadata"]["name"] for one in found if not _prepared(one)}
+    told = [one for one in warnings if one.get("reason") == UNPREPARED and one["involvedObject"].get("name") in names]
+    latest = max(told, key=lambda event: str(event.get("lastTimestamp") or ""), default={})
+    return _OF_A_POD.sub("", " ".join(str(latest.get("message") or "").split()))
+
+
+def _prepared(pod: Object) -> bool:
+    """The kubelet makes a pod's sandbox when it has prepared its claims."""
+    status = pod.get("status") or {}
+    sandbox = any(
+        one.get("type") == "PodReadyToStartContainers" and one.get("status") == "True"
+        for one in status.get("conditions") or []
+    )
+    return sandbox or status.get("phase") not in {None, "Pending"}
+
+
+def _refuse_setting(why: str) -> None:
+    if _GATE in why:
+        raise BackendError(
+            f"NVIDIA's DRA driver refuses the claim: {why}",
+            advice="Turn the feature gate on that it names (docs/cluster.md: TimeSlicingSettings, MPSSupport), or leave that mode out.",
+        )
+    if any(words in why for words in _NEVER):
+        raise BackendError(
+            f"NVIDIA's DRA driver refuses the claim: {why}",
+            advice="Its version, or its settings, do not know what this mode asks for (docs/cluster.md): change them, or leave that mode out.",
+        )
 
 
 def _each_its_own(sharing: Sharing) -> bool:

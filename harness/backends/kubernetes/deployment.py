@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import RecordingRequest, ReplicaDeath
+from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, unheard
 from harness.backends.kubernetes import artifacts, claims, nodes, objects, pods, prometheus, rollout, sharing
 from harness.backends.kubernetes.client import KubernetesApi, Object
 from harness.backends.kubernetes.followed import Followed
@@ -31,7 +31,7 @@ RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], 
 
 LOOK_S = 0.25
 EVENTS_S = 5.0
-"""How often it is asked whether the driver refuses a claim."""
+"""How often it is asked whether the driver cannot prepare a claim."""
 FORCE_AFTER_S = 20.0
 FORCED_GONE_S = 20.0
 UNTOLD_S = 120.0
@@ -59,6 +59,7 @@ class KubernetesDeployment:
         clock: real time.
         record: makes the recorder.
         neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
+        notice: told why pods do not get their claims' devices, while they may still get them.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class KubernetesDeployment:
         clock: Clock,
         record: RecordingMaker = prometheus.recording,
         neighbour: str = "",
+        notice: Notify = unheard,
     ) -> None:
         self._record = record
         self._api, self._spec, self.workload = api, spec, workload
@@ -87,6 +89,7 @@ class KubernetesDeployment:
         self._watchman: PodMonitor | None = None
         self._followed: Followed | None = None
         self._made, self._made_s = False, math.inf
+        self._preparing = claims.Preparing(notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
 
@@ -214,7 +217,7 @@ class KubernetesDeployment:
                 raise _hindered(progress.stuck or hindrance)
             if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
                 asked_s = now_s()
-                claims.refuse_unknown_setting(self._warnings())
+                self._preparing.look(self._pods.objects, self._warnings(), asked_s)
             if now_s() >= deadline_s:
                 raise BackendError(
                     f"not every replica served within {timeout_s:g} s: {progress.waiting}.{self._last_event()}",

@@ -1,5 +1,6 @@
 """GPUs by claims for NVIDIA's DRA driver, on the fake API server and the real one; the driver itself is a double."""
 
+import re
 import threading
 
 import pytest
@@ -7,7 +8,8 @@ import pytest
 from harness.analysis.campaign import analyse
 from harness.analysis.report import report_of
 from harness.analysis.summary import rows
-from harness.backends.kubernetes import deployment, preflight
+from harness.backends.base import unheard
+from harness.backends.kubernetes import claims, deployment, preflight
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
+NO_DRIVER = "DRA driver gpu.nvidia.com is not registered"
 SHORT = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
 LONG = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
 
@@ -43,9 +46,13 @@ def spec(server, dra):  # noqa: ARG001 - the driver that the claims are for
     return server.spec(sharing_by=SharingBy.DRA)
 
 
-def start(spec, folder, **changes):
+def start(spec, folder, notice=unheard, **changes):
     return Switching(spec).deploy(
-        experiment(factory="on_lent_gpu", **changes), folder, abort=threading.Event(), on_death=lambda _death: None
+        experiment(factory="on_lent_gpu", **changes),
+        folder,
+        abort=threading.Event(),
+        on_death=lambda _death: None,
+        notice=notice,
     )
 
 
@@ -129,7 +136,53 @@ def test_a_driver_without_the_modes_gate_ends_the_wait_with_its_words(spec, dra,
     monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
     dra.gates = frozenset()
     with pytest.raises(BackendError, match='the "MPSSupport" feature gate is not enabled'):
-        start(spec.model_copy(update={"pending_s": 60.0}), tmp_path, sharing=Sharing.MPS, replicas=1)
+        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
+
+
+def test_why_a_claim_is_not_prepared_is_told_at_once_and_the_deployment_goes_on_when_it_is(
+    spec, dra, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
+    monkeypatch.setattr(claims, "UNPREPARED_S", DRAINED_S)
+    dra.hindered = NO_DRIVER
+    told = []
+
+    def hear(sentence):
+        told.append(sentence)
+        dra.hindered = ""
+
+    start(spec, tmp_path, hear, sharing=Sharing.EXCLUSIVE, replicas=1).stop(timeout_s=DRAINED_S)
+    assert told == [f"A claim is not prepared, and the kubelet tries again: {NO_DRIVER}"]
+
+
+def test_a_claim_that_stays_unprepared_ends_the_wait_early_with_the_drivers_words(spec, dra, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
+    monkeypatch.setattr(claims, "UNPREPARED_S", 0.5)
+    dra.hindered = NO_DRIVER
+    with pytest.raises(BackendError, match=rf"The claim has not been prepared for \d+ s: {NO_DRIVER}"):
+        start(spec, tmp_path, sharing=Sharing.EXCLUSIVE, replicas=2, gpus=2)
+
+
+def test_the_daemon_of_mps_may_take_as_long_as_replicas_may(spec, dra, tmp_path, monkeypatch):
+    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
+    monkeypatch.setattr(claims, "UNPREPARED_S", 0.0)
+    dra.hindered = "prepare devices failed: error applying config: MPS control daemon is not yet ready: control daemon not yet ready"
+    threading.Timer(2.0, setattr, (dra, "hindered", "")).start()
+    start(spec, tmp_path, sharing=Sharing.MPS, replicas=1).stop(timeout_s=DRAINED_S)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        'error decoding config parameters: strict decoding error: unknown field "sharing.new"',
+        "MPS is not yet supported when using featureGates.DynamicMIG=true",
+    ],
+)
+def test_what_no_waiting_mends_ends_the_wait_at_once(spec, dra, tmp_path, monkeypatch, words):
+    monkeypatch.setattr(deployment, "EVENTS_S", 0.1)
+    dra.hindered = f"prepare devices failed: {words}"
+    with pytest.raises(BackendError, match=re.escape(f"DRA driver refuses the claim: {dra.hindered}")):
+        start(spec, tmp_path, sharing=Sharing.MPS, replicas=1)
 
 
 def test_another_gpu_than_the_claims_is_not_believed(spec, dra, tmp_path):
