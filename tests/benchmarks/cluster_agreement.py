@@ -1,0 +1,162 @@
+"""Do a cluster and its node measure the same? Throughput and p50 of one workload, in a pod and beside it at once.
+
+    python -m tests.benchmarks.cluster_agreement --kubeconfig ~/.kube/harness.conf --pairs 3
+
+Runs where the cluster's node is: this machine. Each pair is two campaigns over one replica of a tiny ResNet50 on the CPU, on
+either backend; the local one is at work for as long as the pod records, and both are compared over the pod's recording, request by
+request. A pod and a process get processors by weight where there are too few: give the pod `--reserve-cpu`, and read
+docs/cluster.md (What pods reserve) before a difference is called the harness's. One line for each pair, and the bar over their means.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+import harness
+from harness.campaign.events import Event, Notice, StepBegins
+from tests.support.generated_load import ROOT
+
+BAR = 0.02
+STEP_S = 5.0
+LONGER_S = 30.0
+"""By which the local replica works longer: the pod may serve this much later."""
+
+
+class Figures(NamedTuple):
+    """Of one replica.
+
+    Attributes:
+        throughput: requests a second.
+        p50_s: median latency.
+        processors: that it had, in processors; NaN: nobody says.
+    """
+
+    throughput: float
+    p50_s: float
+    processors: float
+
+
+def main() -> int:
+    """Measure, print, and say whether the bar was met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kubeconfig", required=True)
+    parser.add_argument("--set", type=json.loads, default={}, metavar="JSON", help="More fields of `kubernetes`.")
+    parser.add_argument("--reserve-cpu", default="1", help="What the pod reserves; empty: nothing.")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--record-s", type=float, default=60.0)
+    options = parser.parse_args()
+    reserve = {"reserve": {"cpu": options.reserve_cpu}} if options.reserve_cpu else {}
+    place = {"kubeconfig": options.kubeconfig, "gpus_per_replica": 0, "runtime_class": None, **reserve, **options.set}
+    found = []
+    for number in range(options.pairs):
+        with tempfile.TemporaryDirectory() as folder:
+            cluster, local = pair(place, options.batch, options.record_s, Path(folder))
+        found.append((cluster.throughput / local.throughput - 1, cluster.p50_s / local.p50_s - 1))
+        throughput, p50 = found[-1]
+        print(
+            f"pair {number + 1}: throughput {cluster.throughput:.2f}/s in the pod and {local.throughput:.2f}/s beside it, "
+            f"{throughput:+.1%}; p50 {1e3 * cluster.p50_s:.1f} and {1e3 * local.p50_s:.1f} ms, {p50:+.1%}; processors "
+            f"{cluster.processors:.3f} and {local.processors:.3f}; load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+    means = [statistics.fmean(each) for each in zip(*found, strict=True)]
+    met = all(abs(each) <= BAR for each in means)
+    print(
+        f"mean of {options.pairs}: throughput {means[0]:+.1%}, p50 {means[1]:+.1%} on {len(os.sched_getaffinity(0))} CPUs; "
+        f"bar {BAR:.0%}: {'met' if met else 'MISSED'}"
+    )
+    return 0 if met else 1
+
+
+def pair(place: dict[str, Any], batch: int, record_s: float, folder: Path) -> tuple[Figures, Figures]:
+    """What the pod and the process beside it did in the pod's recording."""
+    beside: list[subprocess.Popen[bytes]] = []
+    phases = {"step_s": STEP_S, "stabilise_s": 30.0, "record_s": record_s, "cooldown_s": 0}
+    longer = phases | {"stabilise_s": 0, "record_s": phases["stabilise_s"] + record_s + LONGER_S}
+
+    def follow(event: Event) -> None:
+        if isinstance(event, Notice):
+            print(event.message, file=sys.stderr)
+        if isinstance(event, StepBegins) and event.step == "deploy" and not beside:
+            text = json.dumps(campaign("local", batch, longer))
+            command = [
+                sys.executable,
+                "-c",
+                "import harness, json, sys; harness.run(json.loads(sys.argv[1]), results=sys.argv[2])",
+            ]
+            beside.append(subprocess.Popen([*command, text, str(folder / "local")], cwd=ROOT))
+
+    try:
+        in_pod = harness.run(
+            campaign("kubernetes", batch, phases) | {"kubernetes": place}, results=folder, on_event=follow
+        )
+        beside[0].wait()
+    finally:
+        for process in beside:
+            process.terminate()
+    here = harness.load(next((folder / "local").iterdir()))
+    window = recorded(in_pod.experiments[0].latencies())
+    return figures(in_pod.experiments[0], *window), figures(here.experiments[0], *window)
+
+
+def campaign(backend: str, batch: int, phases: dict[str, float]) -> dict[str, Any]:
+    """The same of either backend."""
+    workload = {
+        "name": "resnet50",
+        "device": "cpu",
+        "threads": 1,
+        "batch_size": batch,
+        "options": {"model_size": "tiny"},
+    }
+    metrics = ["cpu_usage", "latency_p50", "throughput", "total_count"]
+    return {
+        "name": f"agreement-{backend}",
+        "backend": backend,
+        "workloads": [workload],
+        "replicas": [1],
+        "timing": phases,
+        "metrics": metrics,
+    }
+
+
+def recorded(requests: pd.DataFrame) -> tuple[pd.Timestamp, pd.Timestamp]:
+    """The first and the last end of a request that counts."""
+    ends = ends_of(requests[requests["recorded"]])
+    return ends.min(), ends.max()
+
+
+def ends_of(requests: pd.DataFrame) -> pd.Series:
+    """When each was answered."""
+    return requests["start"] + pd.to_timedelta(requests["latency_s"], unit="s")
+
+
+def figures(experiment: Any, begin: pd.Timestamp, end: pd.Timestamp) -> Figures:
+    """Of the requests that were answered in this time. Raises SystemExit where the replica was not at work for all of it."""
+    requests = experiment.latencies()
+    ends = ends_of(requests)
+    if ends.min() > begin or ends.max() < end:
+        raise SystemExit(
+            f"{experiment.name} served from {ends.min()} to {ends.max()}, and the pod recorded from {begin} to {end}."
+        )
+    within = requests[(ends > begin) & (ends <= end)]
+    samples = experiment.samples()
+    usage = samples[(samples["metric"] == "cpu_usage") & (samples["series"] == "all")]
+    usage = usage[(usage["timestamp"] > begin) & (usage["timestamp"] <= end)]
+    return Figures(
+        len(within) / (end - begin).total_seconds(), within["latency_s"].median(), usage["value"].mean() / 100
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
