@@ -286,7 +286,7 @@ class Attempt:
         folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
         send = self._send if needs_load(self.experiment) else None
         findings = list(
-            shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._tell)
+            shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say)
         )
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
@@ -296,12 +296,12 @@ class Attempt:
         with storage_errors(self.folder):
             self.folder.mkdir(parents=True)
         self._deployment = self.shared.backend.deploy(
-            self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._tell
+            self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._say
         )
         if needs_load(self.experiment):
             self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
 
-    def _tell(self, sentence: str) -> None:
+    def _say(self, sentence: str) -> None:
         """Said at once; what it does to the figures others say."""
         self.shared.listener(Notice(sentence))
 
@@ -355,7 +355,7 @@ class Attempt:
             clock=self.shared.clock,
             wake=self.abort,
             on_tick=lambda rows, of_rows: self._show(rows, of_rows, writer.now),
-            notice=self._tell,
+            notice=self._say,
             enough=self._known_well(),
         )
         with writer, self._telemetry(self._deployment):
