@@ -47,7 +47,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
     waiting = [tests for tests in modules if tests[0].get_closest_marker("integration")]
     computing = [tests for tests in modules if tests not in waiting]
-    for kind in (waiting, computing):
-        kind.sort(key=lambda tests: tests[0].get_closest_marker("minutes") is None)
     places = {id(tests): place / len(kind) for kind in (waiting, computing) for place, tests in enumerate(kind)}
-    items[:] = [test for tests in sorted(modules, key=lambda tests: places[id(tests)]) for test in tests]
+    modules.sort(key=lambda tests: (tests[0].get_closest_marker("long") is None, places[id(tests)]))
+    items[:] = [test for tests in modules for test in tests]

@@ -17,7 +17,7 @@ from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.campaign.verify import verify_campaign
 
-pytestmark = pytest.mark.minutes
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "examples/h200/README.md").read_text()

@@ -15,7 +15,7 @@ from tests.support import forked
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 CAMPAIGN = """
 name: bad

@@ -16,7 +16,7 @@ from tests.support.experiments import begun
 from tests.support.forked import Commands
 from tests.support.processes import eventually, marked
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 STEPS = ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
 CAMPAIGN = """

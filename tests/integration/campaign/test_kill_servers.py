@@ -18,7 +18,7 @@ from tests.support.experiments import begun
 from tests.support.forked import Commands
 from tests.support.processes import eventually, marked
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 KILLS = int(os.environ.get("SERVER_KILLS", "1"))
 STEPS = ["deploy", "stabilise", "record", "clean-up"]

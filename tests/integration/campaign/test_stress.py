@@ -12,7 +12,7 @@ from harness.campaign.verify import verify_campaign
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 CAMPAIGN = """
 name: stress

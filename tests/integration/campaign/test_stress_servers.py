@@ -9,7 +9,7 @@ import pytest
 from harness.campaign.verify import verify_campaign
 from harness.config import StressSpec
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROOM, SERVICE_S = 16, 0.2
 CAPACITY = ROOM / SERVICE_S

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 SOURCES = (
     *("LICENSE", "MANIFEST.in", "README.md", "ansible.cfg", "harness", "inventory", "playbooks", "plugins"),

@@ -26,6 +26,7 @@ from tests.support.processes import DRAINED_S, eventually
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
 FAULTS = 500

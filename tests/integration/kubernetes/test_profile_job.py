@@ -21,6 +21,7 @@ from tests.support.experiments import PROFILE
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.long,
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),  # the test's API server signs for itself
 ]
 JOBS = objects.collections(KubernetesSpec(namespace="inference"))["Job"]

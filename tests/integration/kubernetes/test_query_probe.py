@@ -23,7 +23,7 @@ from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.minutes,
+    pytest.mark.long,
     pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed"),
 ]
 

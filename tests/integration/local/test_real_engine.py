@@ -19,7 +19,7 @@ from tests.support.processes import eventually, marked
 from tests.support.random_llm import VOCABULARY
 from tests.support.random_vlm import IMAGE_TOKENS
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 TOKENS = 8
 
 

@@ -37,7 +37,7 @@ from tests.support.experiments import begun, experiment
 from tests.support.fake_streaming_server import HANGS_AFTER, Server, running
 from tests.support.processes import eventually, marked
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 FIRST_S, GAP_S, TOKENS = 0.02, 0.01, 6
 COMMAND = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", "{port}"]

@@ -13,7 +13,7 @@ import pytest
 from harness.node.checks import registered
 from tests.support import forked
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 ROOT = Path(__file__).parents[3]
 

@@ -23,6 +23,7 @@ from harness.supervisor import descendants
 
 pytestmark = [
     pytest.mark.integration,
+    pytest.mark.long,
     # From Python 3.12 on, a fork beside threads warns; ansible-runner forks a terminal, and we read it in a thread.
     pytest.mark.filterwarnings("ignore:.*forkpty.*:DeprecationWarning"),
 ]

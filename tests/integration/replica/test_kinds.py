@@ -12,7 +12,7 @@ from harness.analysis.campaign import analyse
 from harness.analysis.report import write_report
 from harness.metrics.catalogue import STANDARD, select
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 CAMPAIGN = """
 name: kinds

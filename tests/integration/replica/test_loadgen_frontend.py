@@ -12,7 +12,7 @@ from harness.replica.frontends.loadgen import LoadGenFrontend
 from harness.replica.frontends.loadgen_schedule import offsets_ns
 from harness.replica.scenario import Scenario
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 SERVED = "inference_service_seconds_count"
 

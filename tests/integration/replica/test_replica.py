@@ -12,7 +12,7 @@ import pytest
 
 from harness.replica.registry import BUILTIN
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 REPOSITORY = Path(__file__).parents[3]
 TINY = '{"model_size": "tiny"}'

@@ -21,7 +21,7 @@ from harness.results.layout import metric_files
 from tests.integration.report.browser import Page, browser, chromium
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
-pytestmark = [pytest.mark.integration, pytest.mark.minutes]
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 PLOTS = """(() => {
   for (const details of document.querySelectorAll("details")) details.open = true;

@@ -14,7 +14,7 @@ from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.long]
 
 
 def workload(name, factory="steady", **wishes):

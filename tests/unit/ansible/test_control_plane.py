@@ -10,6 +10,8 @@ import tree
 import yaml
 from tree import ROOT
 
+pytestmark = pytest.mark.long
+
 VARS = tree.load(ROOT / "roles/control_plane/vars/main.yml")
 DAY_S = 86400
 PROGRAM = """\
