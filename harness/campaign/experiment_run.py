@@ -285,9 +285,7 @@ class Attempt:
         number = shared.folder.next_attempt(REHEARSAL)
         folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
         send = self._send if needs_load(self.experiment) else None
-        findings = list(
-            shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say)
-        )
+        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say))
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         shared.rehearsed = True
