@@ -114,7 +114,7 @@ class KubernetesBackend:
     ) -> Sequence[Finding]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
         sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
-        self._switch(experiment, abort)
+        self._switch(experiment, abort, notice)
         alone = experiment.model_copy(update={"replicas": 1})
         deployment = self._deployment(self._measured(alone, folder), notice)
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
@@ -154,7 +154,7 @@ class KubernetesBackend:
         notice: Notify = unheard,
     ) -> KubernetesDeployment | WithNeighbours:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
-        self._switch(experiment, abort)
+        self._switch(experiment, abort, notice)
         part = self._measured(experiment, folder)
         around = parts.neighbours(part, self._spec, self._campaign_id)
         measured = self._deployment(part, notice)
@@ -171,12 +171,12 @@ class KubernetesBackend:
         load.start(abort)
         return load
 
-    def _switch(self, experiment: ExperimentSpec, abort: threading.Event) -> None:
+    def _switch(self, experiment: ExperimentSpec, abort: threading.Event, notice: Notify) -> None:
         if parts.place(experiment, self._spec).device_plugin_configs is None:
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
-        self._mode.to(experiment, api, abort)
+        self._mode.to(experiment, api, abort, notice)
 
     def _measured(self, experiment: ExperimentSpec, folder: Path) -> Part:
         return parts.measured(experiment, folder, self._spec, self._campaign_id)

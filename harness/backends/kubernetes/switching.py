@@ -8,12 +8,13 @@ back, however this harness ended.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.base import Finding, Severity
+from harness.backends.base import Finding, Notify, Severity, unheard
 from harness.backends.kubernetes import capacity, device_configs, mps_share, sharing
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.client import KubernetesApi
@@ -30,6 +31,8 @@ SWITCHED = "gpu-sharing-harness/switched"
 LOOK_S = 0.5
 STEADY_S = 2.0
 """A node is believed when it shows the mode for this long: a plugin lends its old slices on until it is told."""
+TELL_S = 15.0
+"""What a node has lacked for so long is told: a plugin that is well takes 2 to 8 s, and 40 s into MPS."""
 CONFLICTS = 10
 _DAEMON = "mps-control-daemon"
 
@@ -50,8 +53,10 @@ class ModeSwitch:
     failed: set[str] = field(default_factory=set)
     believed: str = ""
 
-    def to(self, experiment: ExperimentSpec, api: KubernetesApi, abort: threading.Event) -> None:
-        """Switch what has to be switched, and return when every node shows the mode.
+    def to(
+        self, experiment: ExperimentSpec, api: KubernetesApi, abort: threading.Event, notice: Notify = unheard
+    ) -> None:
+        """Switch what has to be switched, and return when every node shows the mode; ``notice`` is told what is waited for.
 
         Raises:
             BackendError: somebody else's pod or campaign holds a GPU, a node does not get there, or ``abort`` was set.
@@ -68,7 +73,8 @@ class ModeSwitch:
             self.believed = ""
         limit_s = 0.0 if wanted.name in self.failed else self.spec.switch_timeout_s
         try:
-            self._await(api, {name: wanted.lent(count) for name, count in counts.items()}, wanted, limit_s, abort)
+            lent = {name: wanted.lent(count) for name, count in counts.items()}
+            self._await(api, lent, wanted, limit_s, abort, notice)
         except BackendError:
             if not abort.is_set():
                 self.failed.add(wanted.name)
@@ -119,12 +125,18 @@ class ModeSwitch:
         wanted: Configuration,
         limit_s: float,
         abort: threading.Event,
+        notice: Notify,
     ) -> None:
         """Look until every node has shown the mode for a while."""
         begun_s = steady_since_s = self.clock.now_s()
+        since_s: dict[str, float] = {}
         while True:
             lacking = [why for name, count in lent.items() if (why := self._lacking(api, name, count, wanted))]
             now_s = self.clock.now_s()
+            since_s = {why: since_s.get(why, now_s) for why in lacking}
+            for why in [why for why, first_s in since_s.items() if now_s - first_s >= TELL_S]:
+                since_s[why] = math.inf  # once
+                notice(f"waits up to {limit_s:g} s for the nodes to be under {wanted.name}: {why}.")
             if lacking:
                 steady_since_s = now_s
                 if now_s - begun_s >= limit_s:

@@ -198,6 +198,22 @@ def test_a_node_that_does_not_get_there_is_said_with_what_it_shows(here, plugin,
     switch(here, SLICED)
 
 
+def test_what_a_node_lacks_for_long_is_told_once_while_it_is_waited_for(here, plugin):
+    plugin.daemon = False
+    patient = ModeSwitch(here.spec.model_copy(update={"switch_timeout_s": 60.0}), "mine", StillClock())
+    told = []
+
+    def hear(sentence):
+        told.append((patient.clock.now_s(), sentence))
+
+    with pytest.raises(BackendError, match="not there after 60 s: no MPS control daemon is ready on node n1"):
+        patient.to(experiment(sharing=MPS, replicas=2), here.api, threading.Event(), hear)
+
+    [(at_s, sentence)] = told  # the slices came first, and were not waited for long
+    assert sentence == "waits up to 60 s for the nodes to be under mps-2: no MPS control daemon is ready on node n1."
+    assert 15 <= at_s < 18
+
+
 def test_a_stale_label_is_not_believed(here, plugin):
     switch(here, MPS, replicas=8)
     plugin.discovery = False  # eight slices before and after: the plugin lends them by the old mode
