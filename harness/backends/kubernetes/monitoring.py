@@ -16,6 +16,7 @@ from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableEr
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.targets import Target, active, last_error
+from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
 
 SKEW_S = 1.0
@@ -61,6 +62,7 @@ def check_prometheus(
         lambda: _targets(targets),
         lambda: _presence(server, metrics, dialect, targets, spec, experiments),
         lambda: _devices(server, metrics, dialect, spec),
+        lambda: _activity(server, metrics, dialect, spec),
         lambda: _storage(server, experiments),
         lambda: _busy(server, spec, experiments, nodes),
     ]
@@ -190,6 +192,29 @@ def _intervals(
                 f"Prometheus scrapes {job} every {slowest_s:g} s; the campaign assumes {spec.scrape_interval_s:g} s.",
                 "Set kubernetes.scrape_interval_s to what is true.",
             )
+
+
+def _activity(
+    server: PrometheusServer, metrics: Sequence[Metric], dialect: Dialect, spec: KubernetesSpec
+) -> Iterator[Finding]:
+    """Whether the exporter reads what the GPU's processors do, where it reads GPUs at all."""
+    device = next((metric for metric in metrics if metric.level is Level.DEVICE), None)
+    if device is None or not spec.gpus_per_replica:
+        return
+    field = FIELDS["sm_active_percent"][0][0]
+    try:
+        server.query(f"group({render(device, dialect, 1.0).raw})")
+    except NoDataError:
+        return  # said above
+    try:
+        server.query(f"group({field}{{{dialect.gpus}}})")
+    except NoDataError:
+        yield Finding(
+            Severity.WARNING,
+            "metrics",
+            f"the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of {field}.",
+            "Let the exporter read it: `dcgm_exporter_profiling: true`, or its list of counters (docs/cluster.md).",
+        )
 
 
 def _devices(

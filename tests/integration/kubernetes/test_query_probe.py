@@ -216,11 +216,19 @@ def test_another_number_of_gpus_than_expected(scene):
 def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):
     with contextlib.closing(Scene(tmp_path)) as scene:
         scene.pages.down.add("node")
+        scene.pages.gauges.remove("PROF_SM_ACTIVE")
         assert scene.rehearse(metrics=["total_count"]) == []
-        found = {one.check: one for one in scene.check()}
-    assert "1 of 5 targets of Prometheus are down: node-exporter 127.0.0.1" in found["targets"].message
-    assert "500" in found["targets"].message
-    assert "will be absent: Prometheus has no sample of node_pressure_" in found["metrics"].message
+        found = scene.check()
+        without_gpus = scene.check(KubernetesSpec(scrape_interval_s=1.0, gpus_per_replica=0))
+    [down] = [one.message for one in found if one.check == "targets"]
+    assert "1 of 5 targets of Prometheus are down: node-exporter 127.0.0.1" in down
+    assert "500" in down
+    *absent, activity = [one.message for one in found if one.check == "metrics"]
+    assert all("will be absent: Prometheus has no sample of node_pressure_" in message for message in absent)
+    assert activity == (
+        "the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of DCGM_FI_PROF_SM_ACTIVE."
+    )
+    assert not any("SM activity" in one.message for one in without_gpus)
 
 
 def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):

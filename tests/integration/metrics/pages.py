@@ -19,14 +19,14 @@ class Pages:
         down: names of the pages that answer 500.
         housekeeping_s: how often the containers are measured; their samples carry their own time, as cAdvisor's do.
         devices: number of GPUs.
-        gauges: what is read of each.
+        gauges: what is read of each, as DCGM calls it.
     """
 
     def __init__(self, *, housekeeping_s=0.5, devices=1):
         self.down = set()
         self.housekeeping_s = housekeeping_s
         self.devices = devices
-        self.gauges = ["GPU_UTIL", "FB_USED", "POWER_USAGE", "GPU_TEMP"]
+        self.gauges = ["DEV_GPU_UTIL", "DEV_FB_USED", "DEV_POWER_USAGE", "DEV_GPU_TEMP", "PROF_SM_ACTIVE"]
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         self.begun_s = time.time()
@@ -39,7 +39,7 @@ class Pages:
             return replica(served * (1 + PODS.index(name)))
         if name == "dcgm":
             return "".join(
-                f'DCGM_FI_DEV_{gauge}{{gpu="{gpu}",UUID="GPU-{gpu + 1}"}} 60\n'
+                f'DCGM_FI_{gauge}{{gpu="{gpu}",UUID="GPU-{gpu + 1}"}} 60\n'
                 for gauge in self.gauges
                 for gpu in range(self.devices)
             )

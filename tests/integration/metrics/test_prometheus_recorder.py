@@ -31,7 +31,7 @@ METRICS = select(["gpu_power", "io_psi", "throughput", "total_count"])
 @pytest.fixture(scope="module")
 def pages():
     with contextlib.closing(Pages()) as serving:
-        serving.gauges.remove("FB_USED")
+        serving.gauges.remove("DEV_FB_USED")
         yield serving
 
 
