@@ -24,7 +24,7 @@ CAMPAIGN = """
 name: words
 workloads: [{name: words, factory: "word_count:make"}]
 replicas: [1]
-timing: {step_s: 0.5, stabilise_s: 1, record_s: 2, cooldown_s: 0}
+timing: {step_s: 0.2, stabilise_s: 0.2, record_s: 1, cooldown_s: 0}
 """
 
 
