@@ -101,6 +101,8 @@ def pair(place: dict[str, Any], batch: int, record_s: float, folder: Path) -> tu
         in_pod = harness.run(
             campaign("kubernetes", batch, phases) | {"kubernetes": place}, results=folder, on_event=follow
         )
+        if not in_pod.experiments:
+            raise SystemExit("The pod came to no recording; the lines above say why.")
         beside[0].wait()
     finally:
         for process in beside:
