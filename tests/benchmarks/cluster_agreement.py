@@ -88,14 +88,16 @@ def pair(place: dict[str, Any], batch: int, record_s: float, folder: Path) -> tu
     def follow(event: Event) -> None:
         if isinstance(event, Notice):
             print(event.message, file=sys.stderr)
-        if isinstance(event, StepBegins) and event.step == "deploy" and not beside:
+        if isinstance(event, StepBegins) and event.step == "deploy":
+            for process in beside:  # of an attempt that failed
+                process.terminate()
             text = json.dumps(campaign("local", batch, longer))
             command = [
                 sys.executable,
                 "-c",
                 "import harness, json, sys; harness.run(json.loads(sys.argv[1]), results=sys.argv[2])",
             ]
-            beside.append(subprocess.Popen([*command, text, str(folder / "local")], cwd=ROOT))
+            beside.append(subprocess.Popen([*command, text, str(folder / f"local-{len(beside)}")], cwd=ROOT))
 
     try:
         in_pod = harness.run(
@@ -103,11 +105,11 @@ def pair(place: dict[str, Any], batch: int, record_s: float, folder: Path) -> tu
         )
         if not in_pod.experiments:
             raise SystemExit("The pod came to no recording; the lines above say why.")
-        beside[0].wait()
+        beside[-1].wait()
     finally:
         for process in beside:
             process.terminate()
-    here = harness.load(next((folder / "local").iterdir()))
+    here = harness.load(next((folder / f"local-{len(beside) - 1}").iterdir()))
     window = recorded(in_pod.experiments[0].latencies())
     return figures(in_pod.experiments[0], *window), figures(here.experiments[0], *window)
 
@@ -155,9 +157,7 @@ def figures(experiment: Any, begin: pd.Timestamp, end: pd.Timestamp) -> Figures:
     samples = experiment.samples()
     usage = samples[(samples["metric"] == "cpu_usage") & (samples["series"] == "all")]
     usage = usage[(usage["timestamp"] > begin) & (usage["timestamp"] <= end)]
-    return Figures(
-        len(within) / (end - begin).total_seconds(), within["latency_s"].median(), usage["value"].mean() / 100
-    )
+    return Figures(len(within) / (end - begin).total_seconds(), within["latency_s"].median(), usage["value"].mean())
 
 
 if __name__ == "__main__":
