@@ -78,7 +78,7 @@ def test_every_token_of_an_engines_stream_is_timed(models, tmp_path):
     letters(VOCABULARY).save(str(model / "tokenizer.json"))  # under which a word is as many tokens as it has letters
     for log in asked_of_engines(model, tmp_path, 1, {"tokenizer": str(model)}):
         asked = figures(log)
-        assert set(asked["status"]) == {200}
+        assert set(asked["status"]) == {200}, log.with_name("replica.json").read_text()
         assert set(asked["output_tokens"]) == {TOKENS}
         assert set(asked["input_tokens"]) == {16}, "as the engine counts them"
         assert (asked["ttft_ns"] > 0).all()
@@ -92,5 +92,5 @@ def test_an_engine_sees_the_image_beside_the_text(models, tmp_path):
     requests = {"tokenizer": str(model), "image": {"width": 64, "height": 48}}
     (log,) = asked_of_engines(model, tmp_path, 1, requests)
     asked = figures(log)
-    assert set(asked["status"]) == {200}
+    assert set(asked["status"]) == {200}, log.with_name("replica.json").read_text()
     assert set(asked["input_tokens"]) == {16 + IMAGE_TOKENS}, "as the engine counts them"
