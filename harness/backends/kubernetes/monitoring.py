@@ -62,7 +62,6 @@ def check_prometheus(
         lambda: _targets(targets),
         lambda: _presence(server, metrics, dialect, targets, spec, experiments),
         lambda: _devices(server, metrics, dialect, spec),
-        lambda: _activity(server, metrics, dialect, spec),
         lambda: _storage(server, experiments),
         lambda: _busy(server, spec, experiments, nodes),
     ]
@@ -160,6 +159,9 @@ def _presence(
                 f"{', '.join(names)} will be absent: Prometheus has no sample of {raw}.",
                 "Check the exporter, its pod and its labels, before an hour is spent without it.",
             )
+    brought = {name for names in jobs.values() for name in names}
+    if spec.gpus_per_replica and any(CATALOGUE[name].level is Level.DEVICE for name in brought):
+        yield from _activity(server, dialect)
     yield from _intervals(jobs, targets, spec, experiments)
 
 
@@ -194,18 +196,9 @@ def _intervals(
             )
 
 
-def _activity(
-    server: PrometheusServer, metrics: Sequence[Metric], dialect: Dialect, spec: KubernetesSpec
-) -> Iterator[Finding]:
-    """Whether the exporter reads what the GPU's processors do, where it reads GPUs at all."""
-    device = next((metric for metric in metrics if metric.level is Level.DEVICE), None)
-    if device is None or not spec.gpus_per_replica:
-        return
-    field = FIELDS["sm_active_percent"][0][0]
-    try:
-        server.query(f"group({render(device, dialect, 1.0).raw})")
-    except NoDataError:
-        return  # said above
+def _activity(server: PrometheusServer, dialect: Dialect) -> Iterator[Finding]:
+    """Whether the exporter reads what the GPU's processors do."""
+    ((field,), _) = FIELDS["sm_active_percent"]
     try:
         server.query(f"group({field}{{{dialect.gpus}}})")
     except NoDataError:
