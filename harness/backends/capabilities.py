@@ -307,9 +307,14 @@ FEATURES = [
     Feature("`timing.stop_when_known`", _stop_when_known),
     Feature("cool-down until the GPUs are cool (`timing.cooldown_gpu_celsius`; on a cluster by their exporter)", _cool),
     Feature(
-        "the fast GPU series `telemetry.csv` (`timing.telemetry_interval_s`)",
+        "how often `telemetry.csv` has a row (`timing.telemetry_interval_s`)",
         _telemetry,
-        {KUBERNETES: ("a cluster's exporters are read every few seconds", "Remove it: there is no `telemetry.csv`.")},
+        {
+            KUBERNETES: (
+                "a cluster's GPUs are read by their exporter, as often as Prometheus scrapes it",
+                "Remove it: `telemetry.csv` has a row for each scrape.",
+            )
+        },
     ),
     Feature(
         "pods, and settings of theirs (`kubernetes`)",

@@ -444,6 +444,8 @@ def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, 
 def _print_export(out: Path, summary: dict[str, Any]) -> None:
     for name, reason in summary["absent"].items():
         output.note(f"{name} is absent: {reason}")
+    if absent := summary.get("telemetry", {}).get("gpu_absent"):
+        output.note(f"telemetry.csv is absent: {absent}")
     for remark in summary["notes"]:
         output.note(f"note: {remark}")
     output.result(

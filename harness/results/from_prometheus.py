@@ -19,8 +19,10 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export, query_pool
 from harness.metrics.prometheus.naming import natural
 from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.telemetry import collect_telemetry
 from harness.metrics.promql import Beside, Dialect, cluster, local
 from harness.results.files import atomic_write, storage_errors
+from harness.results.layout import TELEMETRY
 from harness.results.manifest import read_manifest
 from harness.results.origin import read_origin
 from harness.results.writers import ExperimentWriter
@@ -69,6 +71,7 @@ class Window:
         start_s: grid time of row 0, seconds since the epoch.
         rows: rows of every series.
         beside: neighbours, whose series are collected, too.
+        on_gpus: the dialect selects the GPUs in use, whose telemetry is collected, too.
     """
 
     workload: str
@@ -80,6 +83,7 @@ class Window:
     window_s: float
     metrics: Sequence[Metric]
     beside: Sequence[Beside] = ()
+    on_gpus: bool = False
 
 
 def export_folder(request: ExportRequest) -> dict[str, Any]:
@@ -133,7 +137,9 @@ def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, Window]]) -> lis
 def collect(
     server: PrometheusServer, out: Path, window: Window, *, pool: ThreadPoolExecutor | None = None
 ) -> dict[str, Any]:
-    """Collect one window: one CSV per metric, and ``export.json``, whose content is returned. The folder appears whole.
+    """Collect one window: one CSV per metric, the GPUs' telemetry, and ``export.json``, whose content is returned.
+
+    The folder appears whole.
 
     Args:
         server: where the samples are.
@@ -185,6 +191,17 @@ def _collect_into(
             pool=pool,
         )
     found = dataclasses.asdict(summary)
+    if window.on_gpus:
+        telemetry = collect_telemetry(
+            folder / TELEMETRY,
+            server,
+            window.dialect,
+            start_s=summary.start_s,
+            end_s=summary.end_s,
+            interval_s=window.step_s,
+            pool=pool,
+        )
+        found["telemetry"] = telemetry.to_dict()
     atomic_write(folder / EXPORT_JSON, json.dumps(found, indent=2) + "\n")
     return found
 
@@ -207,6 +224,7 @@ def recorded_window(folder: Path) -> tuple[Origin, Window]:
         window_s=spec.timing.window_s,
         metrics=select(spec.metrics),
         beside=origin.beside(),
+        on_gpus=origin.on_gpus,
     )
 
 

@@ -43,6 +43,11 @@ class Origin:
     container: str = ""
     neighbours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the replicas had GPUs, of which each is named or every one of the nodes is recorded."""
+        return bool(self.gpus or self.gpus_why)
+
     def dialect(self) -> Dialect:
         """The dialect that selects exactly these pods, nodes and devices."""
         gpus = f"{GPU_UUID}=~{quote(one_of(self.gpus))}" if self.gpus else ""

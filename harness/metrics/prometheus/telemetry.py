@@ -7,9 +7,11 @@ second tells of one second in five.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -89,59 +91,94 @@ class PrometheusTelemetry:
         Raises:
             StorageError: the file is there already, or cannot be written.
         """
-        begin_ms, end_ms = to_ms(self._start_s), max(to_ms(self._clock.now_s()), to_ms(self._start_s) + 1)
+        start_s, end_s = self._start_s, self._clock.now_s()
         try:
-            with self._where() as (server, dialect), query_pool() as pool:
-                asked = {
-                    column: pool.submit(_samples, server, dialect, names, begin_ms, end_ms)
-                    for column, (names, _) in FIELDS.items()
-                }
-                found = {column: answer.result() for column, answer in asked.items()}
+            with self._where() as (server, dialect):
+                return collect_telemetry(
+                    self._path, server, dialect, start_s=start_s, end_s=end_s, interval_s=self._interval_s
+                )
         except (ClusterError, PrometheusError) as error:
-            return self._summary(0, 0, error.message, {})
-        return self._write(found, dialect)
+            return _summary(self._interval_s, absent=error.message)
 
-    def _write(self, found: Mapping[str, Sequence[Series]], dialect: Dialect) -> TelemetrySummary:
-        by_device = {column: by_labels(series, key_labels(_DEVICE, dialect)) for column, series in found.items()}
-        numbers = {
-            key: int(name.removeprefix("gpu-"))
-            for key, name in device_names(key for devices in by_device.values() for key in devices).items()
+
+def collect_telemetry(
+    path: Path,
+    server: Queryable,
+    dialect: Dialect,
+    *,
+    start_s: float,
+    end_s: float,
+    interval_s: float,
+    pool: ThreadPoolExecutor | None = None,
+) -> TelemetrySummary:
+    """Write every sample of some seconds of the GPUs in use; no file where there is none, and the summary says so.
+
+    Args:
+        path: the file; it must not exist.
+        server: that has the samples.
+        dialect: how it names the GPUs in use.
+        start_s: since the epoch; samples after it count, and ``elapsed_s`` is since it.
+        end_s: since the epoch; samples until it count.
+        interval_s: seconds between two scrapes, as the campaign asks for.
+        pool: that asks; None: one of its own.
+
+    Raises:
+        PrometheusError: the server refused, timed out or answered with an error.
+        StorageError: the file is there already, or cannot be written.
+    """
+    begin_ms, end_ms = to_ms(start_s), max(to_ms(end_s), to_ms(start_s) + 1)
+    with query_pool() if pool is None else contextlib.nullcontext(pool) as queries:
+        asked = {
+            column: queries.submit(_samples, server, dialect, names, begin_ms, end_ms)
+            for column, (names, _) in FIELDS.items()
         }
-        if not numbers:
-            return self._summary(0, 0, "Prometheus has no sample of a GPU in use", {})
-        times_ms = np.unique(np.concatenate([one.times_ms for series in found.values() for one in series]))
-        values: NDArray[np.float64] = np.full((len(times_ms), len(numbers) * len(GPU_COLUMNS)), np.nan)
-        missing = {"host_cpu_percent": _HOST_CPU}
-        for place, (key, number) in enumerate(numbers.items()):
-            for at, column in enumerate(GPU_COLUMNS):
-                why = _fill(values[:, place * len(GPU_COLUMNS) + at], times_ms, by_device.get(column, {}), key, column)
-                if why:
-                    missing[f"gpu{number}_{column}"] = why
-        self._store(columns_of(list(numbers.values())), times_ms, values)
-        return self._summary(len(times_ms), len(numbers), "", missing)
+        found = {column: answer.result() for column, answer in asked.items()}
+    by_device = {column: by_labels(series, key_labels(_DEVICE, dialect)) for column, series in found.items()}
+    numbers = {
+        key: int(name.removeprefix("gpu-"))
+        for key, name in device_names(key for devices in by_device.values() for key in devices).items()
+    }
+    if not numbers:
+        return _summary(interval_s, absent="Prometheus has no sample of a GPU in use")
+    times_ms = np.unique(np.concatenate([one.times_ms for series in found.values() for one in series]))
+    values: NDArray[np.float64] = np.full((len(times_ms), len(numbers) * len(GPU_COLUMNS)), np.nan)
+    missing = {"host_cpu_percent": _HOST_CPU}
+    for place, (key, number) in enumerate(numbers.items()):
+        for at, column in enumerate(GPU_COLUMNS):
+            why = _fill(values[:, place * len(GPU_COLUMNS) + at], times_ms, by_device.get(column, {}), key, column)
+            if why:
+                missing[f"gpu{number}_{column}"] = why
+    _store(path, columns_of(list(numbers.values())), times_ms, values, start_s)
+    return _summary(interval_s, rows=len(times_ms), gpus=len(numbers), missing=missing)
 
-    def _store(self, header: Sequence[str], times_ms: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        try:
-            with self._path.open("x", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                writer.writerow(header)
-                for time_ms, row in zip(times_ms.tolist(), values.tolist(), strict=True):
-                    time_s = time_ms / MS_PER_S
-                    cells = ["" if math.isnan(value) else repr(value) for value in row]
-                    writer.writerow([iso(time_s), f"{time_s - self._start_s:.3f}", *cells, ""])
-        except OSError as error:
-            raise storage_error(self._path, error) from error
 
-    def _summary(self, rows: int, gpus: int, absent: str, missing: dict[str, str]) -> TelemetrySummary:
-        return TelemetrySummary(
-            rows=rows,
-            interval_s=self._interval_s,
-            skipped=0,
-            lateness=LatenessHistogram().summary(0),
-            gpus=gpus,
-            gpu_absent=absent,
-            missing=missing,
-        )
+def _store(
+    path: Path, header: Sequence[str], times_ms: NDArray[np.int64], values: NDArray[np.float64], start_s: float
+) -> None:
+    try:
+        with path.open("x", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(header)
+            for time_ms, row in zip(times_ms.tolist(), values.tolist(), strict=True):
+                time_s = time_ms / MS_PER_S
+                cells = ["" if math.isnan(value) else repr(value) for value in row]
+                writer.writerow([iso(time_s), f"{time_s - start_s:.3f}", *cells, ""])
+    except OSError as error:
+        raise storage_error(path, error) from error
+
+
+def _summary(
+    interval_s: float, *, rows: int = 0, gpus: int = 0, absent: str = "", missing: dict[str, str] | None = None
+) -> TelemetrySummary:
+    return TelemetrySummary(
+        rows=rows,
+        interval_s=interval_s,
+        skipped=0,
+        lateness=LatenessHistogram().summary(0),
+        gpus=gpus,
+        gpu_absent=absent,
+        missing=missing or {},
+    )
 
 
 def _samples(server: Queryable, dialect: Dialect, names: Sequence[str], begin_ms: int, end_ms: int) -> Sequence[Series]:

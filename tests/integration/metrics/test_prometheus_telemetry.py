@@ -16,7 +16,9 @@ from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
 from harness.metrics.telemetry import GPU_COLUMNS, columns
 from harness.results import finalise
 from harness.results.layout import TELEMETRY, attempt_folder
+from harness.results.origin import save_origin
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
+from tests.support import forked
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
 
@@ -70,9 +72,10 @@ class Clock:
         return self.now
 
 
-def collected(path, url, *, nodes=("n1", "n2"), gpus=("GPU-n1", "GPU-n2"), seconds=30.0):
-    """The summary of what a recording of so many seconds leaves in ``path``."""
+def collected(path, url, *, nodes=("n1", "n2"), gpus=("GPU-n1", "GPU-n2"), before_s=0.0, seconds=30.0):
+    """The summary of what a recording of so many seconds leaves in ``path``, begun ``before_s`` earlier."""
     clock = Clock()
+    clock.now -= before_s
 
     @contextlib.contextmanager
     def where():
@@ -124,6 +127,59 @@ def test_the_report_has_sm_activity_the_power_cap_and_counted_energy_of_a_cluste
     assert found.figures["gpu_power_capped"] == 50.0
     assert found.figures["energy"] * found.figures["throughput"] == pytest.approx(700.0, rel=1e-6)
     assert any("Energy from the GPU's energy counter" in note for note in found.notes)
+
+
+@pytest.fixture
+def experiment(url, tmp_path):
+    """Makes one as a campaign leaves it, whose telemetry began before its first row and went on after the last."""
+
+    def making(**origin):
+        spec = experiment_spec("resnet50", 2, 1, SHAPE)
+        attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
+        write_attempt(attempt, spec, SHAPE, START_S)
+        (attempt / TELEMETRY).unlink()
+        save_origin(attempt, Origin(url, "inference", ("resnet50-a",), **origin))
+        summary = collected(attempt / TELEMETRY, url, **origin, before_s=3.0, seconds=38.0) if origin["gpus"] else None
+        manifest = manifest_for(spec, SHAPE, START_S)
+        kept = manifest.model_copy(update={"telemetry": summary.to_dict() if summary else {}})
+        finalise(attempt, tmp_path / spec.experiment_id, kept)
+        return tmp_path / spec.experiment_id
+
+    return making
+
+
+def test_a_recording_that_is_collected_again_has_the_same_telemetry(experiment, tmp_path):
+    recorded = experiment(nodes=("n1", "n2"), gpus=("GPU-n1", "GPU-n2"))
+
+    done = forked.harness("export", tmp_path / "again", "--from", recorded)
+
+    assert done.returncode == 0, done.stderr
+    again, before = rows_of(tmp_path / "again" / TELEMETRY), rows_of(recorded / TELEMETRY)
+    assert (len(before), len(again)) == (76, 60)
+    assert [one | {"elapsed_s": ""} for one in again] == [one | {"elapsed_s": ""} for one in before[6:66]]
+    assert (again[0]["elapsed_s"], before[6]["elapsed_s"]) == ("0.100", "3.100")  # of the first row, of the telemetry
+    told = json.loads((tmp_path / "again" / "export.json").read_text())["telemetry"]
+    assert told == read_experiment(recorded).manifest.telemetry | {"rows": 60, "interval_s": SHAPE.step_s}
+
+
+def test_gpus_that_prometheus_has_no_sample_of_are_said_and_leave_no_telemetry(experiment, tmp_path):
+    recorded = experiment(nodes=("n9",), gpus=("GPU-n9",))
+
+    done = forked.harness("export", tmp_path / "again", "--from", recorded)
+
+    assert done.returncode == 0, done.stderr
+    assert "telemetry.csv is absent: Prometheus has no sample of a GPU in use" in done.stderr
+    assert not (tmp_path / "again" / TELEMETRY).exists()
+
+
+def test_replicas_without_a_gpu_have_no_telemetry_of_their_nodes(experiment, tmp_path):
+    recorded = experiment(nodes=("n1", "n2"), gpus=())
+
+    done = forked.harness("export", tmp_path / "again", "--from", recorded)
+
+    assert done.returncode == 0, done.stderr
+    assert "telemetry" not in json.loads((tmp_path / "again" / "export.json").read_text())
+    assert not (tmp_path / "again" / TELEMETRY).exists()
 
 
 def test_an_exporter_without_the_right_to_profile_is_the_reason_for_no_sm_activity(url, tmp_path):

@@ -66,7 +66,7 @@ EXAMPLES = {
     "`stress`": {"more": "stress: {first: 1, most: 8}"},
     "`timing.stop_when_known`": {"more": "timing: {stop_when_known: {}}"},
     "cool-down until the GPUs are cool": {"more": "timing: {cooldown_gpu_celsius: 50}"},
-    "the fast GPU series": {"more": "timing: {telemetry_interval_s: 0.1}"},
+    "how often `telemetry.csv`": {"more": "timing: {telemetry_interval_s: 0.1}"},
     "pods": {"more": "kubernetes: {}"},
 }
 BACKENDS = {"local": "backend: local", "kubernetes": CLUSTER}
