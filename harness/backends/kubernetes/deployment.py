@@ -12,7 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, unheard
-from harness.backends.kubernetes import artifacts, claims, nodes, objects, pods, prometheus, rollout, sharing
+from harness.backends.kubernetes import (
+    artifacts,
+    claims,
+    nodes,
+    objects,
+    pods,
+    prometheus,
+    replica_check,
+    rollout,
+    sharing,
+)
 from harness.backends.kubernetes.client import KubernetesApi, Object
 from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.informer import Watcher
@@ -20,8 +30,8 @@ from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
-from harness.config import Device, ExperimentSpec, KubernetesSpec
-from harness.errors import BackendError, ClusterError, ReasonCode, ReplicaDiedError
+from harness.config import ExperimentSpec, KubernetesSpec
+from harness.errors import BackendError, ClusterError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
@@ -286,10 +296,7 @@ class KubernetesDeployment:
         self._statuses = [
             {**status, **replica.facts()} for replica, status in zip(self.replicas, statuses, strict=True)
         ]
-        self._refuse_missing_library()
-        self._refuse_silent_cpu()
-        self._refuse_other_mode()
-        self._refuse_other_limits()
+        replica_check.refuse_what_differs(self._statuses, self._experiment, self._spec)
 
     def _refresh(self) -> None:
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
@@ -330,61 +337,6 @@ class KubernetesDeployment:
         except ClusterError:
             return []  # an account that may not read nodes measures all the same; the manifest says "unknown"
         return [node for node in found if node is not None]
-
-    def _refuse_missing_library(self) -> None:
-        """The loader leaves out what it does not find, with a mere remark: a layer without cost would be measured."""
-        layer = objects.layer_in_pod(self._experiment)
-        if layer is None or layer.preload is None:
-            return
-        for status in self._statuses:
-            if layer.preload not in status.get("preloaded", ()):
-                raise BackendError(
-                    f"replica {status['replica']} (pod {status['pod']}) runs without the layer's library {layer.preload}: the "
-                    "loader did not take it.",
-                    advice=f"Is it built for `kubernetes.image`, and {'what it needs itself' if layer.preload_image else 'it'} in "
-                    "there? The replica's log has what the loader says.",
-                )
-
-    def _refuse_silent_cpu(self) -> None:
-        """A replica that was given a GPU and does not use it would be measured for hours on the CPU."""
-        workload = self._experiment.workload
-        if not self._spec.gpus_per_replica or workload.device is Device.CPU or workload.factory is not None:
-            return
-        on_cpu = [status for status in self._statuses if status.get("device") == "cpu"]
-        if on_cpu:
-            raise BackendError(
-                f"replica {on_cpu[0]['replica']} (pod {on_cpu[0]['pod']}) runs on the CPU although it was given "
-                f"{'a GPU by its claim' if self._spec.by_claims else f'{self._spec.gpu_resource}: {self._spec.gpus_per_replica}'}.",
-                advice="Check `kubernetes.runtime_class` (a claim needs CDI in the node's container runtime) and that the image's torch is built with CUDA; or set device: cpu if this is wanted.",
-                code=ReasonCode.NOT_ON_GPU,
-            )
-
-    def _refuse_other_mode(self) -> None:
-        """Where the campaign sets the mode: what a pod was handed tells whether it is under MPS."""
-        mode = self._experiment.sharing
-        if self._spec.device_plugin_configs is None and not self._spec.by_claims:
-            return
-        for status in self._statuses:
-            under = status.get("mps_pipe_directory")  # an image of before does not tell
-            if under is not None and bool(under) is not mode.traits.daemon:
-                raise BackendError(
-                    f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
-                    f"and it was to be under {mode.value}.",
-                    advice="Read the log of NVIDIA's DRA driver on that node."
-                    if self._spec.by_claims
-                    else "The device plugin lent its slices before it was told: read the log of its config manager.",
-                )
-
-    def _refuse_other_limits(self) -> None:
-        """A layer, an image or a workload can set the same variables."""
-        asked = objects.mps_environment(self._experiment)
-        for status in self._statuses:
-            has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
-            if asked and has is not None and has != asked:
-                raise BackendError(
-                    f"replica {status['replica']} (pod {status['pod']}) has the limits {has} under MPS and not {asked}.",
-                    advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
-                )
 
     def _collect(self) -> list[str]:
         dead = {death.replica for death in self.deaths if death.exit_code is None}
