@@ -321,6 +321,7 @@ class ClusterDriver:
             return
         self.marks.setdefault("seen", time.time())
         replicas = owner["spec"].get("replicas") or owner["spec"].get("completions")
+        replicas = 0 if owner["spec"].get("suspend") or owner["spec"].get("paused") else replicas
         alive = [pod for pod in owned if "deletionTimestamp" not in pod["metadata"]]
         running = [pod for pod in alive if pod.get("status", {}).get("phase") not in {"Failed", "Succeeded"}]
         for index in range(len(running if kind == "Deployment" else alive), replicas):

@@ -13,6 +13,7 @@ from harness.data import data_path
 ACCOUNT = "harness"
 ENFORCE = "pod-security.kubernetes.io/enforce"
 KUEUE = "kueue.x-k8s.io"
+KUEUE_VERSIONS = "v1beta2", "v1beta1"
 
 
 def manifest(spec: KubernetesSpec, *more: dict[str, Any]) -> str:
@@ -55,7 +56,8 @@ def rights_to_wait(spec: KubernetesSpec) -> dict[tuple[str, str, str, str], str]
         ("get", "scheduling.k8s.io", "priorityclasses", ""): spec.priority_class,
         ("get", KUEUE, "localqueues", spec.namespace): spec.queue_name,
     }
-    return {right: name for right, name in wanted.items() if name}
+    why = {("list", KUEUE, "workloads", spec.namespace): ""} if spec.queue_name else {}
+    return {right: name for right, name in wanted.items() if name} | why
 
 
 def _rule(group: str, resource: str, verbs: list[str], name: str = "") -> dict[str, Any]:

@@ -29,6 +29,7 @@ from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
+from harness.backends.kubernetes.queue_wait import QueueWait
 from harness.clock import Clock
 from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError, ReplicaDiedError
@@ -69,7 +70,7 @@ class KubernetesDeployment:
         clock: real time.
         record: makes the recorder.
         neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
-        notice: told why pods do not get their claims' devices, while they may still get them.
+        notice: told what is waited for longer than usual: the devices of claims, a queue that admits the Job.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class KubernetesDeployment:
         self._followed: Followed | None = None
         self._made, self._made_s = False, math.inf
         self._preparing = claims.Preparing(notice)
+        self._queue = QueueWait(api, spec, experiment.timing.ready_timeout_s, notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
 
@@ -228,9 +230,12 @@ class KubernetesDeployment:
             if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
                 asked_s = now_s()
                 self._preparing.look(self._pods.objects, self._warnings(), asked_s)
+            for owner in self._owners.objects:
+                self._queue.look(owner, now_s())
             if now_s() >= deadline_s:
+                waiting = self._queue.why or f"{progress.waiting}."
                 raise BackendError(
-                    f"not every replica served within {timeout_s:g} s: {progress.waiting}.{self._last_event()}",
+                    f"not every replica served within {timeout_s:g} s: {waiting}{self._last_event()}",
                     advice="Raise timing.ready_timeout_s, or look at it: kubectl describe pods",
                 )
             self._news.wait(LOOK_S)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes.access import ENFORCE, KUEUE, rights_to_wait
+from harness.backends.kubernetes.access import ENFORCE, KUEUE, KUEUE_VERSIONS, rights_to_wait
 from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 from harness.errors import ClusterError
 
@@ -48,7 +48,6 @@ class Api(Protocol):
         ...
 
 
-_KUEUE_VERSIONS = "v1beta2", "v1beta1"
 Right = tuple[str, str, str, str]
 """Verb, API group, resource (with ``/subresource``), namespace."""
 
@@ -230,7 +229,7 @@ def check_priority_class(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
 def check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
     """A Job for a queue that is not there stays suspended."""
     place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
-    if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in _KUEUE_VERSIONS):
+    if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in KUEUE_VERSIONS):
         message = f"there is no LocalQueue {name} in the namespace {spec.namespace}."
         advice = f"Make it, or take one of: kubectl get localqueues --namespace {spec.namespace}"
         yield Finding(Severity.ERROR, "queue", message, advice)

@@ -54,6 +54,11 @@ def look(workload: Object, found: Sequence[Object], replicas: int) -> Progress:
     return Progress(done, stuck=stuck, hindrance=hindrance, waiting=_waiting(workload, found, ready, replicas))
 
 
+def suspended(workload: Object) -> bool:
+    """Whether a queue, or whoever else, holds a Job back: no pod of it is made."""
+    return bool((workload.get("spec") or {}).get("suspend"))
+
+
 def _complete(workload: Object, replicas: int) -> bool:
     """What ``kubectl rollout status`` waits for, exactly."""
     status: dict[str, Any] = workload.get("status") or {}
@@ -80,7 +85,7 @@ def _refusal(workload: Object) -> Obstacle | None:
 
 def _waiting(workload: Object, found: Sequence[Object], ready: Sequence[Object], replicas: int) -> str:
     """The first thing that is missing."""
-    if (workload.get("spec") or {}).get("suspend"):
+    if suspended(workload):
         return f"the {workload['kind']} is suspended: its queue has not admitted it"
     if len(found) < replicas:
         return f"{len(found)} of {replicas} pods have been made"
