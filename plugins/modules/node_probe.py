@@ -107,7 +107,7 @@ def psi_readable() -> bool:
 
 # What GPUs (3D or VGA controllers) and NVSwitches (bridges of no other kind) are on the PCI bus.
 GPU_CLASS, SWITCH_CLASS = "0x03", "0x0680"
-SYS, MODULES = Path("/sys"), Path("/lib/modules")
+SYS, MODULES, DRIVER = Path("/sys"), Path("/lib/modules"), Path("/proc/driver/nvidia/version")
 # The keys that DKMS signs with, and what the role nvidia_driver leaves.
 SIGNING_KEYS = ("/var/lib/shim-signed/mok/MOK.der", "/var/lib/dkms/mok.pub")
 DRIVER_PIN = "/etc/apt/preferences.d/node-nvidia-driver"
@@ -119,7 +119,7 @@ def gpu() -> dict[str, Any]:
         device for device in (SYS / "bus/pci/devices").glob("*") if (read(device / "vendor") or "").strip() == "0x10de"
     ]
     classes = [read(device / "class") or "" for device in devices]
-    version = read("/proc/driver/nvidia/version") or ""
+    version = read(DRIVER) or ""
     match = re.search(r"Kernel Module\s+(?:for \S+\s+)?(\d+(?:\.\d+)+)", version)
     return {
         "pci_devices": sum(one.startswith(GPU_CLASS) for one in classes),

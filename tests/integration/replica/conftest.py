@@ -72,7 +72,13 @@ class ReplicaProcess:
         self.wait_for(lambda: self.status["phase"] == phase, timeout_s)
 
     def wait_until_ready(self, timeout_s: float = 200.0) -> None:
-        self.wait_for(lambda: self.status["port"] is not None and self.get("/health")[0] == 200, timeout_s)
+        self.wait_for(self._answers, timeout_s)
+
+    def _answers(self) -> bool:
+        try:
+            return self.status["port"] is not None and self.get("/health")[0] == 200
+        except ConnectionError as error:
+            raise AssertionError(f"it went away: {self.status}\n{self.log.read_text()}") from error
 
     def get(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self.status["port"], timeout=60)

@@ -78,7 +78,9 @@ def test_the_driver_is_read_from_the_loaded_module(monkeypatch, text, driver):
 def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "SYS", tmp_path)
     monkeypatch.setattr(module, "MODULES", tmp_path / "modules")
+    monkeypatch.setattr(module, "DRIVER", tmp_path / "driver")
     bare = {
+        "driver": None,
         "pci_devices": 0,
         "pci_ids": [],
         "switches": 0,
@@ -91,7 +93,7 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
         "secure_boot": False,
         "fabric_manager": False,
     }
-    assert {**module.gpu(), "driver": None} == {**bare, "driver": None}
+    assert module.gpu() == bare
     for number, (vendor, kind) in enumerate([("0x10de", "0x030200"), ("0x10de", "0x068000"), ("0x8086", "0x030000")]):
         device = tmp_path / f"bus/pci/devices/{number}"
         device.mkdir(parents=True)
@@ -108,17 +110,21 @@ def test_what_keeps_a_driver_from_working_is_read_from_the_machine(monkeypatch, 
     (tmp_path / "MOK.der").write_bytes(b"certificate")
     (tmp_path / "firmware/efi/efivars/MokListRT-605d").write_bytes(b"\x06\0\0\0list(certificate)")
     monkeypatch.setattr(module, "SIGNING_KEYS", (str(tmp_path / "absent"), str(tmp_path / "MOK.der")))
+    (tmp_path / "driver").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\n"
+    )
     whole = {
+        "driver": "580.95.05",
         "pci_devices": 1,
         "pci_ids": [0x2335],
-        "open": False,
+        "open": True,
         "managed": False,
         "module_kernels": [module.platform.release()],
         "key_enrolled": True,
         "switches": 1,
         **dict.fromkeys(("module", "nouveau", "secure_boot", "fabric_manager"), True),
     }
-    assert {**module.gpu(), "driver": None} == {**whole, "driver": None}
+    assert module.gpu() == whole
     (tmp_path / "firmware/efi/efivars/SecureBoot-8be4").write_bytes(b"\x06\x00\x00\x00\x00")
     assert module.secure_boot() is False
     (tmp_path / "MOK.der").write_bytes(b"another")

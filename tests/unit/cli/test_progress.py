@@ -50,7 +50,8 @@ def test_plain_lines_are_whole_and_carry_no_control_characters(capsys):
     assert "\x1b" not in said
 
 
-def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended():
+def test_a_terminal_gets_a_bar_with_the_time_to_go_and_keeps_what_ended(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor gets none
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=80, highlight=False, color_system=None)
     stdout = sys.stdout
