@@ -17,6 +17,7 @@ case "$*" in
   "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
   "restart kubelet.service") cp {folder}/bootstrap {folder}/asked-by; rm -f {folder}/ended ;;
   "x509 "*) test ! -e {folder}/ended ;;
+  *" get node "*) test ! -e {folder}/node || cat {folder}/node ;;
 esac
 """
 PLAY = """\
@@ -54,7 +55,7 @@ def play(folder, text, hosts, given):
         own = folder / name / "etc"
         host |= {"folder": str(own), "__worker_control_plane": name}
         own.mkdir(parents=True, exist_ok=True)
-        for program in ("kubeadm", "openssl", "systemctl", "pkill"):
+        for program in ("kubeadm", "kubectl", "openssl", "systemctl", "pkill"):
             (own / program).write_text(PROGRAM.format(folder=own))
             (own / program).chmod(0o755)
     (folder / "play.yml").write_text(text)
@@ -112,14 +113,29 @@ def test_it_asks_the_cluster_that_it_belongs_to_by_the_token(workers):
     assert asked["users"][0]["user"] == {"token": "abcdef.0123456789abcdef"}
 
 
-def test_a_kubeadm_that_a_killed_join_left_at_work_ends_before_its_work_is_undone(tmp_path):
-    def paths(name, *, killed):
-        return {"__worker_state": {"probe": {"paths": {str(tmp_path / name / "etc/mark"): {"exists": killed}}}}}
-
-    hosts = {name: paths(name, killed=name == "killed") for name in ("fresh", "killed")}
+def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_where_it_is_this_machine_s(tmp_path):
+    # kubeadm joins none whose name is taken by one that is ready. Of the same name there may be another machine's.
+    registered = {"killed": None, "registered": "192.0.2.7", "name-taken": "192.0.2.8"}
+    hosts = {}
+    for name in ("fresh", *registered):
+        mark = {str(tmp_path / name / "etc/mark"): {"exists": name in registered}}
+        hosts[name] = {"__worker_state": {"probe": {"paths": mark}}}
+        if address := registered.get(name):
+            (tmp_path / name / "etc").mkdir(parents=True)
+            addresses = [{"type": "Hostname", "address": "gpu-node-2"}, {"type": "InternalIP", "address": address}]
+            (tmp_path / name / "etc/node").write_text(json.dumps({"status": {"addresses": addresses}}))
     places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
-    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | {"worker_node_name": "gpu-node-2"})
+    facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7", "198.51.100.7"]}}}
+    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | facts | {"worker_node_name": "gpu-node-2"})
     calls = {name: (tmp_path / name / "etc/calls").read_text().splitlines() for name in hosts}
     said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
     joined = ["kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
-    assert said == {"fresh": joined, "killed": ["pkill", "kubeadm reset", *joined]}
+    undone = ["pkill", "kubeadm reset", "kubectl"]
+    assert said == {
+        "fresh": joined,
+        "killed": [*undone, *joined],
+        "registered": [*undone, "kubectl", *joined],
+        "name-taken": [*undone, *joined],
+    }
+    deleted = [line for line in calls["registered"] if "kubectl" in line][1]
+    assert deleted.endswith("delete node gpu-node-2")
