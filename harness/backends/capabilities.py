@@ -47,7 +47,7 @@ def _time_slices(spec: CampaignSpec) -> Iterator[str]:
 
 def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
     shared = [mode for mode in spec.sharing if not mode.traits.own_gpu and not mode.traits.instances]
-    if spec.gpus > 1 and (spec.kubernetes is None or spec.by_claims):
+    if spec.gpus > 1:
         yield from (f"sharing {mode.value} of `gpus: {spec.gpus}`" for mode in shared)
 
 
@@ -195,13 +195,6 @@ FEATURES = [
     Feature(
         "several GPUs that replicas share (`gpus`)",
         _shared_gpus,
-        {
-            KUBERNETES: (
-                "all pods of a Deployment or Job name the same claim, and it is given once, with the same GPU for all of them",
-                "Use `gpus: 1`, or the device plugin.",
-            )
-        },
-        unless={KUBERNETES: "`kubernetes.sharing_by: device-plugin`"},
     ),
     Feature(
         "several shared GPUs for each replica (`kubernetes.gpus_per_replica` above 1)",

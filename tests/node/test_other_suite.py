@@ -1,6 +1,6 @@
 """The other Debian: the same story in short, so that no role leans on what one release happens to bring.
 
-It begins without a GPU, gets one later, divides it, and is made steady to measure on at last.
+It begins without a GPU, gets one later, divides it, is made steady to measure on, and gets its driver from us at last.
 """
 
 import json
@@ -15,6 +15,7 @@ from tests.node.conftest import SUITE, Boot
 from tests.node.machine import image
 from tests.node.machine.deps import Tools
 from tests.node.machine.vm import Machine
+from tests.node.mirror import debs, driver
 from tests.node.mirror.site import Mirror
 from tests.node.play import Playbooks, Run
 from tests.node.story import NODE_STAGE, SITE, playbooks_for
@@ -165,3 +166,73 @@ def test_it_is_made_steady_stays_so_over_a_boot_and_is_what_it_was_afterwards(
     assert (gpu.now().locked_mhz, gpu.now().power_w) == (None, fake_nvidia_smi.MOST_W)
     machine.ssh("umount /sys/devices/system/cpu/online")
     assert fingerprint.difference(before, fingerprint.take(machine)) == ""
+
+
+# What the PCI bus shows of a H200 and of the switch that joins it to others.
+ON_THE_BUS = {
+    "0000:01:00.0": {"device": "0x2335", "class": "0x030200"},
+    "0000:02:00.0": {"device": "0x22a3", "class": "0x068000"},
+}
+SOMEBODYS = "linux-image-amd64"
+INSTALLING = "Install the driver at its version, and hold it and the kernel that it is built for"
+
+
+def show_gpus(machine: Machine) -> None:
+    """Its kernel has no PCI; forgotten by a boot."""
+    for address, values in ON_THE_BUS.items():
+        for name, value in (values | {"vendor": "0x10de"}).items():
+            machine.write(f"/run/bus/pci/devices/{address}/{name}", f"{value}\n")
+    machine.ssh("mount --bind /run/bus /sys/bus")
+
+
+def install_kernel(machine: Machine, folder: Path) -> None:
+    """The kernel that runs, as packages; somebody holds what would bring the next one."""
+    for package in driver.kernel(machine.output("uname -r")):
+        machine.write_bytes(f"/root/{package.file_name}", debs.build(package, folder).read_bytes())
+    machine.ssh(f"dpkg -i /root/*.deb && rm /root/*.deb && apt-mark hold {SOMEBODYS}")
+
+
+def versions(machine: Machine) -> dict[str, tuple[str, str]]:
+    """Of every package of the driver and the kernel: its state (h: held, i: installed) and its version."""
+    asked = "dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' '*nvidia*' 'cuda-drivers*' 'libcuda1*' 'linux-*'"
+    rows = [line.split() for line in machine.ssh(asked, check=False).stdout.splitlines()]
+    return {row[1]: (row[0], row[2]) for row in rows if len(row) == 3 and not row[2].startswith("1.20")}
+
+
+def test_a_driver_is_installed_at_one_version_held_with_its_kernel_and_taken_off_again(
+    others_playbooks: Playbooks, others_reboot: Reboot, mirror: Mirror, tmp_path: Path
+) -> None:
+    assert others_reboot.status == 0
+    machine = others_playbooks.machine
+    show_gpus(machine)
+    install_kernel(machine, tmp_path)
+    before, wanted = fingerprint.take(machine), f"{mirror.table['versions_common']['nvidia_driver']}{driver.REVISION}"
+    managed = playbooks_for(machine, mirror, nvidia_driver_state="managed", nvidia_toolkit_gpu="required")
+    alone = ("--tags", "nvidia_driver")
+    killed = managed.run_killed(NODE_STAGE, ["nvidia_driver : " + INSTALLING], 1.5, *alone)
+    assert (killed.tasks[-1].name, killed.status == 0) == ("nvidia_driver : " + INSTALLING, False), killed.explain()
+    run = managed.run(NODE_STAGE, *alone)
+    assert run.status == 0, run.explain()
+    found = versions(machine)
+    drivers = {name: row for name, row in found.items() if not name.startswith("linux-")}
+    assert {version for _, version in drivers.values()} == {wanted}, "a later one is offered"
+    assert {"nvidia-open", "nvidia-kernel-open-dkms", "nvidia-persistenced", "nvidia-fabricmanager"} <= set(drivers)
+    held = {name for name, (state, _) in found.items() if state.startswith("h")}
+    kernel = {name for name in found if name.startswith("linux-")}
+    assert held == {"nvidia-open", "nvidia-fabricmanager"} | kernel
+    upgraded = machine.output("apt-get --simulate dist-upgrade")
+    assert "Inst " not in upgraded, "neither is upgraded, whatever is offered"
+    assert "Open Kernel Module" in machine.output("cat /proc/driver/nvidia/version")
+    assert machine.output("systemctl is-active nvidia-persistenced nvidia-fabricmanager").split() == ["active"] * 2
+    judged = judge.verdict(managed, only=["driver"])
+    assert (judged.status, judged.failed) == (0, frozenset()), judged.output
+    assert {"driver/version", "driver/modules", "driver/nouveau", "driver/held"} <= judged.passed
+    again = managed.run(NODE_STAGE, *alone)
+    assert (again.status, again.counts["changed"]) == (0, 0), again.explain()
+    off = playbooks_for(machine, mirror, nvidia_driver_state="absent", nvidia_toolkit_gpu="absent").run(
+        NODE_STAGE, *alone
+    )
+    assert off.status == 0, off.explain()
+    left = fingerprint.difference(before, fingerprint.take(machine))
+    assert left == "", f"somebody's hold stays as well: {left}"
+    assert "nvidia.ko" not in machine.output("cat /lib/modules/$(uname -r)/modules.dep")

@@ -66,11 +66,6 @@ def _total(together: Sequence[Amounts], before: Sequence[Amounts]) -> defaultdic
     return found
 
 
-def replicas(made: Workload) -> int:
-    """Pods of it at once."""
-    return int(made.body["spec"]["parallelism" if made.kind == "Job" else "replicas"])
-
-
 def defaults(limits: Sequence[Object]) -> tuple[dict[str, str], dict[str, str]]:
     """The limits and requests of containers that do not state them, as an API server completes them."""
     most: dict[str, str] = {}

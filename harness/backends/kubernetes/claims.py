@@ -1,13 +1,15 @@
 """The claims by which NVIDIA's DRA driver gives replicas their GPUs, and what a claim says of how its GPU is shared.
 
-Replicas that share a GPU name one ResourceClaim; where each has a GPU or an instance of its own, their pods get a claim
-each from one ResourceClaimTemplate. Nothing of a node is switched: the driver sets a GPU up when a claim is prepared.
+Replicas that share a GPU name one ResourceClaim, and several shared GPUs have one each; where each replica has a GPU or an
+instance of its own, their pods get a claim each from one ResourceClaimTemplate. Nothing of a node is switched: the driver
+sets a GPU up when a claim is prepared.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,8 +59,24 @@ def collections(namespace: str) -> dict[str, str]:
     return {"ResourceClaim": f"{place}/resourceclaims", "ResourceClaimTemplate": f"{place}/resourceclaimtemplates"}
 
 
+def names(experiment: ExperimentSpec, name: str) -> tuple[str, ...]:
+    """Of the claim of each GPU that replicas and neighbours share, or of the template of their pods' claims.
+
+    Args:
+        experiment: with its neighbours.
+        name: of the attempt.
+    """
+    gpus = shared_gpus(experiment)
+    return (name,) if gpus == 1 else tuple(f"{name}-gpu{number}" for number in range(gpus))
+
+
+def shared_gpus(experiment: ExperimentSpec) -> int:
+    """How many GPUs are shared, of which each has a claim; 1 where claims are made for each pod."""
+    return 1 if _each_its_own(experiment.sharing) else min(experiment.gpus, experiment.cell.processes)
+
+
 def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Companion:
-    """The claim of an attempt, or the template of its pods' claims; it is called as the attempt's Deployment or Job."""
+    """The claim, or template, of this name."""
     asked = {"devices": _devices(experiment)}
     kind = "ResourceClaimTemplate" if _each_its_own(experiment.sharing) else "ResourceClaim"
     metadata = {"name": name, "namespace": spec.namespace, "labels": dict(labels)}
@@ -112,7 +130,8 @@ def observe(
     """
     claims = {one["metadata"]["name"]: one for one in api.list(collections(spec.namespace)["ResourceClaim"])}
     listed = {device: attributes for _, device, attributes in devices(api.list(SLICES))}
-    seen: dict[Device, str] = {}
+    seen: dict[Device, tuple[str, str]] = {}
+    on: Counter[Device] = Counter()
     told = []
     for pod, status in zip(found, statuses, strict=True):
         title, name = f"pod {pod['metadata']['name']}", _claim_of(pod)
@@ -121,9 +140,10 @@ def observe(
         if not given or pod["metadata"]["uid"] not in _reserved(one):
             raise _other(f"{title} runs, and its claim {name or '(none)'} does not show that a GPU was given to it")
         [device, *_more] = given
-        if _each_its_own(experiment.sharing) and device in seen:
-            raise _other(f"{title} and {seen[device]} were given the same device, {device.name} of {device.pool}")
-        seen[device] = title
+        other, of_other = seen.setdefault(device, (title, name))
+        if other != title and (of_other != name or _each_its_own(experiment.sharing)):
+            raise _other(f"{title} and {other} were given the same device, {device.name} of {device.pool}")
+        on[device] += 1
         asked = parameters(experiment)
         if asked is not None and asked not in _configs(one):
             raise _other(f"claim {name} of {title} was allocated without its setting {asked['sharing']}")
@@ -131,6 +151,7 @@ def observe(
         if uuid and has and uuid != has and not experiment.sharing.traits.instances:
             raise _other(f"{title} computes on {has}, and its claim {name} gave it {uuid}")
         told.append(name)
+    _refuse_uneven(experiment, on)
     return told
 
 
@@ -233,6 +254,16 @@ def _refuse_setting(why: str) -> None:
             f"NVIDIA's DRA driver refuses the claim: {why}",
             advice="Its version, or its settings, do not know what this mode asks for (docs/cluster.md): change them, or leave that mode out.",
         )
+
+
+def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[Device, int]) -> None:
+    """Replicas that share several GPUs are on all of them, as many on each as the number allows. Raises BackendError."""
+    gpus = min(experiment.gpus, experiment.replicas)
+    if gpus > 1 and not _each_its_own(experiment.sharing):
+        even = sorted((experiment.replicas + place) // gpus for place in range(gpus))
+        if sorted(on.values()) != even:
+            where = ", ".join(f"{count} on {device.name} of {device.pool}" for device, count in on.items())
+            raise _other(f"{experiment.replicas} replicas were to share {gpus} GPUs evenly, and they are {where}")
 
 
 def _each_its_own(sharing: Sharing) -> bool:

@@ -9,6 +9,7 @@ from harness.backends.kubernetes import capacity, claims
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
 from harness.config import ExperimentSpec, KubernetesSpec, Sharing
+from harness.errors import counted
 
 _DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."
 _TWICE_ADVICE = (
@@ -35,8 +36,11 @@ def check_claims(
     yield from _lent_twice(listed, nodes.values(), spec)
     others = claims.given(api.list(claims.CLAIMS), campaign_id)
     for mode in dict.fromkeys(one.sharing for one in experiments):
-        most = max(one.cell.processes for one in experiments if one.sharing is mode)
-        yield from _check_mode(mode, most, listed, others, nodes.keys())
+        own = mode.traits.own_gpu or mode.traits.instances
+        needed = max(
+            one.cell.processes if own else claims.shared_gpus(one) for one in experiments if one.sharing is mode
+        )
+        yield from _check_mode(mode, needed, listed, others, nodes.keys())
 
 
 def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
@@ -49,7 +53,7 @@ def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -
 
 def _check_mode(
     mode: Sharing,
-    most: int,
+    needed: int,
     listed: Sequence[tuple[str, claims.Device, Object]],
     others: dict[claims.Device, str],
     nodes: Iterable[str],
@@ -61,10 +65,9 @@ def _check_mode(
         yield Finding(Severity.ERROR, "claims", message, _DRIVER_ADVICE, away=True)  # as while the driver restarts
         return
     free = [device for device in fit if device not in others]
-    needed = most if mode.traits.own_gpu or mode.traits.instances else 1
     held = sorted({others[device] for device in fit if device in others})
     if len(free) < needed:
-        message = f"{mode.value} needs {needed} {what}s, and {len(free)} of {len(fit)} are free"
+        message = f"{mode.value} needs {counted(needed, what)}, and {len(free)} of {len(fit)} are free"
         holders = f"; the others belong to {', '.join(held)}" if held else ""
         yield Finding(Severity.ERROR, "gpus", f"{message}{holders}.", "Use fewer replicas, or delete those claims.")
 

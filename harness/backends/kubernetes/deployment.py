@@ -24,6 +24,7 @@ from harness.backends.kubernetes import (
     sharing,
 )
 from harness.backends.kubernetes.client import KubernetesApi, Object
+from harness.backends.kubernetes.companion import Companion
 from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
@@ -59,7 +60,7 @@ START_ADVICE = {
 
 
 class KubernetesDeployment:
-    """One attempt's Deployment or Job and its pods.
+    """One attempt's Deployment or Job, or one for each GPU that is shared by claims, and the pods.
 
     Args:
         api: of the cluster.
@@ -91,8 +92,7 @@ class KubernetesDeployment:
         self._experiment, self._folder, self._clock = experiment, folder, clock
         self._neighbour = neighbour
         self._news = threading.Event()
-        name = f"metadata.name={workload.name}"
-        self._owners = Watcher(api, workload.collection, fields=name, listener=self._notify)
+        self._owners = Watcher(api, workload.collection, labels=workload.selector, listener=self._notify)
         path = objects.pods_path(spec.namespace)
         self._pods = Watcher(api, path, labels=workload.selector, listener=self._notify)
         self._statuses: list[dict[str, Any]] = []
@@ -200,9 +200,8 @@ class KubernetesDeployment:
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True
         try:
-            for one in self.workload.beside:
+            for one in (*self.workload.beside, *self.workload.owners):
                 api.make(one.path, one.body)
-            api.make(self.workload.path, self.workload.body)
         except ClusterError as error:
             self._made = error.status is None or error.status >= 500
             raise
@@ -230,7 +229,7 @@ class KubernetesDeployment:
             if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
                 asked_s = now_s()
                 self._preparing.look(self._pods.objects, self._warnings(), asked_s)
-            for owner in self._owners.objects:
+            for owner in sorted(self._owners.objects, key=rollout.suspended)[-1:]:
                 self._queue.look(owner, now_s())
             if now_s() >= deadline_s:
                 waiting = self._queue.why or f"{progress.waiting}."
@@ -247,13 +246,18 @@ class KubernetesDeployment:
                 f"The API server at {self._api.url} has not answered for {away_s:.0f} s, while replicas were starting.",
                 advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
             )
-        owners = self._owners.objects
-        if not owners:
-            return rollout.Progress(False, waiting=f"the {self.workload.kind} {self.workload.name} is not there")
-        return rollout.look({"kind": self.workload.kind, **owners[0]}, self._pods.objects, self._experiment.replicas)
+        owners = {pods.name(one): one for one in self._owners.objects}
+        return rollout.together([self._look_at(made, owners) for made in self.workload.owners])
+
+    def _look_at(self, made: Companion, owners: Mapping[str, Object]) -> rollout.Progress:
+        kind, name = self.workload.kind, pods.name(made.body)
+        if name not in owners:
+            return rollout.Progress(False, waiting=f"the {kind} {name} is not there")
+        its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(made.body)]
+        return rollout.look({"kind": kind, **owners[name]}, its, objects.count_of(made.body))
 
     def _died(self, ended: rollout.Ended) -> ReplicaDiedError:
-        found = sorted(self._pods.objects, key=pods.sort_key)
+        found = pods.in_order(self._pods.objects)
         index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
         container, of_server = ended.end.container, ended.end.container == pods.SERVER
         previous = pods.restarts(ended.pod, container) > 0
@@ -288,7 +292,7 @@ class KubernetesDeployment:
 
     def _learn(self, api: KubernetesApi) -> None:
         """Ask every replica what it is; and the cluster, where it is."""
-        found = sorted(self._pods.objects, key=pods.sort_key)
+        found = pods.in_order(self._pods.objects)
         replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(found)]
         with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
             statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
@@ -360,7 +364,7 @@ class KubernetesDeployment:
             }
             self._save_logs({one.index: over[one.pod] for one in self.replicas if one.pod in over})
             return [*unanswered, *artifacts.results(self._api, alive, self._folder, self.workload.routes, restarted)]
-        self._save_logs(dict(enumerate(sorted(self._pods.objects, key=pods.sort_key))))
+        self._save_logs(dict(enumerate(pods.in_order(self._pods.objects))))
         return []
 
     def over(self) -> dict[str, Object]:
@@ -409,7 +413,8 @@ class KubernetesDeployment:
         if not self._made:
             return []
         timeout_s = max(timeout_s, self._experiment.drain_timeout_s)  # the pods' own grace period
-        self._api.delete(self.workload.path, propagation="Foreground")
+        for one in self.workload.owners:
+            self._api.delete(one.path, propagation="Foreground")
         for one in self.workload.beside:
             self._api.delete(one.path)  # a claim goes when the last pod is gone
         begun_s = self._clock.now_s()
@@ -446,7 +451,7 @@ class KubernetesDeployment:
     def _still_there(self) -> bool:
         """Ask, once the watches see nothing: they may not have seen the beginning yet."""
         path = objects.pods_path(self._spec.namespace)
-        return self._api.find(self.workload.path) is not None or bool(
+        return any(self._api.find(one.path) is not None for one in self.workload.owners) or bool(
             self._api.list(path, labels=self.workload.selector)
         )
 

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity
-from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Object, of_pod, of_workload, replicas
+from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Object, of_pod, of_workload
 from harness.backends.kubernetes.parts import Part
 from harness.config import KubernetesSpec
 from harness.config.quantity import amount, in_words
@@ -124,7 +124,7 @@ def _check(each: Amounts, parts: Sequence[Part], nodes: Sequence[_Node]) -> Iter
 
 
 def _number(parts: Sequence[Part]) -> int:
-    return sum(replicas(part.workload) for part in parts)
+    return sum(part.workload.replicas for part in parts)
 
 
 def _of(node: _Node, each: Amounts) -> str:

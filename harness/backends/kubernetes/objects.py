@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -62,6 +63,8 @@ class Workload:
         body: to apply.
         routes: by which each of its pods hands out what it wrote, beside its status.
         beside: what its pods take from the API server: a claim of its own, files.
+        claims: names of the claims, or of the template, that its pods name, by the GPU's number; empty: they have none.
+        further: Deployments or Jobs of the same attempt beside the first: one for each further GPU that is shared by claims.
     """
 
     kind: str
@@ -72,6 +75,18 @@ class Workload:
     body: dict[str, Any]
     routes: tuple[str, ...] = ("latencies",)
     beside: tuple[Companion, ...] = ()
+    claims: tuple[str, ...] = ()
+    further: tuple[Companion, ...] = ()
+
+    @property
+    def owners(self) -> tuple[Companion, ...]:
+        """Every Deployment or Job."""
+        return (Companion(self.path, self.body), *self.further)
+
+    @property
+    def replicas(self) -> int:
+        """Pods of it at once."""
+        return sum(count_of(one.body) for one in self.owners)
 
     @property
     def selector(self) -> str:
@@ -109,8 +124,9 @@ def workload(
     campaign_id: str,
     *,
     measured: Workload | None = None,
+    position: int = 0,
 ) -> Workload:
-    """The object for one attempt.
+    """The object for one attempt; one for each GPU where replicas share several by claims, since all pods of one name the same.
 
     Args:
         experiment: what runs; of a neighbour, its workload and number.
@@ -118,6 +134,7 @@ def workload(
         spec: the cluster.
         campaign_id: whose it is.
         measured: beside which it runs, where it is a neighbour's.
+        position: how many replicas are dealt out to the GPUs before these.
     """
     attempt = measured.name if measured else f"{campaign_id}/{experiment.experiment_id}/{folder.name}"
     name = _name(experiment, attempt)
@@ -134,14 +151,32 @@ def workload(
     collection = collections(spec)[kind]
     server = experiment.workload.server
     given = files.carried(server, spec, name, labels) if server else ()
-    values = _values(experiment, spec, name, labels) | {"given": files.sources(given), "given_dir": files.FOLDER}
+    named: tuple[str, ...] = ()
     if spec.by_claims and spec.gpus_per_replica:
-        values["claim"] = claims.reference(experiment, measured.name if measured else name)
-    values["resources"] = _resources(spec, server, values["claim"])
-    body = yaml.safe_load(_template().render(values))
-    claim = [claims.claim(experiment, spec, name, labels)] if values["claim"] and not measured else []
-    routes, beside = _routes(experiment.workload), (*claim, *given)
-    return Workload(kind, name, f"{collection}/{name}", collection, labels, body, routes, beside)
+        named = measured.claims if measured else claims.names(experiment, name)
+    owners = []
+    for gpu, count in _dealt(position, experiment.replicas, len(named)).items():
+        several = len(named) > 1
+        own, marked = (f"{name}-gpu{gpu}", labels | {pods.GPU_LABEL: str(gpu)}) if several else (name, labels)
+        values = _values(experiment, spec, own, marked) | {"given": files.sources(given), "given_dir": files.FOLDER}
+        values |= {"replicas": count, "numbered": not several}
+        values["claim"] = claims.reference(experiment, named[gpu]) if named else None
+        values["resources"] = _resources(spec, server, values["claim"])
+        owners.append(Companion(f"{collection}/{own}", yaml.safe_load(_template().render(values))))
+    made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
+    routes, beside = _routes(experiment.workload), (*made, *given)
+    first, *further = owners
+    return Workload(kind, name, first.path, collection, labels, first.body, routes, beside, named, tuple(further))
+
+
+def count_of(body: Mapping[str, Any]) -> int:
+    """Pods of a Deployment or Job at once."""
+    return int(body["spec"]["parallelism" if body["kind"] == "Job" else "replicas"])
+
+
+def _dealt(position: int, replicas: int, gpus: int) -> dict[int, int]:
+    """How many of some replicas each GPU gets, where they are dealt out in turn as on this machine; all to one where there is no choice."""
+    return dict(Counter(place % max(gpus, 1) for place in range(position, position + replicas)))
 
 
 def profile_job(
@@ -254,7 +289,6 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "name": name,
         "namespace": spec.namespace,
         "labels": labels,
-        "replicas": experiment.replicas,
         "deadline_s": math.ceil(timing.ready_timeout_s + run_s + KEEP_S + experiment.drain_timeout_s),
         "keep_s": KEEP_S,
         "startup_tries": math.ceil(timing.ready_timeout_s),
@@ -262,7 +296,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "port": PORT,
         "service_account": spec.service_account,
         "runtime_class": spec.gpu_runtime_class,
-        "claim": None,
+        "selector": {key: labels[key] for key in (EXPERIMENT_LABEL, pods.GPU_LABEL) if key in labels},
         "owner_labels": labels | ({QUEUE_LABEL: spec.queue_name} if spec.queue_name else {}),
         "annotations": spec.annotations,
         "image_pull_secrets": [{"name": name} for name in spec.image_pull_secrets],

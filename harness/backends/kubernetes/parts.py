@@ -42,12 +42,14 @@ def measured(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, cam
 def neighbours(beside: Part, spec: KubernetesSpec, campaign_id: str) -> dict[str, Part]:
     """Those of the measured replicas, by workload."""
     experiment, found = beside.experiment, {}
+    position = experiment.replicas
     limits = experiment.mps.among(experiment.replicas_per_gpu) if experiment.mps else None
     for each in experiment.neighbours:
         name = each.workload.name
         changes = {"workload": each.workload, "replicas": each.replicas, "condition": None, "mps": limits}
         own, folder = experiment.model_copy(update=changes), neighbour_folder(beside.folder, name)
-        made = objects.workload(own, folder, spec, campaign_id, measured=beside.workload)
+        made = objects.workload(own, folder, spec, campaign_id, measured=beside.workload, position=position)
+        position += each.replicas
         found[name] = Part(own, spec, folder, made)
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
@@ -18,6 +18,8 @@ LAYER = "layer"
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
+GPU_LABEL = "gpu-sharing-harness/gpu"
+"""Number of a GPU that is shared by a claim, where there are several, on its pods and their owner."""
 
 # ErrImagePull would be tried again, ten seconds later; that is for the next attempt of the experiment to do.
 HOPELESS_WAITS = {
@@ -188,8 +190,21 @@ def is_over(pod: Object) -> bool:
     return (pod.get("status") or {}).get("phase") in {"Failed", "Succeeded"}
 
 
-def sort_key(pod: Object) -> tuple[int, str]:
-    """Order of the replicas: a job's own index, else the name."""
+def in_order(found: Sequence[Object]) -> list[Object]:
+    """The replicas in order: by a job's own index, else the name; of several shared GPUs one of each in turn."""
+    on: dict[str, list[Object]] = {}
+    for pod in sorted(found, key=_own_order):
+        on.setdefault(gpu_of(pod), []).append(pod)
+    places = [(place, gpu, pod) for gpu, each in on.items() for place, pod in enumerate(each)]
+    return [pod for _, _, pod in sorted(places, key=lambda one: (one[0], int(one[1] or 0)))]
+
+
+def gpu_of(one: Object) -> str:
+    """Number of the shared GPU that a pod or its owner is for; empty where there is no choice."""
+    return str((one["metadata"].get("labels") or {}).get(GPU_LABEL, ""))
+
+
+def _own_order(pod: Object) -> tuple[int, str]:
     index = (pod["metadata"].get("annotations") or {}).get(INDEX_ANNOTATION, "0")
     return int(index), name(pod)
 

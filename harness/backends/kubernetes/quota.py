@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Asked, Object, defaults, of_workload, replicas
+from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Asked, Object, defaults, of_workload
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL, Workload, pods_path
 from harness.backends.kubernetes.rbac import Api
 from harness.config.quantity import amount, in_words
@@ -138,7 +138,7 @@ def _needed(made: Sequence[Workload], bounds: Sequence[Object]) -> Amounts:
     """What quotas count of all these, by their keys."""
     found: Amounts = defaultdict(Decimal)
     for each in made:
-        count, (pod, _) = replicas(each), of_workload(each, bounds)
+        count, (pod, _) = each.replicas, of_workload(each, bounds)
         for key in ("pods", "count/pods"):
             found[key] += count
         for resource, value in pod.requests.items():
@@ -146,7 +146,7 @@ def _needed(made: Sequence[Workload], bounds: Sequence[Object]) -> Amounts:
                 found[key] += value * count
         for resource in pod.limits.keys() & COMPUTE:  # of everything else requests alone are counted
             found[f"limits.{resource}"] += pod.limits[resource] * count
-        for body in [each.body, *(one.body for one in each.beside)]:
+        for body in (one.body for one in (*each.owners, *each.beside)):
             for key in _COUNTED[body["kind"]]:
                 found[key] += 1
             for key, number in _of_claims(body, count).items():

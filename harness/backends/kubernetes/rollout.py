@@ -54,6 +54,17 @@ def look(workload: Object, found: Sequence[Object], replicas: int) -> Progress:
     return Progress(done, stuck=stuck, hindrance=hindrance, waiting=_waiting(workload, found, ready, replicas))
 
 
+def together(found: Sequence[Progress]) -> Progress:
+    """Several rollouts as one: done when all are, and hindered by whatever hinders one."""
+    return Progress(
+        all(one.done for one in found),
+        ended=next((one.ended for one in found if one.ended), None),
+        stuck=next((one.stuck for one in found if one.stuck), None),
+        hindrance=next((one.hindrance for one in found if one.hindrance), None),
+        waiting=next((one.waiting for one in found if not one.done), ""),
+    )
+
+
 def suspended(workload: Object) -> bool:
     """Whether a queue, or whoever else, holds a Job back: no pod of it is made."""
     return bool((workload.get("spec") or {}).get("suspend"))

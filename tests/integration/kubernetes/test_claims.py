@@ -2,6 +2,7 @@
 
 import re
 import threading
+from collections import Counter
 
 import pytest
 
@@ -15,6 +16,7 @@ from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.config import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
 from harness.errors import BackendError
+from harness.results import layout
 from harness.results.manifest import Status, read_manifest
 from tests.support.cluster_trial import Switching
 from tests.support.dra_driver import CLASSES, GROUP, DraDriver
@@ -126,6 +128,84 @@ def test_a_neighbour_shares_the_claim_and_limits_of_mps_are_in_it(spec, dra, tmp
     running.stop(timeout_s=DRAINED_S)
 
 
+@pytest.mark.parametrize("kind", list(WorkloadKind))
+def test_replicas_that_share_two_gpus_are_dealt_out_as_on_one_machine_and_are_one_deployment(
+    spec, driver, dra, tmp_path, kind
+):
+    of_kind = spec.model_copy(update={"kind": kind})
+    running = start(of_kind, tmp_path, sharing=Sharing.MPS, replicas=5, gpus=2)
+
+    statuses = running.statuses()
+    assert [one["replica"] for one in statuses] == [0, 1, 2, 3, 4]
+    first, second = statuses[0]["device_uuid"], statuses[1]["device_uuid"]
+    assert {first, second} == {"GPU-a", "GPU-b"}
+    assert [one["device_uuid"] for one in statuses] == [first, second, first, second, first]
+    assert sorted(Counter(one["claim"] for one in statuses).values()) == [2, 3]
+    assert len({one["pod"] for one in statuses}) == 5
+    assert dra.shared == [{"strategy": "MPS"}] * 2
+    assert len(driver.left()) == 7  # two owners, five pods
+    assert list(running.stop(timeout_s=DRAINED_S)) == []
+    assert list(running.deaths) == []
+    assert all((layout.replica_folder(tmp_path, one) / layout.RAW_LATENCIES).is_file() for one in range(5))
+    assert driver.left() == []
+
+
+def test_neighbours_go_on_with_the_gpus_where_the_measured_replicas_ended(spec, dra, tmp_path):
+    beside = ConditionSpec(name="beside", neighbours=[neighbour("on_lent_gpu", replicas=3)])
+    running = start(spec, tmp_path, sharing=Sharing.TIME_SLICING, replicas=3, gpus=2, condition=beside)
+
+    measured = Counter(one["device_uuid"] for one in running.statuses())
+    [others] = running.neighbour_statuses().values()
+    assert sorted(measured.values()) == [1, 2]
+    assert measured + Counter(one["device_uuid"] for one in others) == {"GPU-a": 3, "GPU-b": 3}
+    assert len(dra.left()) == 2
+    running.stop(timeout_s=DRAINED_S)
+
+
+def test_a_campaign_over_two_shared_gpus_goes_on_after_a_killed_one(spec, driver, dra, tmp_path):
+    killed = start(spec, tmp_path, sharing=Sharing.MPS, replicas=4, gpus=2)  # and nobody ends it
+    whole = campaign(
+        backend="kubernetes",
+        kubernetes=spec.model_dump(),
+        workloads=[WorkloadSpec(name="tiny", factory=f"{TINY}:on_lent_gpu", warmup_requests=1)],
+        sharing=[Sharing.TIME_SLICING, Sharing.MPS],
+        gpus=2,
+        replicas=[1, 4],
+        order="listed",
+        metrics=["throughput"],
+    )
+    folder = create(tmp_path / "results", whole, text="text", source="shipped:test")
+
+    outcome = CampaignRunner(folder, Switching(spec), gpus=FakeGpus).run()
+
+    for identity, status in outcome.statuses.items():
+        manifest = read_manifest(folder.final_folder(identity))
+        assert status in {Status.VALID, Status.DEGRADED}, manifest.verdict
+        on = Counter(one["device_uuid"] for one in manifest.replicas)
+        assert list(on.values()) == ([2, 2] if manifest.experiment.replicas == 4 else [1])
+        assert {one["claim"] for one in manifest.replicas} == {
+            one["claim"] for one in manifest.replicas if one["claim"]
+        }
+    assert len(outcome.statuses) == 4
+    assert eventually(lambda: driver.left() == [] and dra.left() == [])
+    killed.stop(timeout_s=DRAINED_S)
+
+
+def test_a_replica_of_one_gpu_that_dies_is_named_by_its_number(spec, driver, tmp_path):
+    deaths = []
+    running = Switching(spec).deploy(
+        experiment(factory="on_lent_gpu", sharing=Sharing.TIME_SLICING, replicas=4, gpus=2),
+        tmp_path,
+        abort=threading.Event(),
+        on_death=deaths.append,
+    )
+
+    driver.kill(running.statuses()[3]["pod"])
+
+    assert eventually(lambda: [one.replica for one in deaths] == [3])
+    running.stop(timeout_s=DRAINED_S)
+
+
 def test_a_mode_that_did_not_come_about_is_not_believed(spec, dra, tmp_path):
     dra.deaf = True
     with pytest.raises(BackendError, match=r"runs without MPS, and it was to be under mps"):
@@ -201,6 +281,8 @@ def test_preflight_looks_at_classes_slices_and_claims_of_others(spec, driver, dr
     api = KubernetesApi(spec)
     assert found(api, spec, Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS, gpus=2, replicas=2) == []
     assert found(api, spec, Sharing.EXCLUSIVE, replicas=3) == ["exclusive needs 3 GPUs, and 2 of 2 are free."]
+    assert found(api, spec, Sharing.MPS, replicas=3, gpus=3) == ["mps needs 3 GPUs, and 2 of 2 are free."]
+    assert found(api, spec, Sharing.MPS, replicas=2, gpus=3) == [], "a replica is on one GPU"
     assert found(api, spec, Sharing.MIG) == [
         f"the ResourceSlices of gpu.nvidia.com list no MIG instance on {driver.node}."
     ]

@@ -22,7 +22,7 @@ class Package:
     """What goes into one package.
 
     files: absolute path -> file; what lies below /etc is a conffile, as in Debian, unless it says otherwise.
-    version: full Debian version with its revision.
+    version: full Debian version with its revision. scripts: what dpkg runs, by its name there (postinst, prerm).
     """
 
     name: str
@@ -30,6 +30,7 @@ class Package:
     files: dict[str, File] = field(default_factory=dict)
     depends: str = ""
     description: str = "stands in for the real package in a test"
+    scripts: dict[str, str] = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
@@ -80,5 +81,8 @@ def _write_control(package: Package, folder: Path) -> None:
         "Description": package.description,
     }
     (folder / "control").write_text("".join(f"{name}: {value}\n" for name, value in fields.items() if value))
+    for name, script in package.scripts.items():
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o755)
     if package.conffiles:
         (folder / "conffiles").write_text("".join(f"{name}\n" for name in package.conffiles))

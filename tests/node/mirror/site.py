@@ -9,11 +9,13 @@ import yaml
 from tests.node.machine import deps
 from tests.node.machine.deps import Tools
 from tests.node.machine.network import MIRROR
-from tests.node.mirror import manifests, packages
+from tests.node.mirror import driver, manifests, packages
 from tests.node.mirror.debs import Package, build
 from tests.node.mirror.repository import Signer, write_index
 from tests.node.mirror.server import Server, Site
 
+# Of the driver there is a repository for each distribution, below this folder.
+DRIVER = "nvidia-driver"
 VERSIONS = Path(__file__).parents[3] / "inventory/group_vars/all/versions.yml"
 
 
@@ -33,6 +35,9 @@ class Mirror:
             "kubernetes": self._kubernetes(),
             "nvidia": packages.nvidia(self.table["versions_common"]["nvidia_toolkit"]),
         }
+        for row in self.table["versions_driver_repositories"].values():
+            parts = driver.repository(self.table["versions_common"]["nvidia_driver"])
+            self.repositories[f"{DRIVER}/{row['folder']}/x86_64"] = parts
         folder.mkdir(parents=True, exist_ok=True)
         with deps.lock(folder / "lock"):
             fingerprint = folder / "fingerprint"
@@ -75,10 +80,14 @@ class Mirror:
             "mirror_apt_crio": f"{self.url}/crio/",
             "mirror_apt_kubernetes": f"{self.url}/kubernetes/",
             "mirror_apt_nvidia": f"{self.url}/nvidia/",
+            "mirror_apt_nvidia_driver": f"{self.url}/{DRIVER}/",
             "mirror_files": f"{self.url}/files",
             "mirror_images": f"{MIRROR}:5000",
             "mirror_images_insecure": True,
-            "versions_apt_keys": dict.fromkeys(self.repositories, key),
+            "versions_apt_keys": dict.fromkeys(("crio", "kubernetes", "nvidia"), key),
+            "versions_driver_repositories": {
+                name: row | key for name, row in self.table["versions_driver_repositories"].items()
+            },
             "versions_calico": self._calico(),
         }
 

@@ -523,7 +523,7 @@ def test_a_kubeadm_that_a_killed_run_left_at_work_ends_before_its_work_is_undone
 def test_kubeadm_passes_over_the_same_checks_in_an_upgrade_as_in_the_beginning(role, ignored, told):
     # It checks the machine again (SystemVerification), and keeps nowhere what it was to pass over.
     words = {
-        "control_plane": ["kubeadm", "upgrade", "apply", "v1.36.4", "--yes"],
+        "control_plane": ["kubeadm", "upgrade", "apply", "v1.36.4", "--yes", "--config", "/dev/stdin"],
         "worker": ["kubeadm", "upgrade", "node"],
     }
     [task] = [
@@ -538,3 +538,27 @@ def test_kubeadm_passes_over_the_same_checks_in_an_upgrade_as_in_the_beginning(r
         "argv": task["ansible.builtin.command"]["argv"],
     }
     assert tree.template(values, given)["argv"] == [*words[role], *told]
+
+
+@pytest.mark.parametrize(("timeout_s", "manifests"), [(240, "300s"), (600, "600s")])
+def test_kubeadm_waits_as_long_in_an_upgrade_as_in_the_beginning(timeout_s, manifests):
+    # It writes the manifests anew, and into them how long their containers may take to start.
+    text = tree.render(
+        tree.TEMPLATES / "kubeadm-init.yaml.j2", api_server_settings="0a", control_plane_timeout_s=timeout_s
+    )
+    init = list(yaml.safe_load_all(text))
+    name = "__control_plane_upgrade_configuration"
+    given = {"control_plane_timeout_s": timeout_s, "__control_plane_documents": init}
+    configuration = tree.template({name: tree.load(ROOT / "roles/control_plane/vars/main.yml")[name]}, given)[name]
+    assert configuration == {
+        "apiVersion": init[0]["apiVersion"],
+        "kind": "UpgradeConfiguration",
+        "timeouts": init[0]["timeouts"] | {"upgradeManifests": manifests},
+    }
+    assert set(init[0]["timeouts"].values()) == {f"{timeout_s}s"}
+    [task] = [
+        task
+        for task in tree.tasks(tree.load(ROOT / "roles/control_plane/tasks/upgrade.yml"))
+        if task["name"] == "Upgrade the control plane"
+    ]
+    assert name in task["ansible.builtin.command"]["stdin"]

@@ -8,7 +8,7 @@ import jinja2
 import pytest
 import yaml
 
-from harness.backends.kubernetes.objects import load_job, without_gpu, workload
+from harness.backends.kubernetes.objects import count_of, load_job, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
@@ -282,6 +282,45 @@ def test_what_computes_and_what_asks_have_what_the_campaign_says_beside_the_gpu(
 def test_a_claim_stands_beside_what_is_reserved():
     only = container(made(sharing_by="dra", **FULL).body)
     assert only["resources"] == {"claims": [{"name": "gpu"}], **OWN}
+
+
+@pytest.mark.parametrize("kind", ["deployment", "job"])
+def test_each_of_several_gpus_that_are_shared_by_claims_has_an_owner_whose_pods_name_its_claim(kind):
+    shared = experiment(replicas=5, gpus=2, sharing=Sharing.MPS)
+    both = made(shared, kind=kind, sharing_by="dra", **FULL)
+
+    assert [one.body["metadata"]["name"] for one in both.owners] == [f"{both.name}-gpu0", f"{both.name}-gpu1"]
+    assert [count_of(one.body) for one in both.owners] == [3, 2]
+    assert [one.body["metadata"]["name"] for one in both.beside] == list(both.claims)
+    named = [one.body["spec"]["template"]["spec"]["resourceClaims"] for one in both.owners]
+    assert named == [[{"name": "gpu", "resourceClaimName": claim}] for claim in both.claims]
+    assert len(set(both.claims)) == 2
+    for one in both.owners:
+        template, labels = one.body["spec"]["template"], one.body["spec"]["template"]["metadata"]["labels"]
+        schemas.validate(one.body, "1.36")
+        assert violations(template["spec"]) == []
+        assert labels["gpu-sharing-harness/experiment"] == both.name, "everything that follows them goes by this"
+        assert "REPLICA" not in {each["name"] for each in container(one.body)["env"]}, "their indices are the same"
+        if kind == "deployment":
+            chosen = one.body["spec"]["selector"]["matchLabels"]
+            assert chosen == {name: labels[name] for name in chosen}
+    if kind == "deployment":
+        first, second = (one.body["spec"]["selector"]["matchLabels"] for one in both.owners)
+        assert first != second, "neither controller takes the other's pods for its own"
+
+
+@pytest.mark.parametrize(
+    ("of", "changes"),
+    [
+        (experiment(replicas=1, gpus=4, sharing=Sharing.MPS), {"sharing_by": "dra"}),
+        (experiment(replicas=3, gpus=3, sharing=Sharing.EXCLUSIVE), {"sharing_by": "dra"}),
+        (experiment(replicas=4, gpus=2, sharing=Sharing.TIME_SLICING), {}),
+    ],
+)
+def test_one_owner_is_enough_for_one_gpu_for_claims_of_each_pod_and_for_the_device_plugin(of, changes):
+    alone = made(of, **changes)
+    assert [one.path for one in alone.owners] == [f"{alone.collection}/{alone.name}"]
+    assert list(alone.claims) == ([alone.name] if changes else [])
 
 
 def test_a_server_has_its_own_and_its_client_that_of_what_asks():

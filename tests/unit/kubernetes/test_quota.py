@@ -137,6 +137,22 @@ def test_claims_and_their_devices_count():
     )] == [devices, "count/resourceclaims.resource.k8s.io"]  # fmt: skip
 
 
+def test_each_of_several_shared_gpus_counts_with_its_owner():
+    spec = SPEC.model_copy(update={"sharing_by": SharingBy.DRA})
+    beside = ConditionSpec(name="beside", neighbours=[neighbour(replicas=2)])
+    two = [experiment(replicas=3, gpus=2, condition=beside)]
+    hard = {
+        "gpu.nvidia.com.deviceclass.resource.k8s.io/devices": "2",
+        "count/resourceclaims.resource.k8s.io": "2",
+        "count/deployments.apps": "4",
+        "pods": "5",
+    }
+    assert quota_findings(quota(**hard), spec=spec, of=two) == []
+    for key, most in hard.items():
+        [(_, message)] = quota_findings(quota(**hard | {key: str(int(most) - 1)}), spec=spec, of=two)
+        assert f"allows {key}: {int(most) - 1}, of which 0 are used, and the campaign needs {most}." in message
+
+
 def test_what_others_use_is_refused_and_may_end_and_what_is_enough_is_nothing():
     used = {**quota(pods="10"), "status": {"used": {"pods": "3"}}}
     [found] = checked([used], [], SPEC, [experiment(replicas=8)], [])

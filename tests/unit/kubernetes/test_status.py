@@ -50,6 +50,30 @@ def test_done_when_every_count_agrees_and_no_pod_is_too_many():
     assert rollout.look({"kind": "Job", "status": {"active": 2, "ready": 2}}, [pod("a"), pod("b")], 2).done
 
 
+def of_gpu(number, one, index=None):
+    annotations = {} if index is None else {pods.INDEX_ANNOTATION: str(index)}
+    return {**one, "metadata": {**one["metadata"], "labels": {pods.GPU_LABEL: number}, "annotations": annotations}}
+
+
+def test_replicas_of_several_shared_gpus_are_numbered_one_of_each_in_turn():
+    jobs = [of_gpu(gpu, pod(f"{gpu}-{index}"), index) for gpu in ("10", "2") for index in (0, 1, 10)]
+    named = [of_gpu("0", pod("b")), of_gpu("0", pod("a")), of_gpu("1", pod("c"))]
+
+    assert [pods.name(one) for one in pods.in_order(jobs)] == ["2-0", "10-0", "2-1", "10-1", "2-10", "10-10"]
+    assert [pods.name(one) for one in pods.in_order(named)] == ["a", "c", "b"]
+
+
+def test_several_rollouts_are_done_when_all_are_and_held_up_by_any():
+    done, failed = rollout.look(deployment(), [pod("a"), pod("b")], 2), {"type": "ReplicaFailure", "status": "True"}
+    held = rollout.look(deployment(conditions=[failed]), [], 2)
+
+    assert rollout.together([done, done]).done
+    both = rollout.together([done, held])
+    assert not both.done
+    assert both.hindrance is held.hindrance is not None
+    assert both.waiting == held.waiting == "0 of 2 pods have been made"
+
+
 def test_a_job_that_its_queue_holds_back_is_said_to_be_held_back():
     held = rollout.look({"kind": "Job", "spec": {"suspend": True}}, [], 2)
 

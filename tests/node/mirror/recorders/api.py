@@ -107,6 +107,9 @@ def get(path: str, user: str, _: object) -> None:
         allow(user == NODE_USER + name, user, "nodes")
         found = cluster.read(cluster.kind_of("node"), "", name)
         raise Answer(200, {"items": [found] if found else []})
+    if path.startswith(f"{NODES}/"):
+        allow(user.startswith("system:bootstrap:"), user, "nodes")
+        answer_with(cluster.read(cluster.kind_of("node"), "", path.removeprefix(f"{NODES}/")))
     if path.startswith("/api/v1/pods?"):
         allow(user == NODE_USER + selected(path), user, "pods")
         every_node = cluster.listing(cluster.kind_of("daemonset"), None)
@@ -146,7 +149,7 @@ def put(path: str, user: str, body: Any) -> None:
         heartbeats = cluster.HEARTBEATS
         heartbeats.mkdir(parents=True, exist_ok=True)
         partial = heartbeats / f".{name}"
-        partial.write_text(json.dumps({"at": time.time(), "nodeInfo": body["status"]["nodeInfo"]}))
+        partial.write_text(json.dumps({"at": time.time()} | body["status"]))
         partial.rename(heartbeats / f"{name}.json")
     answer_with(node)
 

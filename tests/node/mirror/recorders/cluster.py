@@ -291,7 +291,8 @@ def _node_status(item: Object) -> Object:
     ready = {"type": "Ready", "status": status, "reason": "Kubelet", "message": message}
     word = _last_word(item)
     versions = running_versions() if word is None else word.get("nodeInfo", {})
-    return {"conditions": [ready], "nodeInfo": versions, "allocatable": _slices(item)}
+    addresses = (word or {}).get("addresses", [])
+    return {"conditions": [ready], "nodeInfo": versions, "addresses": addresses, "allocatable": _slices(item)}
 
 
 def _slices(node: Object) -> Object:

@@ -16,6 +16,7 @@ JOINED = ETC / "kubelet.conf"
 AUTHORITY = ETC / "pki/ca.crt"
 TOKEN = re.compile(r"[a-z0-9]{6}\.[a-z0-9]{16}")
 DISCOVERY_WITHIN_S = 20.0
+NOT_FOUND = 404
 
 
 def join(wanted: dict[str, Any], arguments: list[str]) -> None:
@@ -29,6 +30,7 @@ def join(wanted: dict[str, Any], arguments: list[str]) -> None:
     control_plane.refuse([*control_plane.machine_errors(control_plane=False), *leftover_errors()], ignored)
     server = discover(asked.get("discovery", {}).get("bootstrapToken", {}))
     settings = cluster_settings(server)
+    refuse_taken(server, registration["name"])
     AUTHORITY.parent.mkdir(parents=True, exist_ok=True)
     AUTHORITY.write_text(server.authority)
     (ETC / "manifests").mkdir(exist_ok=True)
@@ -92,6 +94,21 @@ def cluster_settings(server: Server) -> dict[str, Any]:
     if control_plane.numbers(own)[:2] > control_plane.numbers(theirs)[:2]:
         fail(f"\t[ERROR KubeletVersion]: the kubelet version {own} is higher than the control plane version {theirs}")
     return dict(kubelet)
+
+
+def refuse_taken(server: Server, name: str) -> None:
+    """End where a node of this name is ready: it is another machine's, or left by a join that was undone without it."""
+    try:
+        node = server.ask(f"/api/v1/nodes/{name}")
+    except Refused as error:
+        if error.status == NOT_FOUND:
+            return
+        fail(f'error execution phase kubelet-start: cannot get Node "{name}": {error}')
+    if any(one["type"] == "Ready" and one["status"] == "True" for one in node["status"]["conditions"]):
+        fail(
+            f'error execution phase kubelet-start: a Node with name "{name}" and status "Ready" already exists in the cluster. '
+            "You must delete the existing Node or change the name of this new joining Node"
+        )
 
 
 def wait_for_credentials(within_s: float) -> None:

@@ -153,7 +153,11 @@ def upgrade(arguments: list[str]) -> None:
         )
     if verb == "apply":
         words = [word for word in arguments[2:] if word.startswith("v")]
-        target = words[0] if words else asked_version(documents(arguments))
+        wanted = documents(arguments)
+        # Of the cluster's own configuration a file changes nothing here.
+        if option(arguments, "--config") and "UpgradeConfiguration" not in wanted:
+            fail("error: no UpgradeConfiguration found in the supplied config")
+        target = words[0] if words else asked_version(wanted)
         if target != own_version():
             fail(f"error: this kubeadm ({own_version()}) upgrades to its own version only, not to {target}")
         control_plane.set_version(target)

@@ -53,7 +53,8 @@ class Membership:
         if time.monotonic() - self._beat_at_s < BEAT_EVERY_S:
             return
         self._beat_at_s = time.monotonic()
-        status = {"status": {"nodeInfo": running}}
+        addresses = [{"type": "InternalIP", "address": self.server.asked_from()}]
+        status = {"status": {"nodeInfo": running, "addresses": addresses}}
         # A node that was deleted stays deleted until its kubelet starts anew.
         with suppress(OSError, Refused):
             self.server.ask(f"/api/v1/nodes/{self._name}/status", status, method="PUT")

@@ -55,6 +55,13 @@ class Server(NamedTuple):
                 return False
         return True
 
+    def asked_from(self) -> str:
+        """The address of this machine that it is asked from."""
+        address = urlsplit(self.url)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+            towards.connect((address.hostname or "", address.port or 443))
+            return str(towards.getsockname()[0])
+
     def require_name(self, name: str) -> None:
         """End unless the certificate that it serves with is valid for a name."""
         import ssl
