@@ -25,7 +25,7 @@ SWEEP_POLL_S = 0.2
 
 
 class KubernetesBackend:
-    """Starts one Deployment (or Job) per workload of an experiment.
+    """Starts one Deployment (or Job) per workload of an experiment, or per GPU where it shares several by claims.
 
     Args:
         spec: which cluster, and how replicas stand in it.
