@@ -106,7 +106,7 @@ def _check_extras(workload: WorkloadSpec) -> list[Finding]:
             Severity.ERROR,
             "packages",
             f"the workload {workload.name} needs {module}, which is not installed.",
-            f"Do: {advice_on(module)}",
+            f"Install it: {advice_on(module)}",
         )
         for module in absent(*needs)
     ]

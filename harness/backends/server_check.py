@@ -52,7 +52,7 @@ def _faults(server: ServerSpec) -> Iterator[tuple[str, str]]:
         )
     yield from _faults_of_files(server)
     if server.api_key_env is not None and not os.environ.get(server.api_key_env):
-        yield f"takes its key from {server.api_key_env}, which is not set.", f"Do: export {server.api_key_env}=..."
+        yield f"takes its key from {server.api_key_env}, which is not set.", f"Set it: export {server.api_key_env}=..."
 
 
 def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
@@ -60,7 +60,7 @@ def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
     if file is not None and not Path(file).is_file():
         yield f"asks what is in {file}, and there is no such file.", "Give its path from where the harness is started."
     elif tokenizer is not None and absent("tokenizers"):
-        yield "needs tokenizers, which is not installed.", f"Do: {advice_on('tokenizers')}"
+        yield "needs tokenizers, which is not installed.", f"Install it: {advice_on('tokenizers')}"
     elif (file or tokenizer) and (why := _why_not_asked(server)):
         yield f"cannot be asked: {why}", f"Mend {' or '.join(filter(None, (file, tokenizer)))}."
 

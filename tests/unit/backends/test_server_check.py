@@ -70,7 +70,7 @@ def test_a_tokenizer_that_is_none_is_said_before_anything_starts(tmp_path, monke
     monkeypatch.setattr(server_check, "absent", lambda *modules: list(modules))
     (finding,) = check_server("llm", spec)
     assert finding.message == "the workload llm needs tokenizers, which is not installed."
-    assert finding.advice == "Do: pip install 'gpu-sharing-harness[tokenizer]'"
+    assert finding.advice == "Install it: pip install 'gpu-sharing-harness[tokenizer]'"
 
 
 def test_one_that_runs_already_must_be_reached():
