@@ -112,7 +112,7 @@ def scaling(analysis: CampaignAnalysis, workload: str) -> Picture | None:
             [Curve("efficiency", "", 100, lambda cell: cell.efficiency, of="throughput")],
             _full,
         ),
-        ("Fairness (slowest / fastest replica)", [Curve("fairness", "")], _one),
+        ("Fairness (slowest / fastest)", [Curve("fairness", "")], _one),
     ]
     if on_gpu:
         panels += [

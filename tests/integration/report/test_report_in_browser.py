@@ -42,6 +42,10 @@ BOXES_SIDEWAYS = (
     "[...document.querySelectorAll('.scroll, .pan')].filter(box => box.scrollWidth > box.clientWidth + 1)"
     ".map(box => box.outerHTML.slice(0, 120))"
 )
+WORDS_CUT = """[...document.querySelectorAll('.pan text')].filter(text => {
+  const own = text.getBoundingClientRect(), frame = text.closest('.pan').getBoundingClientRect();
+  return own.width && (own.left < frame.left - 1 || own.right > frame.right + 1);
+}).map(text => text.textContent)"""
 SMALLEST_LETTERS_PX = """Math.min(...[...document.querySelectorAll('.panels text')].map(text =>
   parseFloat(getComputedStyle(text).fontSize) * text.getScreenCTM().a).filter(px => px > 0))"""
 TABLES_SIDEWAYS = (
@@ -246,6 +250,7 @@ def test_a_thumb_reads_it_without_scrolling_sideways(
     page.evaluate(PLOTS)
     assert page.evaluate(SIDEWAYS) <= 0
     assert page.evaluate(BOXES_SIDEWAYS) == []
+    assert page.evaluate(WORDS_CUT) == []
     assert page.evaluate(SMALLEST_LETTERS_PX) >= 8
     unnamed = (
         "[...document.querySelectorAll('.stack td')].filter(cell => cell.getClientRects().length"
