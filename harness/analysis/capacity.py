@@ -183,7 +183,12 @@ def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -
     if held.breaks is not None and held.breaks == min(setup.counts(workload)):
         return f"{head}not even {replicas_in_words(held.breaks)} keeps it."
     if not held.most:
-        return f"{head}cannot tell; the intervals at {', '.join(map(str, held.undecided))} replicas hold the limit, or there are none. Repeat."
+        where = (
+            replicas_in_words(held.undecided[0])
+            if len(held.undecided) == 1
+            else f"{', '.join(map(str, held.undecided))} replicas"
+        )
+        return f"{head}cannot tell; the interval at {where} holds the limit, or there is none. Repeat."
     text = f"{head}{replicas_in_words(held.most)} {'keeps' if held.most == 1 else 'keep'} it"
     if held.breaks is not None:
         text += f", {held.breaks} {'is' if held.breaks == 1 else 'are'} too many"
@@ -202,7 +207,7 @@ def _bounds() -> str:
 
 
 def memory_entry(cell: Cell) -> Entry:
-    """GPU memory of a replica, and how many would fit."""
+    """GPU memory of a replica, and how many would fit on a GPU that is shared."""
     used = cell.estimates.get("gpu_memory")
     if used is None:
         return figure_entry(None, "bytes", cell.absent.get("gpu_memory", "not measured"))
@@ -210,12 +215,13 @@ def memory_entry(cell: Cell) -> Entry:
     entry = figure_entry(each, "bytes")
     gpus = cell.used[0].data.manifest.gpus
     total = gpus[0].memory_bytes if gpus else None
-    if not total or not each.mean:
-        return Entry(entry.mean, ())
     experiment = cell.used[0].data.manifest.experiment
+    traits = experiment.sharing.traits
+    if not total or not each.mean or traits.own_gpu or traits.instances:
+        return Entry(entry.mean, ())
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
     fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))
-    most = experiment.sharing.traits.most_processes
+    most = traits.most_processes
     if most is None or fit <= most:
         return Entry(entry.mean, (f"{fit} would fit",))
     return Entry(entry.mean, (f"{most}, all that {experiment.sharing.value.upper()} takes, would fit",))

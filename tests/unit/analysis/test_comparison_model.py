@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import comparison_page
+from harness.analysis import capacity, comparison_page
 from harness.analysis.capacity import carried, memory_entry
 from harness.analysis.compare import compare
 from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
@@ -123,6 +123,16 @@ def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: P
     held = carried(slicing, "resnet50", p99[1].mean / 2)
     assert (held.most, held.breaks) == (0, 1)
     assert carried(slicing, "resnet50", 1.0).most == 8
+
+
+@pytest.mark.parametrize(("counts", "where"), [([1], "at 1 replica holds"), ([3, 8], "at 3, 8 replicas holds")])
+def test_a_limit_that_no_count_is_known_to_keep_is_undecided_there(pool: Pool, counts: list[int], where: str) -> None:
+    held = replace(carried(setup(pool, "exclusive"), "resnet50", 1.0), most=0, undecided=counts)
+    told = capacity._held_in_words("resnet50", setup(pool, "exclusive"), held, 0.008)
+    assert told == (
+        "resnet50 under exclusive, p99 within 8.00 ms: cannot tell; "
+        f"the interval {where} the limit, or there is none. Repeat."
+    )
 
 
 def test_a_limit_below_one_service_time_is_said(pool: Pool) -> None:
@@ -317,6 +327,12 @@ def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
     entry = memory_entry(replace(cell, experiments=[run], estimates={**cell.estimates, "gpu_memory": memory}))
     assert entry.small == (expected,)
     assert mps_limits([manifest]) == ["no limit" if limits is None else f"{limits.pinned_memory_gb:g} GB of GPU memory"]
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "time-slicing"])
+def test_how_many_fit_is_said_of_a_gpu_that_is_shared(pool: Pool, mode: str) -> None:
+    told = memory_entry(setup(pool, mode).cells[Place("resnet50", 1)])
+    assert bool(told.small) == (mode == "time-slicing")
 
 
 def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
