@@ -94,6 +94,7 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
     """Check a campaign file, every line of it."""
     from harness.campaign.plan import expand
     from harness.campaign.source import read_source
+    from harness.errors import counted
 
     _json(wanted=json)
     source = read_source(file)
@@ -101,8 +102,8 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
     if json:
         output.document({"ok": True, "campaign": source.spec.name, "experiments": len(experiments)})
     else:
-        count = f"{'at most ' if source.spec.open_ended else ''}{len(experiments)}"
-        output.sentence(f"{file} is a valid campaign of {count} experiments.")
+        count = f"{'at most ' if source.spec.open_ended else ''}{counted(len(experiments), 'experiment')}"
+        output.sentence(f"{file} is a valid campaign of {count}.")
 
 
 def plan(

@@ -195,7 +195,9 @@ def test_init_validate_plan(tmp_path):
     assert harness("init", file).returncode == 0
     again = harness("init", file)
     assert (again.returncode, "never overwritten" in again.stderr) == (6, True)
-    assert "valid campaign of 9 experiments" in harness("validate", file).stdout
+    assert "valid campaign of 9 experiments." in harness("validate", file).stdout
+    (tmp_path / "one.yaml").write_text("name: one\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
+    assert "valid campaign of 1 experiment." in harness("validate", tmp_path / "one.yaml").stdout
     plan = json.loads(harness("plan", file, "--json", "--results", tmp_path).stdout)
     assert len(plan["experiments"]) == 9
     assert plan["csv_files"] == 135
