@@ -62,6 +62,13 @@ class RunningPrometheus:
             self._process = subprocess.Popen(self._command, stdout=output, stderr=subprocess.STDOUT)
         wait_until_ready(self.url, self._process, log)
 
+    def reload(self, config: str) -> None:
+        """Have it go on with another configuration; wants its option ``--web.enable-lifecycle``."""
+        (self._folder / "prometheus.yml").write_text(config)
+        request = urllib.request.Request(f"{self.url}/-/reload", method="POST")
+        with urllib.request.urlopen(request, timeout=START_TIMEOUT_S):
+            pass
+
     @property
     def alive(self) -> bool:
         """Whether it runs."""
