@@ -192,3 +192,54 @@ def test_etcds_tools_take_a_flag_and_its_value_as_one_word_or_two(etcd_tool, tmp
         assert etcd_tool("etcdutl", "snapshot", "restore", "snapshot", *flags) == (0, "")
         assert (tmp_path / folder / "member/snap/db").read_text() == "{}"
     assert etcd_tool("etcdutl", "snapshot", "status", "snapshot", "--write-out=json") == (0, "")
+
+
+JOINING = """
+import json, pathlib, sys, time
+import recorded
+recorded.LOG = recorded.STATE = pathlib.Path("state")
+import api, cluster, join, remote
+
+class Server:
+    def ask(self, path):
+        try:
+            api.get(path, "system:bootstrap:abcdef", None)
+        except api.Answer as answer:
+            if answer.status != 200:
+                raise remote.Refused(answer.status, "")
+            return answer.content
+
+network = cluster.OBJECTS / "Installation/cluster/default.json"
+network.parent.mkdir(parents=True)
+network.write_text(json.dumps({"kind": "Installation", "metadata": {"name": "default"}}))
+cluster.write({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "taken", "labels": {}}, "spec": {}})
+cluster.HEARTBEATS.mkdir(parents=True)
+word = {"at": time.time() - float(sys.argv[2]), "addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}
+(cluster.HEARTBEATS / "taken.json").write_text(json.dumps(word))
+join.refuse_taken(Server(), sys.argv[1])
+print(json.dumps(cluster.read(cluster.kind_of("node"), "", "taken")["status"]["addresses"]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "silent_s", "refused"),
+    [("taken", 1, True), ("taken", 300, False), ("free", 1, False)],
+    ids=["ready", "not ready", "no such node"],
+)
+def test_a_join_under_the_name_of_a_node_that_is_ready_is_refused_as_kubeadm_refuses_it(
+    tmp_path, name, silent_s, refused
+):
+    done = subprocess.run(
+        [sys.executable, "-c", JOINING, name, str(silent_s)],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(packages.RECORDERS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if refused:
+        assert done.returncode == 1
+        assert f'a Node with name "{name}" and status "Ready" already exists in the cluster.' in done.stderr
+    else:
+        assert (done.returncode, done.stderr) == (0, "")
+        assert json.loads(done.stdout) == [{"type": "InternalIP", "address": "192.0.2.7"}]
