@@ -1,0 +1,92 @@
+"""NVIDIA's driver and a kernel's packages, made small: upstream's names and what the role and the verdict look at.
+
+The module is none: once it was "built" it stands in the kernel's list, and `modprobe nvidia` (the real one) has a program run that
+shows it where the real one would.
+"""
+
+from tests.node.mirror.debs import File, Package
+
+REVISION = "-1"
+# Offered beside the wanted one: what an upgrade would take.
+LATER = "580.105.08"
+DKMS = """\
+#!/bin/sh
+# dkms autoinstall --kernelver RELEASE: what the sources in /usr/src say is built.
+set -eu
+[ "$1 $2" = "autoinstall --kernelver" ] || { echo "this stand-in does not know: dkms $*" >&2; exit 1; }
+test -e /usr/src/nvidia || exit 0
+grep -q updates/dkms/nvidia.ko "/lib/modules/$3/modules.dep" || echo "updates/dkms/nvidia.ko:" >> "/lib/modules/$3/modules.dep"
+"""
+BUILD = '#!/bin/sh\nset -e\n[ "$1" != configure ] || dkms autoinstall --kernelver "$(uname -r)"\n'
+FORGET = "#!/bin/sh\nset -e\nsed -i '/nvidia.ko:/d' /lib/modules/*/modules.dep\n"
+# In memory until the next boot, whatever becomes of the package.
+LOAD = """\
+#!/bin/sh
+set -eu
+mount -t tmpfs nvidia /proc/driver
+mkdir /proc/driver/nvidia
+echo "NVRM version: NVIDIA UNIX {kind} for x86_64  {version}  Release Build" > /proc/driver/nvidia/version
+"""
+DAEMON = """\
+[Unit]
+Description={name}, recorded
+
+[Service]
+ExecStart=/usr/bin/{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+WAIT = "#!/bin/sh\nexec sleep infinity\n"
+
+
+def repository(version: str) -> list[Package]:
+    """What NVIDIA's repository offers: the wanted version and a later one."""
+    return _parts(version) + _parts(LATER)
+
+
+def kernel(release: str) -> list[Package]:
+    """A release of the kernel, what brings the next one, and the tools of both: Debian's, which a machine has already."""
+    image, headers = f"linux-image-{release}", f"linux-headers-{release}"
+    return [
+        Package("dkms", "99.0-1", {"/usr/sbin/dkms": File(DKMS, 0o755)}),
+        Package("initramfs-tools", "99.0-1", {"/usr/sbin/update-initramfs": File("#!/bin/sh\n", 0o755)}),
+        Package(image, "1.0-1"),
+        Package(headers, "1.0-1"),
+        Package("linux-image-amd64", "1.0-1", depends=f"{image} (= 1.0-1)"),
+    ]
+
+
+def _parts(version: str) -> list[Package]:
+    full = version + REVISION
+    # A later part would do as well, as far as these say: it is the role that keeps them together.
+    parts = ("nvidia-driver-cuda", "libcuda1", "nvidia-modprobe")
+    needed = ", ".join(f"{name} (>= {full})" for name in (*parts, "nvidia-persistenced"))
+    return [
+        *(Package(name, full) for name in parts),
+        _daemon("nvidia-persistenced", full),
+        _daemon("nvidia-fabricmanager", full),
+        _modules("nvidia-kernel-open-dkms", version, "Open Kernel Module"),
+        _modules("nvidia-kernel-dkms", version, "Kernel Module"),
+        Package("nvidia-open", full, depends=f"nvidia-kernel-open-dkms (>= {full}), {needed}"),
+        Package("cuda-drivers", full, depends=f"nvidia-kernel-dkms (>= {full}), {needed}"),
+    ]
+
+
+def _modules(name: str, version: str, kind: str) -> Package:
+    loader = "/usr/lib/nvidia/load"
+    files = {
+        "/usr/src/nvidia": File(version + "\n"),
+        "/etc/modprobe.d/nvidia.conf": File(f"install nvidia {loader}\n"),
+        loader: File(LOAD.format(kind=kind, version=version), 0o755),
+    }
+    scripts = {"postinst": BUILD, "prerm": FORGET}
+    return Package(name, version + REVISION, files, "dkms", scripts=scripts)
+
+
+def _daemon(name: str, full: str) -> Package:
+    files = {
+        f"/usr/bin/{name}": File(WAIT, 0o755),
+        f"/usr/lib/systemd/system/{name}.service": File(DAEMON.format(name=name)),
+    }
+    return Package(name, full, files)
