@@ -40,7 +40,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
-from harness.results.files import atomic_write, sha256_of, storage_errors
+from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
 from harness.traffic import server_result, slo
@@ -261,7 +261,7 @@ def _run_command(analysis: CampaignAnalysis) -> str:
 def _campaign_yaml(folder: Path) -> str:
     path = folder / CAMPAIGN_YAML
     with storage_errors(path, "read"):
-        return path.read_text(encoding="utf-8") if path.is_file() else ""
+        return read_document(path).decode(errors="replace") if path.is_file() else ""
 
 
 def environment() -> jinja2.Environment:

@@ -61,6 +61,13 @@ def test_text_of_others_is_text(folder: Path) -> None:
     assert "<b>not bold" not in page
 
 
+def test_a_campaign_file_that_is_damaged_keeps_no_figure_from_its_report(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "damaged", replicas=[1], repeats=1, shape=Shape(record_s=4))
+    (folder / "campaign.yaml").write_bytes(b"name: scratched\xff\n")
+    write_report(folder)
+    assert "name: scratched\ufffd" in (folder / "report.html").read_text()
+
+
 def test_markdown_links_every_plot_and_keeps_its_tables_whole(folder: Path) -> None:
     text = (folder / "report.md").read_text()
     for link in re.findall(r"\]\((plots/[^)]+)\)", text):
