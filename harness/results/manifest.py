@@ -215,6 +215,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate_json(text)
     except ValidationError as error:
+        for fault in error.errors():
+            if fault["loc"] == ("schema_version",) and isinstance(fault["input"], int):
+                raise ResultsPathError(
+                    f"{path} is of another version of the harness: schema_version must be {SCHEMA_VERSION} here.",
+                    advice="Use the version of the harness that wrote it.",
+                ) from error
         raise ResultsPathError(
             f"{path} is not a manifest of this harness: {first_in_words(error)}.",
             advice="Restore it from a backup, or run the experiment again.",

@@ -183,6 +183,14 @@ def test_a_damaged_manifest_is_a_problem_not_a_crash(experiment: Path) -> None:
     assert "not a manifest" in problem.message
 
 
+def test_a_manifest_of_another_version_is_left_to_that_version(experiment: Path) -> None:
+    path = experiment / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
+    with pytest.raises(ResultsPathError, match=r"another version of the harness: schema_version must be 1") as caught:
+        read_manifest(experiment)
+    assert caught.value.advice == "Use the version of the harness that wrote it."
+
+
 def test_a_file_that_was_added_is_a_note(experiment: Path) -> None:
     (experiment / "notes.txt").write_text("mine")
     outcome = verify_experiment(experiment)
