@@ -111,7 +111,7 @@ class Playbooks:
         hosts = {HOST: connection(machine) | variables}
         workers = {WORKER: connection(worker) | (worker_variables or {})} if worker else {}
         groups = {"control_plane": {"hosts": hosts}, "workers": {"hosts": workers}}
-        self.inventory.write_text(yaml.safe_dump({"all": {"children": {"nodes": {"children": groups}}}}))
+        self.inventory.write_text(yaml.safe_dump({"all": {"children": groups}}))
 
     def run(self, playbook: str, *arguments: str, **variables: Any) -> Run:
         """Run a playbook to its end; extra variables as keyword arguments."""

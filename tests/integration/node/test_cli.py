@@ -175,6 +175,20 @@ def test_an_unwell_machine_saves_no_state(tmp_path: Path) -> None:
     assert not (tmp_path / "state.json").exists()
 
 
+def test_an_inventory_of_a_control_plane_alone_is_judged(tmp_path: Path) -> None:
+    host = {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "dcgm_exporter_profiling": "maybe",
+    }
+    (tmp_path / "hosts.yml").write_text(json.dumps({"control_plane": {"hosts": {"localhost": host}}}))
+    (tmp_path / "group_vars").symlink_to(ROOT / "inventory" / "group_vars")
+    done = harness("provision", "--check", "--inventory", tmp_path / "hosts.yml")
+    assert done.returncode == 10
+    assert "dcgm_exporter_profiling" in done.stderr
+    assert "== Make the machine ready" not in done.stderr
+
+
 def test_the_offline_list_is_what_the_table_says() -> None:
     data = document(harness("offline-list", "--json"))
     assert {each["name"] for each in data["packages"]} >= {"cri-o", "kubeadm", "kubelet", "kubectl", "cri-tools"}
@@ -188,7 +202,7 @@ def test_the_offline_list_is_what_the_table_says() -> None:
 
 def test_the_offline_list_follows_the_inventorys_choice(tmp_path: Path) -> None:
     (tmp_path / "hosts.yml").write_text(
-        "nodes: {children: {control_plane: {hosts: {n: {kubernetes_minor: '1.34', ansible_connection: local}}}}}\n"
+        "control_plane: {hosts: {n: {kubernetes_minor: '1.34', ansible_connection: local}}}\n"
     )
     (tmp_path / "group_vars").symlink_to(ROOT / "inventory" / "group_vars")
     data = document(harness("offline-list", "--json", "--inventory", tmp_path / "hosts.yml"))

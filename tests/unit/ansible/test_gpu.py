@@ -171,7 +171,7 @@ def about_nodes(*discovered, **hosts):
     }
     options = {name: value for name, value in tree.variables().items() if name.startswith("device_plugin_")}
     discovery = {"__device_plugin_discovered": {"stdout_lines": list(discovered)}}
-    found = tree.template(values, {**options, **discovery, "hostvars": hosts, "groups": {"nodes": list(hosts)}})
+    found = tree.template(values, {**options, **discovery, "hostvars": hosts, "groups": {"all": list(hosts)}})
     return {name.removeprefix("__device_plugin_"): value for name, value in found.items()}
 
 
