@@ -56,7 +56,7 @@ def test_every_command_says_when_it_changes_something(path, task):
     if action_of(task) == "ansible.builtin.command":
         arguments = task["ansible.builtin.command"]
         assert "changed_when" in task or "creates" in arguments, path
-        assert set(arguments) <= {"argv", "cmd", "creates", "chdir"}
+        assert set(arguments) <= {"argv", "cmd", "creates", "chdir", "stdin"}
         assert not re.search(r"[|;&><`$]", str(arguments.get("cmd", ""))), "a command line that wants a shell"
 
 
