@@ -34,8 +34,26 @@ HOSTILE_WORKLOADS = {
     MEMORY_HOG: "takes all free memory",
     CRASH: "crashes on the GPU",
 }
-"""Name to what it does to who shares the GPU with it."""
-"""What wears out a machine for whoever else is on it; no model."""
+"""What wears out a machine for whoever else is on it, and is no model: name to what it does to who shares the GPU with it."""
+_LAYERS = ("model_size", "channels_last")
+_IMAGES = ("model_size", "image_shape", "samples", "images", "labels")
+WORKLOAD_OPTIONS = {
+    "resnet50": (*_LAYERS, "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8", "int8"),
+    "distilbert": ("model_size", "tokens", "fp8"),
+    "whisper": ("model_size", "new_tokens"),
+    "diffusion": ("model_size", "steps", "guidance"),
+    "notebook": (*_LAYERS, "burst_requests", "think_s"),
+    "mnist": _IMAGES,
+    "mnist-training": (*_IMAGES, "learning_rate", "accumulation", "prefetch"),
+    "resnet50-training": (*_LAYERS, "learning_rate", "accumulation"),
+    "bert-training": ("model_size", "tokens", "learning_rate", "accumulation"),
+    "data-parallel-training": (*_IMAGES, "learning_rate", "prefetch"),
+    "dram-hog": ("megabytes",),
+    "pcie-hog": ("megabytes",),
+    MEMORY_HOG: ("after_s", "megabytes", "limit_gb", "when_full"),
+    CRASH: ("after_s",),
+}
+"""What replicas know; what an option may be they say themselves."""
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
@@ -257,7 +275,17 @@ class WorkloadSpec(StrictModel):
                 "data-parallel-training has no `execution` cuda-graph: what two processes exchange over the host cannot be "
                 "recorded; use eager or compiled."
             )
+        if self.factory is None:
+            self._refuse_unknown_options()
         return self
+
+    def _refuse_unknown_options(self) -> None:
+        known = WORKLOAD_OPTIONS.get(self.target, ())
+        for given in self.options:
+            if given not in known:
+                close = difflib.get_close_matches(given, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
+                raise ValueError(f"`options`: {self.target} has no option {given!r}; {hint}")
 
     @property
     def processes_per_replica(self) -> int:

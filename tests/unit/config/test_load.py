@@ -35,6 +35,10 @@ def test_a_short_file_is_enough():
             "c.yaml:4: `workloads.0`: unknown workload 'resnet5': did you mean resnet50?",
         ),
         (
+            GOOD.replace("name: resnet50", "name: resnet50\n    options: {model_sise: tiny}"),
+            "c.yaml:4: `workloads.0`: `options`: resnet50 has no option 'model_sise'; did you mean model_size?",
+        ),
+        (
             GOOD.replace("name: resnet50", "name: resnet50\n    batchsize: 2"),
             "c.yaml:5: unknown key `workloads.0.batchsize`; did you mean `batch_size`?",
         ),
