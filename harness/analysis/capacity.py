@@ -217,7 +217,7 @@ def memory_entry(cell: Cell) -> Entry:
     total = gpus[0].memory_bytes if gpus else None
     experiment = cell.used[0].data.manifest.experiment
     traits = experiment.sharing.traits
-    if not total or not each.mean or traits.own_gpu or traits.instances:
+    if not total or not each.mean or traits.each_its_own:
         return Entry(entry.mean, ())
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
     fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))

@@ -46,7 +46,7 @@ def _time_slices(spec: CampaignSpec) -> Iterator[str]:
 
 
 def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
-    shared = [mode for mode in spec.sharing if not mode.traits.own_gpu and not mode.traits.instances]
+    shared = [mode for mode in spec.sharing if not mode.traits.each_its_own]
     if spec.gpus > 1:
         yield from (f"sharing {mode.value} of `gpus: {spec.gpus}`" for mode in shared)
 

@@ -67,6 +67,11 @@ class Traits:
     gke: str = ""
     caution: str = ""
 
+    @property
+    def each_its_own(self) -> bool:
+        """Whether no replica shares its GPU, or its instance of one, with another."""
+        return self.own_gpu or self.instances
+
 
 _TRAITS: Mapping[Sharing, Traits] = {
     Sharing.EXCLUSIVE: Traits(

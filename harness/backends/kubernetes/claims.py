@@ -72,26 +72,28 @@ def names(experiment: ExperimentSpec, name: str) -> tuple[str, ...]:
 
 def shared_gpus(experiment: ExperimentSpec) -> int:
     """How many GPUs are shared, of which each has a claim; 1 where claims are made for each pod."""
-    return 1 if _each_its_own(experiment.sharing) else min(experiment.gpus, experiment.cell.processes)
+    return 1 if experiment.sharing.traits.each_its_own else min(experiment.gpus, experiment.cell.processes)
 
 
 def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Companion:
     """The claim, or template, of this name."""
     asked = {"devices": _devices(experiment)}
-    kind = "ResourceClaimTemplate" if _each_its_own(experiment.sharing) else "ResourceClaim"
+    kind = "ResourceClaimTemplate" if experiment.sharing.traits.each_its_own else "ResourceClaim"
     metadata = {"name": name, "namespace": spec.namespace, "labels": dict(labels)}
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": kind,
         "metadata": metadata,
-        "spec": {"metadata": {"labels": dict(labels)}, "spec": asked} if _each_its_own(experiment.sharing) else asked,
+        "spec": {"metadata": {"labels": dict(labels)}, "spec": asked}
+        if experiment.sharing.traits.each_its_own
+        else asked,
     }
     return Companion(f"{collections(spec.namespace)[kind]}/{name}", body)
 
 
 def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:
     """How a pod names its claim."""
-    key = "resourceClaimTemplateName" if _each_its_own(experiment.sharing) else "resourceClaimName"
+    key = "resourceClaimTemplateName" if experiment.sharing.traits.each_its_own else "resourceClaimName"
     return {"name": _REQUEST, key: name}
 
 
@@ -141,7 +143,7 @@ def observe(
             raise _other(f"{title} runs, and its claim {name or '(none)'} does not show that a GPU was given to it")
         [device, *_more] = given
         other, of_other = seen.setdefault(device, (title, name))
-        if other != title and (of_other != name or _each_its_own(experiment.sharing)):
+        if other != title and (of_other != name or experiment.sharing.traits.each_its_own):
             raise _other(f"{title} and {other} were given the same device, {device.name} of {device.pool}")
         on[device] += 1
         asked = parameters(experiment)
@@ -259,15 +261,11 @@ def _refuse_setting(why: str) -> None:
 def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[Device, int]) -> None:
     """Replicas that share several GPUs are on all of them, as many on each as the number allows. Raises BackendError."""
     gpus = min(experiment.gpus, experiment.replicas)
-    if gpus > 1 and not _each_its_own(experiment.sharing):
+    if gpus > 1 and not experiment.sharing.traits.each_its_own:
         even = sorted((experiment.replicas + place) // gpus for place in range(gpus))
         if sorted(on.values()) != even:
             where = ", ".join(f"{count} on {device.name} of {device.pool}" for device, count in on.items())
             raise _other(f"{experiment.replicas} replicas were to share {gpus} GPUs evenly, and they are {where}")
-
-
-def _each_its_own(sharing: Sharing) -> bool:
-    return sharing.traits.own_gpu or sharing.traits.instances
 
 
 def _devices(experiment: ExperimentSpec) -> dict[str, Any]:

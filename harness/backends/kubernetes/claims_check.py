@@ -36,7 +36,7 @@ def check_claims(
     yield from _lent_twice(listed, nodes.values(), spec)
     others = claims.given(api.list(claims.CLAIMS), campaign_id)
     for mode in dict.fromkeys(one.sharing for one in experiments):
-        own = mode.traits.own_gpu or mode.traits.instances
+        own = mode.traits.each_its_own
         needed = max(
             one.cell.processes if own else claims.shared_gpus(one) for one in experiments if one.sharing is mode
         )

@@ -100,7 +100,7 @@ class WithNeighbours:
 
 def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
     """Whether replicas have no GPU, or by their sharing mode a GPU or an instance each."""
-    return not gpus_per_replica or sharing.traits.own_gpu or sharing.traits.instances
+    return not gpus_per_replica or sharing.traits.each_its_own
 
 
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:
