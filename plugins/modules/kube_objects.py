@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+import time
 
 from ansible.module_utils.basic import AnsibleModule
 
@@ -14,6 +15,7 @@ short_description: Applies a manifest server-side, only where the cluster differ
 description:
   - Asks the API server what would change (C(kubectl diff)) and applies only then.
   - An object whose namespace or kind does not exist yet cannot be compared; it is applied, which tells.
+  - An API server that is away, as one that restarts is for some seconds, is asked again for a minute.
   - In check mode nothing is applied, and a machine that has no cluster yet counts as different.
 options:
   manifest: {description: The manifest as text., type: str}
@@ -36,6 +38,13 @@ diff: {description: What differed., type: dict, returned: when it could be compa
 
 MANAGER = "node-provisioning"
 SAME, DIFFERENT = 0, 1
+# kubectl's words where the API server is away, or not all there yet; applying says no more than comparing then.
+AWAY = re.compile(
+    r"connection refused|was refused - did you specify|\bEOF\b|connection reset by peer|connection lost|no route to host"
+    r"|TLS handshake timeout|i/o timeout|Client\.Timeout exceeded|context deadline exceeded|etcdserver: "
+    r"|\(ServiceUnavailable\)|unable to handle the request|not yet ready to handle request"
+)
+AWAY_S, RETRY_S = 60.0, 3.0
 
 
 class Objects:
@@ -45,7 +54,15 @@ class Objects:
         self.module = module
 
     def kubectl(self, verb: str) -> tuple[int, str, str]:
-        """Runs one kubectl verb with the manifest: exit status, stdout, stderr."""
+        """Runs one kubectl verb with the manifest, again for a minute where nobody answers: exit status, stdout, stderr."""
+        began_s = time.monotonic()
+        while True:
+            code, out, err = self._once(verb)
+            if code == SAME or not AWAY.search(err) or time.monotonic() - began_s > AWAY_S:
+                return code, out, err
+            time.sleep(RETRY_S)
+
+    def _once(self, verb: str) -> tuple[int, str, str]:
         if self.module.params["src"]:
             return self._run(verb, *self.module.params["src"])
         # A file and not standard input: kubectl ends at the first object that it cannot find a place for, and the rest

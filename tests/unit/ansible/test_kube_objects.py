@@ -1,14 +1,27 @@
 """Objects are applied only where the cluster differs."""
 
+import itertools
+
 import pytest
 import tree
 from fake_module import Failed, FakeModule
 
 module = tree.module("kube_objects")
+# What kubectl says of an API server that restarts.
+AWAY = [
+    'error: unable to recognize "x.yaml": Get "https://192.0.2.1:6443/api": dial tcp 192.0.2.1:6443: connect: connection refused',
+    "The connection to the server 192.0.2.1:6443 was refused - did you specify the right host or port?",
+    "Unable to connect to the server: net/http: TLS handshake timeout",
+    'error when patching "x.yaml": Patch "https://192.0.2.1:6443/api/v1/namespaces/x": unexpected EOF',
+    'Get "https://192.0.2.1:6443/api": read tcp 192.0.2.1:36784->192.0.2.1:6443: read: connection reset by peer',
+    "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
+    "Error from server: etcdserver: request timed out",
+    'Error from server (Forbidden): namespaces "x" is forbidden: not yet ready to handle request',
+]
 
 
 def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr/bin/kubectl"):
-    """What the module exits with, and the verbs it used."""
+    """What the module exits with, and the verbs it used; an answer may be a list, whose last one stays."""
 
     class Fake(FakeModule):
         def exit_json(self, **result):
@@ -17,9 +30,15 @@ def run(monkeypatch, diff, apply=(0, "", ""), *, check_mode=False, kubectl="/usr
         def get_bin_path(self, _name):
             return kubectl
 
-    answers = {"diff": diff, "apply": apply}
+    answers = {
+        verb: given if isinstance(given, list) else [given] for verb, given in (("diff", diff), ("apply", apply))
+    }
+    said = {verb: itertools.chain(given, itertools.repeat(given[-1])) for verb, given in answers.items()}
+    clock_s = itertools.count()
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock_s))
+    monkeypatch.setattr(module.time, "sleep", lambda _: None)
     fake = Fake(
-        lambda words: answers[words[1]],
+        lambda words: next(said[words[1]]),
         check_mode=check_mode,
         manifest="kind: x",
         src=None,
@@ -66,3 +85,18 @@ def test_check_mode_applies_nothing(monkeypatch):
 def test_check_mode_on_a_machine_without_kubectl(monkeypatch):
     result, verbs = run(monkeypatch, (1, "x", ""), check_mode=True, kubectl=None)
     assert (result["changed"], verbs) == (True, [])
+
+
+@pytest.mark.parametrize("words", AWAY)
+def test_an_api_server_that_restarts_is_asked_again(monkeypatch, words):
+    # Right after an upgrade, what could not be compared was applied and called changed, though it was the same.
+    result, verbs = run(monkeypatch, [(2, "", words), (2, "", words), (0, "", "")])
+    assert (result["changed"], verbs) == (False, ["diff", "diff", "diff"])
+    result, verbs = run(monkeypatch, (1, "x", ""), [(1, "", words), (0, "", "")])
+    assert (result["changed"], verbs) == (True, ["diff", "apply", "apply"])
+
+
+def test_one_that_stays_away_ends_it_after_a_minute(monkeypatch):
+    with pytest.raises(Failed, match="connection refused"):
+        run(monkeypatch, (2, "", AWAY[0]), (1, "", AWAY[0]))
+    assert 60 < module.time.monotonic() < 180

@@ -12,8 +12,16 @@ from tree import ROOT
 PROGRAM = """\
 #!/bin/sh
 echo "$(basename $0) $*" >> {folder}/calls
+asked="$(basename $0) $*"
+case "$asked" in kubectl*|"kubeadm token"*)
+  tried={folder}/tried-$(echo "$asked" | cksum | cut -d " " -f 1)
+  if test -e {folder}/away && ! test -e $tried; then
+    touch $tried; cat {folder}/away >&2; exit 1
+  fi;;
+esac
 case "$*" in
   "token create"*) echo kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:00 ;;
+  "token delete"*) test ! -e {folder}/gone || {{ echo 'secrets "bootstrap-token-abcdef" not found' >&2; exit 1; }} ;;
   "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
   "restart kubelet.service") cp {folder}/bootstrap {folder}/asked-by; rm -f {folder}/ended ;;
   "x509 "*) test ! -e {folder}/ended ;;
@@ -26,6 +34,19 @@ PLAY = """\
   environment: {PATH: "{{ folder }}:{{ lookup('ansible.builtin.env', 'PATH') }}"}
   tasks:
     - {name: Renew, ansible.builtin.include_role: {name: worker, tasks_from: renewal.yml}}
+"""
+# What kubectl said when the API server restarted while a worker left; and of a pod that did not end in time.
+AWAY = """\
+error: unable to cordon node "gpu-node-2": Patch "https://192.0.2.1:6443/api/v1/nodes/gpu-node-2": unexpected EOF
+There are pending nodes to be drained:
+ gpu-node-2
+Get "https://192.0.2.1:6443/api/v1/pods": dial tcp 192.0.2.1:6443: connect: connection refused
+"""
+TOO_LONG = """\
+error: unable to drain node "gpu-node-2" due to error: context deadline exceeded, continuing command...
+There are pending nodes to be drained:
+ gpu-node-2
+context deadline exceeded
 """
 LOOKED = "openssl x509 -noout -checkend 0"
 RENEWED = [
@@ -49,7 +70,7 @@ OWN = {
 }
 
 
-def play(folder, text, hosts, given):
+def play(folder, text, hosts, given, status=0):
     """One run of a play on hosts of its own, each its own control plane, with programs that write down their calls."""
     for name, host in hosts.items():
         own = folder / name / "etc"
@@ -68,12 +89,14 @@ def play(folder, text, hosts, given):
         "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
         "ANSIBLE_HOME": str(folder / "home"),
     }
-    given = json.dumps(given | {"__worker_control_plane": "{{ inventory_hostname }}"})
+    given = json.dumps(given | {"__worker_control_plane": "{{ inventory_hostname }}", "__worker_retry_s": 0})
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
     done = subprocess.run(
         [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == status, done.stdout + done.stderr
+    paths = {name: folder / name / "etc/calls" for name in hosts}
+    return {name: path.read_text().splitlines() if path.exists() else [] for name, path in paths.items()}
 
 
 @pytest.fixture(scope="module")
@@ -138,4 +161,49 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
         "name-taken": [*undone, *joined],
     }
     deleted = [line for line in calls["registered"] if "kubectl" in line][1]
-    assert deleted.endswith("delete node gpu-node-2")
+    assert deleted.endswith("delete node gpu-node-2 --ignore-not-found")
+
+
+def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_joins(tmp_path):
+    own = tmp_path / "joins/etc"
+    own.mkdir(parents=True)
+    (own / "away").write_text(AWAY)
+    (own / "gone").touch()  # the token: it was deleted, and the answer lost
+    (own / "node").write_text(json.dumps({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}}))
+    hosts = {"joins": {"__worker_state": {"probe": {"paths": {str(own / "mark"): {"exists": True}}}}}}
+    places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
+    facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7"]}}, "worker_node_name": "gpu-node-2"}
+    calls = play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | facts)
+    twice = {line for line in calls["joins"] if line.startswith(("kubectl", "kubeadm token"))}
+    assert {line: calls["joins"].count(line) for line in twice} == dict.fromkeys(twice, 2)
+    assert len(twice) == 4
+
+
+def leaving(folder, said):
+    """The calls of a worker that leaves, asked by the first word of kubectl and kubeadm; said: what the API server says once."""
+    own = folder / "leaves/etc"
+    own.mkdir(parents=True)
+    (own / "kubernetes").mkdir()
+    (own / "away").write_text(said)
+    (own / "node").write_text("node/gpu-node-2")
+    there = {"/usr/bin/kubeadm": {"exists": True}, "/etc/kubernetes": {"exists": True}}
+    cluster = {"probe": {"paths": {"/etc/kubernetes/admin.conf": {"exists": True}}}}
+    given = {
+        "__worker_state": {"probe": {"paths": there}},
+        "__worker_cluster": cluster,
+        "worker_node_name": "gpu-node-2",
+    }
+    given |= {"__worker_folder": str(own / "kubernetes")}
+    text = PLAY.replace("renewal.yml", "reset.yml")
+    calls = play(folder, text, {"leaves": {}}, given, status=0 if said == AWAY else 2)["leaves"]
+    assert (own / "kubernetes").exists() == (said != AWAY)
+    return [" ".join(line.replace("--kubeconfig /etc/kubernetes/admin.conf ", "").split()[:2]) for line in calls]
+
+
+def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_leaves(tmp_path):
+    asked = ["kubectl get", "kubectl drain", "kubeadm reset", "kubectl delete"]
+    assert leaving(tmp_path, AWAY) == [line for line in asked for _ in range(1 if "kubeadm" in line else 2)]
+
+
+def test_pods_that_do_not_end_in_time_are_not_waited_for_again(tmp_path):
+    assert leaving(tmp_path, TOO_LONG)[-1:] == ["kubectl drain"]

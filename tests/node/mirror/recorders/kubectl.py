@@ -84,12 +84,15 @@ def positional(arguments: list[str]) -> list[str]:
 def require_kubeconfig(arguments: list[str]) -> remote.Server:
     """Read the kubeconfig that kubectl would, and refuse as it does."""
     default = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube/config")
-    path = Path(option(arguments, "--kubeconfig", default=default))
+    named = option(arguments, "--kubeconfig", default="")
+    path = Path(named or default)
     try:
         return remote.Server.of(path)
     except PermissionError:
         fail(f'error: error loading config file "{path}": open {path}: permission denied')
     except FileNotFoundError:
+        if named:
+            fail(f"error: stat {path}: no such file or directory")
         fail("The connection to the server localhost:8080 was refused - did you specify the right host or port?")
 
 
