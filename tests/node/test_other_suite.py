@@ -236,7 +236,8 @@ def test_a_driver_is_installed_at_one_version_held_with_its_kernel_and_taken_off
         NODE_STAGE, *alone
     )
     assert off.status == 0, off.explain()
-    machine.ssh("umount /proc/driver")  # the module stays in memory until the next boot
+    # The module stays in memory until the next boot, and the account of the persistence daemon for good.
+    machine.ssh(f"umount /proc/driver && userdel {driver.PERSISTENCE_ACCOUNT}")
     left = fingerprint.difference(before, fingerprint.take(machine))
     assert left == "", f"somebody's hold stays as well: {left}"
     assert "nvidia.ko" not in machine.output("cat /lib/modules/$(uname -r)/modules.dep")

@@ -10,11 +10,11 @@ from tests.node.machine.errors import MachineError
 
 @dataclass(frozen=True)
 class File:
-    """One file of a package: its text and its mode; conffile: below /etc, whether dpkg keeps an edited one."""
+    """One file of a package: its text and its mode; conffile: whether dpkg keeps an edited one, by default what lies below /etc."""
 
     text: str
     mode: int = 0o644
-    conffile: bool = True
+    conffile: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,11 @@ class Package:
     @property
     def conffiles(self) -> list[str]:
         """What dpkg keeps where it was edited."""
-        return [name for name, file in self.files.items() if name.startswith("/etc/") and file.conffile]
+        return [
+            name
+            for name, file in self.files.items()
+            if (name.startswith("/etc/") if file.conffile is None else file.conffile)
+        ]
 
 
 def build(package: Package, folder: Path) -> Path:

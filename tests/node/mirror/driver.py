@@ -1,7 +1,8 @@
 """NVIDIA's driver and a kernel's packages, made small: upstream's names and what the role and the verdict look at.
 
 The module is none: once it was "built" it stands in the kernel's list, and `modprobe nvidia` (the real one) has a program run that
-shows it where the real one would.
+shows it where the real one would. What the daemons and the sources bring, and under which paths, is held against upstream's by
+`tests/unit/ansible/test_stand_ins.py`.
 """
 
 from tests.node.mirror.debs import File, Package
@@ -14,7 +15,7 @@ DKMS = """\
 # dkms autoinstall --kernelver RELEASE: what the sources in /usr/src say is built.
 set -eu
 [ "$1 $2" = "autoinstall --kernelver" ] || { echo "this stand-in does not know: dkms $*" >&2; exit 1; }
-test -e /usr/src/nvidia || exit 0
+ls -d /usr/src/nvidia-* > /dev/null 2>&1 || exit 0
 grep -q updates/dkms/nvidia.ko "/lib/modules/$3/modules.dep" || echo "updates/dkms/nvidia.ko:" >> "/lib/modules/$3/modules.dep"
 """
 BUILD = '#!/bin/sh\nset -e\n[ "$1" != configure ] || dkms autoinstall --kernelver "$(uname -r)"\n'
@@ -32,12 +33,42 @@ DAEMON = """\
 Description={name}, recorded
 
 [Service]
-ExecStart=/usr/bin/{name}
+Type=forking
+ExecStart={command}
 
 [Install]
 WantedBy=multi-user.target
 """
-WAIT = "#!/bin/sh\nexec sleep infinity\n"
+# Neither runs where no module is loaded: the packages' own attempt to start it, right when they are installed, comes to nothing.
+RUN = """\
+#!/bin/sh
+test -e /proc/driver/nvidia/version || {{ echo "{name}: the NVIDIA driver is not loaded" >&2; exit 1; }}
+setsid sleep infinity &
+"""
+# An account that stays when the package goes, as the real one's does; enabled and begun by the package itself.
+PERSISTENCE_ACCOUNT = "nvpd"
+PERSISTENCE_BEGINS = f"""\
+#!/bin/sh
+set -e
+[ "$1" = configure ] || exit 0
+getent passwd {PERSISTENCE_ACCOUNT} > /dev/null ||
+  useradd --system --home-dir /var/run/nvpd/ --comment "NVIDIA Persistence Daemon" {PERSISTENCE_ACCOUNT}
+deb-systemd-helper enable nvidia-persistenced.service > /dev/null
+systemctl daemon-reload
+deb-systemd-invoke start nvidia-persistenced.service > /dev/null || true
+"""
+PERSISTENCE_ENDS = """\
+#!/bin/sh
+set -e
+[ "$1" != remove ] || deb-systemd-invoke stop nvidia-persistenced.service > /dev/null || true
+"""
+PERSISTENCE_GONE = """\
+#!/bin/sh
+set -e
+[ "$1" != purge ] || deb-systemd-helper purge nvidia-persistenced.service > /dev/null || true
+"""
+UNITS = "/usr/lib/systemd/system"
+NVSWITCH = "/usr/share/nvidia/nvswitch"
 
 
 def repository(version: str) -> list[Package]:
@@ -60,12 +91,12 @@ def kernel(release: str) -> list[Package]:
 def _parts(version: str) -> list[Package]:
     full = version + REVISION
     # A later part would do as well, as far as these say: it is the role that keeps them together.
-    parts = ("nvidia-driver-cuda", "libcuda1", "nvidia-modprobe")
+    parts = ("nvidia-driver-cuda", "libcuda1", "libnvidia-cfg1", "nvidia-modprobe")
     needed = ", ".join(f"{name} (>= {full})" for name in (*parts, "nvidia-persistenced"))
     return [
         *(Package(name, full) for name in parts),
-        _daemon("nvidia-persistenced", full),
-        _daemon("nvidia-fabricmanager", full),
+        _persistence_daemon(full),
+        _fabric_manager(full),
         _modules("nvidia-kernel-open-dkms", version, "Open Kernel Module"),
         _modules("nvidia-kernel-dkms", version, "Kernel Module"),
         Package("nvidia-open", full, depends=f"nvidia-kernel-open-dkms (>= {full}), {needed}"),
@@ -76,7 +107,9 @@ def _parts(version: str) -> list[Package]:
 def _modules(name: str, version: str, kind: str) -> Package:
     loader = "/usr/lib/nvidia/load"
     files = {
-        "/usr/src/nvidia": File(version + "\n"),
+        f"/usr/src/nvidia-{version}/dkms.conf": File(
+            f'PACKAGE_NAME="nvidia"\nPACKAGE_VERSION="{version}"\nAUTOINSTALL="yes"\n'
+        ),
         "/etc/modprobe.d/nvidia.conf": File(f"install nvidia {loader}\n"),
         loader: File(LOAD.format(kind=kind, version=version), 0o755),
     }
@@ -84,9 +117,23 @@ def _modules(name: str, version: str, kind: str) -> Package:
     return Package(name, version + REVISION, files, "dkms", scripts=scripts)
 
 
-def _daemon(name: str, full: str) -> Package:
+def _persistence_daemon(full: str) -> Package:
+    name = "nvidia-persistenced"
+    program = f"/usr/bin/{name}"
     files = {
-        f"/usr/bin/{name}": File(WAIT, 0o755),
-        f"/usr/lib/systemd/system/{name}.service": File(DAEMON.format(name=name)),
+        program: File(RUN.format(name=name), 0o755),
+        f"{UNITS}/{name}.service": File(DAEMON.format(name=name, command=f"{program} --user {PERSISTENCE_ACCOUNT}")),
+        f"/etc/init.d/{name}": File("#!/bin/sh\n", 0o755),
+    }
+    scripts = {"postinst": PERSISTENCE_BEGINS, "prerm": PERSISTENCE_ENDS, "postrm": PERSISTENCE_GONE}
+    return Package(name, full, files, "libnvidia-cfg1, adduser", scripts=scripts)
+
+
+def _fabric_manager(full: str) -> Package:
+    name, settings = "nvidia-fabricmanager", f"{NVSWITCH}/fabricmanager.cfg"
+    files = {
+        "/usr/bin/nv-fabricmanager": File(RUN.format(name=name), 0o755),
+        f"{UNITS}/{name}.service": File(DAEMON.format(name=name, command=f"/usr/bin/nv-fabricmanager -c {settings}")),
+        settings: File("DAEMONIZE=1\n", conffile=True),
     }
     return Package(name, full, files)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.node.mirror import manifests, packages
+from tests.node.mirror import driver, manifests, packages
 from tests.support import schemas
 from tests.support.cases import every
 
@@ -76,13 +76,36 @@ PACKAGES = {
             {"/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env", "/etc/nvidia-container-runtime/config.toml"}
         ),
     ),
+    # Debian's of 550, by NVIDIA's own source; NVIDIA's repository was not to be had. Left out: libc6 and libtirpc3t64. Its script
+    # makes the account nvpd, which no script takes away, enables the service and starts it, whatever comes of that.
+    "nvidia-persistenced": Upstream(
+        frozenset(
+            {"/usr/bin/nvidia-persistenced", "/etc/init.d/nvidia-persistenced", f"{UNITS}/nvidia-persistenced.service"}
+        ),
+        conffiles=frozenset({"/etc/init.d/nvidia-persistenced"}),
+        depends=frozenset({"libnvidia-cfg1", "adduser"}),
+    ),
+    # NVIDIA's packaging as it is published, which is older than 580: it has a topology for each machine beside the settings, an
+    # nvswitch-audit, its unit still below /lib, and depends on libc6 and systemd-coredump.
+    "nvidia-fabricmanager": Upstream(
+        frozenset(
+            {"/usr/bin/nv-fabricmanager", f"{UNITS}/nvidia-fabricmanager.service"}
+            | {"/usr/share/nvidia/nvswitch/fabricmanager.cfg"}
+        ),
+        conffiles=frozenset({"/usr/share/nvidia/nvswitch/fabricmanager.cfg"}),
+    ),
 }
 # What the recorders run on.
 OURS = {"python3", "python3-yaml", "openssl"}
 ROW = {"kubernetes": "1.36.4", "cri_tools": "1.36.0", "kubernetes_cni": "1.9.1"}
 STAND_INS = {
     one.name: one
-    for one in (*packages.crio("1.36.3"), *packages.kubernetes(ROW), *packages.nvidia("1.20.0"))
+    for one in (
+        *packages.crio("1.36.3"),
+        *packages.kubernetes(ROW),
+        *packages.nvidia("1.20.0"),
+        *driver.repository("580.95.05"),
+    )
     if one.name in PACKAGES
 }
 
@@ -92,7 +115,7 @@ def test_a_stand_in_brings_what_the_real_package_brings(name):
     package, upstream = STAND_INS[name], PACKAGES[name]
     assert {path for path in package.files if not path.startswith("/usr/lib/recorders/")} == upstream.files
     assert set(package.conffiles) == upstream.conffiles
-    needed = {re.split(r"[ (]", one.strip())[0] for one in package.depends.split(",")}
+    needed = {re.split(r"[ (]", one.strip())[0] for one in package.depends.split(",") if one}
     assert needed - OURS == upstream.depends
 
 
