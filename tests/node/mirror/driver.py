@@ -45,6 +45,17 @@ RUN = """\
 test -e /proc/driver/nvidia/version || {{ echo "{name}: the NVIDIA driver is not loaded" >&2; exit 1; }}
 setsid sleep infinity &
 """
+# What systemd asks by when the service is switched on or off.
+RUNLEVELS = """\
+#!/bin/sh
+### BEGIN INIT INFO
+# Provides:          {name}
+# Required-Start:    $local_fs
+# Required-Stop:     $local_fs
+# Default-Start:     2 3 4 5
+# Default-Stop:      0 1 6
+### END INIT INFO
+"""
 # An account that stays when the package goes, as the real one's does; enabled and begun by the package itself.
 PERSISTENCE_ACCOUNT = "nvpd"
 PERSISTENCE_BEGINS = f"""\
@@ -53,6 +64,7 @@ set -e
 [ "$1" = configure ] || exit 0
 getent passwd {PERSISTENCE_ACCOUNT} > /dev/null ||
   useradd --system --home-dir /var/run/nvpd/ --comment "NVIDIA Persistence Daemon" {PERSISTENCE_ACCOUNT}
+update-rc.d nvidia-persistenced defaults > /dev/null
 deb-systemd-helper enable nvidia-persistenced.service > /dev/null
 systemctl daemon-reload
 deb-systemd-invoke start nvidia-persistenced.service > /dev/null || true
@@ -65,7 +77,9 @@ set -e
 PERSISTENCE_GONE = """\
 #!/bin/sh
 set -e
-[ "$1" != purge ] || deb-systemd-helper purge nvidia-persistenced.service > /dev/null || true
+[ "$1" = purge ] || exit 0
+update-rc.d nvidia-persistenced remove > /dev/null
+deb-systemd-helper purge nvidia-persistenced.service > /dev/null || true
 """
 UNITS = "/usr/lib/systemd/system"
 NVSWITCH = "/usr/share/nvidia/nvswitch"
@@ -123,7 +137,7 @@ def _persistence_daemon(full: str) -> Package:
     files = {
         program: File(RUN.format(name=name), 0o755),
         f"{UNITS}/{name}.service": File(DAEMON.format(name=name, command=f"{program} --user {PERSISTENCE_ACCOUNT}")),
-        f"/etc/init.d/{name}": File("#!/bin/sh\n", 0o755),
+        f"/etc/init.d/{name}": File(RUNLEVELS.format(name=name), 0o755),
     }
     scripts = {"postinst": PERSISTENCE_BEGINS, "prerm": PERSISTENCE_ENDS, "postrm": PERSISTENCE_GONE}
     return Package(name, full, files, "libnvidia-cfg1, adduser", scripts=scripts)
