@@ -1,6 +1,8 @@
-"""The tree of commands."""
+"""The tree of commands.
 
-from __future__ import annotations
+Modules of commands keep their annotations as objects, without ``from __future__ import annotations``: typer would compile
+each of them four times at every start.
+"""
 
 import difflib
 import re
@@ -41,7 +43,7 @@ _EXAMPLES = {
 class _Panels(TyperGroup):
     """Help that lists the commands by their panel, none cut short; rich does so, and takes longer to load than to read."""
 
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         """Write a section for each panel, in the order of their first commands."""
         panels: dict[str, list[Command]] = {}
         for command in map(self.commands.__getitem__, self.list_commands(ctx)):
@@ -51,7 +53,7 @@ class _Panels(TyperGroup):
             with formatter.section(panel):
                 formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
 
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Refuse what is empty (UsageError): a path of no characters is the folder where one stands, which nobody means."""
         empty = next((place for place, word in enumerate(args) if word == "" or _NOTHING_GIVEN.fullmatch(word)), None)
         if empty is not None and not ctx.resilient_parsing:
@@ -62,7 +64,7 @@ class _Panels(TyperGroup):
             )
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Context) -> Any:
+    def invoke(self, ctx: "Context") -> Any:
         """Run a command. One that is called without what it needs says what that is (UsageError), one called with what cannot be says why."""
         try:
             return super().invoke(ctx)

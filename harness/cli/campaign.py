@@ -1,7 +1,5 @@
 """Commands about campaigns: init, validate, plan, doctor, run, resume, status, schema."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -213,7 +211,7 @@ def doctor(
         raise typer.Exit(PreflightError.exit_code)
 
 
-def _print_checks(checks: Sequence[Check], access: str) -> None:
+def _print_checks(checks: "Sequence[Check]", access: str) -> None:
     output.table(
         ["", "check", "found"],
         [["ok" if check.ok else "NO" if check.required else "--", check.name, check.found] for check in checks],
@@ -325,7 +323,7 @@ def resume(
     _finish(outcome, folder, asked, report=report)
 
 
-def _finish(outcome: Outcome, folder: CampaignFolder, asked: Gate, *, report: bool) -> None:
+def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Gate", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.campaign.stages import answers
     from harness.campaign.stress import bests
@@ -422,7 +420,7 @@ def schema() -> None:
     output.document(CampaignSpec.model_json_schema())
 
 
-def _phases(timing: Timing) -> str:
+def _phases(timing: "Timing") -> str:
     from harness.cli.render import duration
 
     return (
@@ -431,12 +429,12 @@ def _phases(timing: Timing) -> str:
     )
 
 
-def _at_most(spec: CampaignSpec) -> str:
+def _at_most(spec: "CampaignSpec") -> str:
     """What stands before the figures of a plan that may be cut short."""
     return "At most " if spec.open_ended or spec.timing.stop_when_known is not None else ""
 
 
-def _finding(finding: Finding) -> dict[str, str]:
+def _finding(finding: "Finding") -> dict[str, str]:
     return {
         "severity": finding.severity.value,
         "check": finding.check,
@@ -445,7 +443,7 @@ def _finding(finding: Finding) -> dict[str, str]:
     }
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: "list[Finding]") -> None:
     if not findings:
         output.sentence("preflight: nothing speaks against it.")
     for finding in findings:

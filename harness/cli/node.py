@@ -1,7 +1,5 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -234,7 +232,7 @@ def _password(*, asked: bool) -> str | None:
     return typer.prompt("sudo password", hide_input=True, err=True) if asked else None
 
 
-def _play(request: RunRequest, *, asked: bool, json: bool) -> None:
+def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
     from harness.cli.node_progress import task_listener
     from harness.node.errors import PlaybookError
@@ -257,7 +255,7 @@ def _play(request: RunRequest, *, asked: bool, json: bool) -> None:
         )
 
 
-def _print_summary(summary: RunSummary) -> None:
+def _print_summary(summary: "RunSummary") -> None:
     from harness.cli.render import duration
 
     rows = [[role.role, role.tasks, role.changed, f"{role.duration_s:.1f}"] for role in summary.roles]
@@ -272,12 +270,12 @@ def _print_summary(summary: RunSummary) -> None:
     output.result(f"{summary.status.value}: {summary.changed} {what}, {duration(summary.duration_s)}.")
 
 
-def _verdict_document(verdicts: Sequence[Verdict]) -> dict[str, object]:
+def _verdict_document(verdicts: "Sequence[Verdict]") -> dict[str, object]:
     first, *others = (verdict.to_dict() for verdict in verdicts)
     return {**first, "ok": all(verdict.ok for verdict in verdicts), "others": others}
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: "Verdict") -> None:
     output.result(f"{verdict.host} (boot {verdict.boot_id})")
     rows = [["ok" if check.ok else "NO", check.name, "" if check.ok else check.found] for check in verdict.checks]
     output.table(["", "check", "found"], [*rows, *(["--", each.name, each.reason] for each in verdict.not_applicable)])
@@ -287,7 +285,7 @@ def _print_verdict(verdict: Verdict) -> None:
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
 
 
-def _print_profile(reports: Sequence[Report], *, json: bool) -> None:
+def _print_profile(reports: "Sequence[Report]", *, json: bool) -> None:
     from harness.errors import NodeError
     from harness.node.checks.cis import PROFILE
 
@@ -307,7 +305,7 @@ def _print_profile(reports: Sequence[Report], *, json: bool) -> None:
         )
 
 
-def _require_well(verdicts: Sequence[Verdict]) -> None:
+def _require_well(verdicts: "Sequence[Verdict]") -> None:
     from harness.errors import NodeError
 
     failed = [f"{verdict.host} {check.name}" for verdict in verdicts for check in verdict.failed]
@@ -315,7 +313,7 @@ def _require_well(verdicts: Sequence[Verdict]) -> None:
         raise NodeError(f"{len(failed)} checks failed: {', '.join(failed)}.", advice="Each says above what to do.")
 
 
-def _print_reboot(report: RebootReport, *, json: bool) -> None:
+def _print_reboot(report: "RebootReport", *, json: bool) -> None:
     if json:
         output.document(report.to_dict())
         return
@@ -329,7 +327,7 @@ def _print_reboot(report: RebootReport, *, json: bool) -> None:
     )
 
 
-def _require_survived(report: RebootReport) -> None:
+def _require_survived(report: "RebootReport") -> None:
     from harness.errors import NodeError
 
     if not report.ok:

@@ -1,7 +1,5 @@
 """The command about turns: how long a time slice is, and what a switch takes."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """The command about one workload alone: where its time goes, and how far its batch can be raised."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -206,7 +204,7 @@ def show(analysis: Any, written: Path, *, json: bool) -> None:
     output.result(f"\nreport: {written}")
 
 
-def _cluster(file: Path) -> KubernetesSpec:
+def _cluster(file: Path) -> "KubernetesSpec":
     from harness.campaign.source import read_source
     from harness.errors import UsageError
 

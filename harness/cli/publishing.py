@@ -1,7 +1,5 @@
 """Commands about results that others read: publish, reproduce, leaderboard."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -177,7 +175,7 @@ def reproduce(
     _refuse_other_figures(found, archive, folders)
 
 
-def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
+def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
     """How many runs and minutes, and why there may be more than were published."""
     spec = source.spec
     if spec.open_ended:
@@ -192,7 +190,7 @@ def _what_it_takes(source: CampaignSource, most: int, within: float) -> str:
     )
 
 
-def _runs(spec: CampaignSpec) -> str:
+def _runs(spec: "CampaignSpec") -> str:
     """``24 runs, about 3 min 10 s``."""
     from harness.campaign.plan import expand, most
     from harness.cli.render import duration
@@ -200,7 +198,7 @@ def _runs(spec: CampaignSpec) -> str:
     return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
 
 
-def _run_again(source: CampaignSource, archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
+def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.backends.choose import make_backend
     from harness.campaign.begin import begin
@@ -218,7 +216,7 @@ def _run_again(source: CampaignSource, archive: Path, before: Sequence[Path], re
     return folder.path
 
 
-def _print_reproduction(found: Reproduction) -> None:
+def _print_reproduction(found: "Reproduction") -> None:
     from harness.analysis.format import replicas_in_words
     from harness.analysis.reproduction import Outcome
 
@@ -244,7 +242,7 @@ def _print_reproduction(found: Reproduction) -> None:
     output.sentence(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
-def _refuse_other_figures(found: Reproduction, archive: Path, again: Sequence[Path]) -> None:
+def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
     from harness.analysis.reproduction import Outcome
     from harness.errors import NotReproducedError
 
@@ -279,7 +277,7 @@ def leaderboard(
         output.result(found.to_markdown())
 
 
-def _print_leaderboard(found: Leaderboard) -> None:
+def _print_leaderboard(found: "Leaderboard") -> None:
     """The figures of what can be compared below each other, and from which campaign they are."""
     from harness.campaign.leaderboard import printable
 

@@ -1,7 +1,5 @@
 """Commands about results: verify, report, compare, export, archive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -213,7 +211,7 @@ def compare(
     judged.refuse()
 
 
-def _comparison_document(found: Comparison, answered: list[Answer], page: Path | None) -> dict[str, Any]:
+def _comparison_document(found: "Comparison", answered: "list[Answer]", page: Path | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     questions = [
@@ -227,7 +225,7 @@ def _comparison_document(found: Comparison, answered: list[Answer], page: Path |
     }
 
 
-def _rows(decision: Answer) -> list[dict[str, str]]:
+def _rows(decision: "Answer") -> list[dict[str, str]]:
     """The decision's table as people read it, a line each."""
     if decision.table is None:
         return []
@@ -241,8 +239,8 @@ def _rows(decision: Answer) -> list[dict[str, str]]:
 
 
 def _print_comparison(
-    found: Comparison,
-    answered: list[Answer],
+    found: "Comparison",
+    answered: "list[Answer]",
     company: dict[str, list[str]],
     page: Path | None,
     *,
@@ -269,7 +267,7 @@ def _print_comparison(
         output.result(f"\npage: {page}")
 
 
-def _print_decision(decision: Answer) -> None:
+def _print_decision(decision: "Answer") -> None:
     """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
     workload = ""
@@ -285,7 +283,7 @@ def _print_decision(decision: Answer) -> None:
         output.entry(f"({gap})")
 
 
-def _print_tests(found: Comparison) -> None:
+def _print_tests(found: "Comparison") -> None:
     from harness.analysis.format import ratio_entry, replicas_in_words
 
     for place, b, a in dict.fromkeys((line.place, line.b, line.a) for line in found.lines):

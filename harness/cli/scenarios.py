@@ -1,7 +1,5 @@
 """The command about scenarios: their results in one place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

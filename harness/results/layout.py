@@ -13,6 +13,7 @@ ISO-8601 with milliseconds and ``Z``.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +72,7 @@ def iso(time_s: float) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+@functools.lru_cache(4096)  # every metric's rows have the same times
 def from_iso(text: str) -> float:
     """Seconds since the epoch of a timestamp that ``iso`` wrote. Raises ValueError on anything else."""
     moment = datetime.fromisoformat(text)
