@@ -1,6 +1,6 @@
 """The disk of a fresh server: Debian packages into a tar (slow, cached), then into an ext4 file (no loop mounts).
 
-Both are cached by the hash of everything that goes into them, this file's own text included.
+Both are cached by the hash of everything that goes into them, the text of this file and of what it puts there included.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from tests.node.machine import deps
 from tests.node.machine.deps import Tools
 from tests.node.machine.errors import MachineError
 
+KEPT_BYTECODE = Path(__file__).with_name("kept_bytecode.py")
 # What a minimal cloud server has: no build tools, no container tools, no python beyond what apt needs.
 PACKAGES = (
     "apt,apt-utils,ca-certificates,curl,dbus,e2fsprogs,gpg,gpgv,iproute2,iputils-ping,kmod,less,libpam-systemd,"
@@ -102,7 +103,8 @@ def build(tools: Tools, suite: str = "bookworm") -> Disks:
         key = ssh_key(tools)
         tarball = _root_tarball(tools, suite)
         kernels = ",".join(sorted(path.name for path in tools.modules.iterdir()))
-        inputs = (tarball.name, kernels, key.with_suffix(".pub").read_text(), Path(__file__).read_text())
+        texts = (path.read_text() for path in (key.with_suffix(".pub"), Path(__file__), KEPT_BYTECODE))
+        inputs = (tarball.name, kernels, *texts)
         folder = tools.cache / f"image-{suite}-{_digest(*inputs)}"
         disks = Disks(folder / "root.img", folder / "swap.img")
         if not folder.exists():
@@ -207,6 +209,9 @@ def _customize(root: Path, public_key: str) -> None:
     (root / "swapfile").write_bytes(b"\xff" * SWAP_FILE_BYTES)
     (root / "swapfile").chmod(0o600)
     _run("mkswap", "-q", root / "swapfile")
+    packages = root / "usr/lib/python3/dist-packages"
+    _write(packages / KEPT_BYTECODE.name, KEPT_BYTECODE.read_text())
+    _write(packages / "kept_bytecode.pth", "import kept_bytecode\n")
 
 
 def _write(path: Path, text: str) -> None:
