@@ -38,11 +38,12 @@ diff: {description: What differed., type: dict, returned: when it could be compa
 
 MANAGER = "node-provisioning"
 SAME, DIFFERENT = 0, 1
-# kubectl's words where the API server is away, or not all there yet; applying says no more than comparing then.
+# kubectl's words where the API server is away, or not all there yet: one that has just started forbids what it allows a few
+# seconds later, and objects that could not be compared then were applied and called changed.
 AWAY = re.compile(
     r"connection refused|was refused - did you specify|\bEOF\b|connection reset by peer|connection lost|no route to host"
     r"|TLS handshake timeout|i/o timeout|Client\.Timeout exceeded|context deadline exceeded|etcdserver: "
-    r"|\(ServiceUnavailable\)|unable to handle the request|not yet ready to handle request"
+    r"|\(ServiceUnavailable\)|unable to handle the request|not yet ready to handle request|is forbidden: User |failed to download openapi"
 )
 AWAY_S, RETRY_S = 60.0, 3.0
 

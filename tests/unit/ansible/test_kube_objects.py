@@ -17,6 +17,9 @@ AWAY = [
     "Error from server (ServiceUnavailable): the server is currently unable to handle the request",
     "Error from server: etcdserver: request timed out",
     'Error from server (Forbidden): namespaces "x" is forbidden: not yet ready to handle request',
+    'error: error validating "x.yaml": error validating data: failed to download openapi: unknown; if you choose to ignore these',
+    # It answers, and has not read yet what the administrator may do.
+    'Error from server (Forbidden): namespaces "x" is forbidden: User "kubernetes-admin" cannot get resource "namespaces"',
 ]
 
 
