@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.cluster.api_server import ROOT, Cluster, found
+from tests.support.module_python import module_python
 
 WITHIN_S = 300
 _INSIDE = """\
@@ -73,7 +74,7 @@ def play(cluster: Cluster, playbook: str, *arguments: str, **variables: Any) -> 
     inside = ["unshare", "--mount", "--propagation", "private", "sh", "-c", _INSIDE, "sh", str(folder)]
     inside += [str(cluster.kubeconfig), str(found("kubectl")), str(home(cluster))]
     program = Path(sys.executable).with_name("ansible-playbook")
-    extra = json.dumps({"ansible_python_interpreter": sys.executable, **variables})
+    extra = json.dumps({"ansible_python_interpreter": module_python(), **variables})
     command = [*inside, str(program), "-i", "inventory/hosts.yml", playbook, "-e", extra, *arguments]
     environment = os.environ | {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_NOCOLOR": "1"}
     done = subprocess.run(

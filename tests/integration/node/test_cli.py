@@ -12,6 +12,7 @@ import pytest
 
 from harness.node.checks import registered
 from tests.support import forked
+from tests.support.module_python import module_python
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -33,7 +34,7 @@ def harness(*words: object, project: Path = ROOT, cwd: Path = ROOT) -> subproces
 def project(tmp_path: Path) -> Path:
     """A project with two roles that only say things and write one file."""
     (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\nroles_path = roles\n")
-    (tmp_path / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    (tmp_path / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={module_python()}\n")
     role(tmp_path, "swap", '- name: Write\n  ansible.builtin.copy: {content: a, dest: "{{ playbook_dir }}/made"}\n')
     role(tmp_path, "kernel", "- name: Say\n  ansible.builtin.debug: {msg: hello}\n")
     (tmp_path / "site.yml").write_text(
@@ -178,7 +179,7 @@ def test_an_unwell_machine_saves_no_state(tmp_path: Path) -> None:
 def test_an_inventory_of_a_control_plane_alone_is_judged(tmp_path: Path) -> None:
     host = {
         "ansible_connection": "local",
-        "ansible_python_interpreter": sys.executable,
+        "ansible_python_interpreter": module_python(),
         "dcgm_exporter_profiling": "maybe",
     }
     (tmp_path / "hosts.yml").write_text(json.dumps({"control_plane": {"hosts": {"localhost": host}}}))

@@ -20,6 +20,7 @@ from harness.node.events import NodeEvent, Outcome, TaskEnded, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary
 from harness.supervisor import descendants
+from tests.support.module_python import module_python
 
 pytestmark = [
     pytest.mark.integration,
@@ -40,7 +41,7 @@ def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
-    (folder / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={sys.executable}\n")
+    (folder / "hosts.ini").write_text(f"here ansible_connection=local ansible_python_interpreter={module_python()}\n")
     return folder
 
 

@@ -2,12 +2,12 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support import forked
+from tests.support.module_python import module_python
 
 pytestmark = pytest.mark.integration
 
@@ -23,7 +23,7 @@ def project(tmp_path):
     """A project whose playbook of that name writes down what it was given."""
     (tmp_path / "ansible.cfg").write_text("[defaults]\ninventory = hosts.ini\n")
     (tmp_path / "hosts.ini").write_text(
-        f"here ansible_connection=local ansible_python_interpreter={sys.executable} device_plugin_replicas=10\n"
+        f"here ansible_connection=local ansible_python_interpreter={module_python()} device_plugin_replicas=10\n"
     )
     (tmp_path / "playbooks").mkdir()
     (tmp_path / "site.yml").write_text("[]\n")

@@ -12,6 +12,8 @@ import tree
 import yaml
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 MODULES = ("node_probe", "node_state", "deb_pinned")
 # One action for the three modules: it knows the machine from a file beside it, as the scripts leave it.
 ACTION = """\
@@ -89,7 +91,7 @@ def run(
         "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(folder / "action"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
         "ANSIBLE_STDOUT_CALLBACK": "tree_of_results",
         "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),

@@ -10,6 +10,8 @@ import tree
 import yaml
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 pytestmark = pytest.mark.long
 
 VARS = tree.load(ROOT / "roles/control_plane/vars/main.yml")
@@ -109,7 +111,7 @@ def renewals(tmp_path_factory):
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
     }
     own_paths = {
@@ -313,7 +315,7 @@ def changes(tmp_path_factory):
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
     }
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
@@ -397,7 +399,7 @@ def renamed(tmp_path_factory):
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
     }
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
@@ -491,7 +493,7 @@ def begun(tmp_path_factory):
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
     }
     command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]

@@ -13,6 +13,8 @@ import pytest
 import tree
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 # The shipped action, whose module answers at once with what the inventory says: no process is started a machine.
 PROBE = """\
 import importlib.util, os, time
@@ -262,7 +264,7 @@ def judged(folder, names, program):
         "SHIPPED_PROBE": str(tree.ACTIONS / "node_probe.py"),
         "ANSIBLE_STDOUT_CALLBACK": "tree_of_results",
         "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
         # A clock that is right is right in every time zone.
         "TZ": "America/New_York",

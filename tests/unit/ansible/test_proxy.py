@@ -16,6 +16,8 @@ import tree
 from fake_module import Failed, FakeModule
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 proxied = tree.shared("proxied")
 fetched = tree.module("files_fetched")
 probe = tree.module("node_probe")
@@ -177,7 +179,7 @@ PLAY = """\
 def test_the_password_is_in_no_word_of_ansible_s(tmp_path, proxy):
     (tmp_path / "play.yml").write_text(PLAY)
     settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
-    settings |= {"ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules")}
+    settings |= {"ANSIBLE_PYTHON_INTERPRETER": module_python(), "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules")}
     settings |= {"ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils")}
     (tmp_path / "given.json").write_text(
         json.dumps({"http_proxy": proxy.told["http_proxy"], "folder": str(tmp_path / "f")})

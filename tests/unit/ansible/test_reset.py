@@ -9,6 +9,8 @@ import sys
 import pytest
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 PLAY = """\
 - hosts: localhost
   connection: local
@@ -61,7 +63,7 @@ def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(tmp_path, others):
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
     }
-    settings |= {"ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_HOME": str(tmp_path / "home")}
+    settings |= {"ANSIBLE_PYTHON_INTERPRETER": module_python(), "ANSIBLE_HOME": str(tmp_path / "home")}
     done = subprocess.run(
         [*command, str(tmp_path / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
     )

@@ -9,6 +9,8 @@ import pytest
 import yaml
 from tree import ROOT
 
+from tests.support.module_python import module_python
+
 PROGRAM = """\
 #!/bin/sh
 echo "$(basename $0) $*" >> {folder}/calls
@@ -86,7 +88,7 @@ def play(folder, text, hosts, given, status=0):
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
         "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
         "ANSIBLE_HOME": str(folder / "home"),
     }
     given = json.dumps(given | {"__worker_control_plane": "{{ inventory_hostname }}", "__worker_retry_s": 0})
