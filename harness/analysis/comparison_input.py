@@ -16,6 +16,7 @@ from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, 
 from harness.analysis.comparability import differences, refuse_unlike
 from harness.config import Order, Sharing
 from harness.errors import ResultsPathError, UsageError
+from harness.results.layout import WIDE
 from harness.results.manifest import Manifest
 from harness.results.published import opened
 
@@ -153,6 +154,7 @@ def gather(
         raise UsageError(f"--by {by} is not a way to compare.", advice=f"Use one of: {', '.join(By)}.")
     _refuse_twice(folders)
     analyses = [read(folder) for folder in folders]
+    _refuse_the_same_recordings(analyses)
     beside = _apart(analyses) if by in {None, By.SHARING} else None
     analyses = [one for one in analyses if one is not beside]
     manifests = _manifests(analyses)
@@ -215,6 +217,20 @@ def gathered(
 def _refuse_twice(paths: Sequence[Path]) -> None:
     if len({os.path.realpath(path) for path in paths}) < len(paths):  # which no loop of links stops
         raise UsageError("the same campaign is given twice.", advice="Give each campaign once.")
+
+
+def _refuse_the_same_recordings(analyses: Sequence[CampaignAnalysis]) -> None:
+    """A campaign and its own archive, or a copy under another name, are one: their rows carry the time."""
+    first: dict[str, CampaignAnalysis] = {}
+    for one in analyses:
+        for item in one.experiments:
+            rows = item.data.manifest.files.get(WIDE)
+            other = first.setdefault(rows.sha256, one) if rows and not item.damage else one
+            if other is not one:
+                raise UsageError(
+                    f"{other.folder} and {one.folder} hold the same recording, of {item.name}.",
+                    advice="Give each campaign once, as its folder or as its archive.",
+                )
 
 
 def _natural(analyses: Sequence[CampaignAnalysis]) -> By:

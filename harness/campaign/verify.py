@@ -131,7 +131,13 @@ def _check_records(path: Path, present: set[str], outcome: Verification) -> None
         return
     if not events:
         outcome.notes.append(f"{path} holds no {layout.STATE}: whether experiments are missing cannot be told.")
-    _check_plan(folder, present, _done(events), outcome)
+    done = _done(events)
+    if events and (untold := sorted(present - done)):
+        outcome.notes.append(
+            f"{folder.state} does not say that {', '.join(untold)} {'was' if len(untold) == 1 else 'were'} finished: lines "
+            "were cut off, and whether other experiments are missing cannot be told; or the campaign was killed right then."
+        )
+    _check_plan(folder, present, done, outcome)
 
 
 def _done(events: list[Event]) -> set[str]:

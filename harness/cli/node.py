@@ -244,7 +244,7 @@ def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
         summary = NodeRunner(project, listener=listener, become_password=password).run(request)
     if json:
         output.document(summary.to_dict())
-    else:
+    elif summary.roles or summary.failures:
         _print_summary(summary)
     summary.require_ok()
     if not summary.roles:

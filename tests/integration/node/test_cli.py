@@ -81,6 +81,7 @@ def test_an_inventory_without_a_host_is_no_node_that_was_made(project: Path) -> 
     done = harness("provision", project=project)
     assert done.returncode == 10
     assert "error: Nothing was done: site.yml found no host or no task to run." in done.stderr
+    assert "ok:" not in done.stdout
 
 
 def test_a_failing_task_ends_with_10_and_the_hosts_error(project: Path) -> None:

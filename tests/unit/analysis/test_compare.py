@@ -7,9 +7,10 @@ import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.compare import Comparison, Line, compare
-from harness.analysis.comparison_input import By, Place, Pool, gather
+from harness.analysis.comparison_input import By, Place, Pool, gather, gathered
 from harness.analysis.report import report_of
 from harness.analysis.summary import headline
+from harness.campaign.publish import publish
 from harness.config import ConditionSpec, MpsSpec, Sharing
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
 from harness.results import Status
@@ -29,7 +30,8 @@ def modes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def slicing(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_campaign(tmp_path_factory.mktemp("results") / "slicing", replicas=[1, 3], repeats=3, shape=SHAPE)
+    shape = replace(SHAPE, seed=1)
+    return write_campaign(tmp_path_factory.mktemp("results") / "slicing", replicas=[1, 3], repeats=3, shape=shape)
 
 
 @pytest.fixture(scope="module")
@@ -143,8 +145,19 @@ def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_pat
     assert {row["mps_limits"] for row in headline(analysis)} == {"", "10 GB", "1/N", "1/N, 10 GB"}
 
 
+def test_a_campaign_and_its_archive_are_one(slicing: Path, tmp_path: Path) -> None:
+    archive = publish(slicing, tmp_path / "published.tar.xz")
+    with (
+        pytest.raises(UsageError, match=r"published.* hold the same recording, of resnet50_r1_"),
+        gathered([slicing, archive]),
+    ):
+        pass
+
+
 def test_unlike_machines_are_refused_unless_told(slicing: Path, tmp_path: Path) -> None:
-    other = write_campaign(tmp_path / "other", replicas=[1], repeats=2, shape=replace(SHAPE, driver="590.1", gpu=True))
+    other = write_campaign(
+        tmp_path / "other", replicas=[1], repeats=2, shape=replace(SHAPE, driver="590.1", gpu=True, seed=2)
+    )
     with pytest.raises(UnlikeResultsError, match=r"GPU driver: 580.95.05 against 590.1\.") as refused:
         gather([slicing, other])
     assert "--unlike" in refused.value.advice

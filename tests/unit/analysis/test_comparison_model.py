@@ -217,16 +217,13 @@ def test_the_page_begins_with_the_decision(pool: Pool, tmp_path: Path) -> None:
 
 
 def test_campaigns_with_nothing_in_common_are_compared_by_mode(tmp_path: Path) -> None:
-    folders = [
-        write_campaign(tmp_path / mode.name, replicas=[1], repeats=1, shape=SHAPE, sharing=[mode]) for mode in MODES[:2]
-    ]
-    assert gather(folders).by is By.SHARING
-    assert (
-        gather(
-            [folders[0], write_campaign(tmp_path / "again", replicas=[1], repeats=1, shape=SHAPE, sharing=MODES[:1])]
-        ).by
-        is By.CAMPAIGN
+    modes = [*MODES[:2], MODES[0]]
+    one, other, again = (
+        write_campaign(tmp_path / str(seed), replicas=[1], repeats=1, shape=replace(SHAPE, seed=seed), sharing=[mode])
+        for seed, mode in enumerate(modes)
     )
+    assert gather([one, other]).by is By.SHARING
+    assert gather([one, again]).by is By.CAMPAIGN
 
 
 def test_energy_time_and_price_of_a_million(pool: Pool) -> None:

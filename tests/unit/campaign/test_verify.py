@@ -92,6 +92,18 @@ def test_an_experiment_that_was_set_aside_is_not_missed(path):
     assert outcome.notes == [f"{path}: 1 of 2 experiments are finished."]
 
 
+def test_lines_that_were_cut_off_the_journal_are_noticed(path):
+    state = path / "state.jsonl"
+    lines = state.read_bytes().splitlines(keepends=True)
+    of_two = next(place for place, line in enumerate(lines) if TWO.encode() in line)
+    state.write_bytes(b"".join(lines[:of_two]))
+
+    outcome = verify_campaign(path)
+    assert outcome.ok, "a kill may have done it"
+    (note,) = outcome.notes
+    assert note.startswith(f"{state} does not say that {TWO} was finished: lines were cut off")
+
+
 def test_an_experiment_copied_over_its_repeat_is_found(path):
     shutil.rmtree(path / TWO)
     shutil.copytree(path / ONE, path / TWO)
