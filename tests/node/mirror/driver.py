@@ -118,6 +118,7 @@ def _parts(version: str) -> list[Package]:
     ]
 
 
+# The sources lie where upstream's do (seen of 570); its package depends on g++ as well, which nothing here would use.
 def _modules(name: str, version: str, kind: str) -> Package:
     loader = "/usr/lib/nvidia/load"
     files = {

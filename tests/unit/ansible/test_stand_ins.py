@@ -86,7 +86,8 @@ PACKAGES = {
         depends=frozenset({"libnvidia-cfg1", "adduser"}),
     ),
     # NVIDIA's packaging as it is published, which is older than 580: it has a topology for each machine beside the settings, an
-    # nvswitch-audit, its unit still below /lib, and depends on libc6 and systemd-coredump.
+    # nvswitch-audit, its unit still below /lib, and depends on libc6 and systemd-coredump. Its name had the branch at the end
+    # until 580 (nvidia-fabricmanager_580.65.06-1, 580.173.10-1ubuntu1 and 595.71.05-1ubuntu1 have been seen by their file names).
     "nvidia-fabricmanager": Upstream(
         frozenset(
             {"/usr/bin/nv-fabricmanager", f"{UNITS}/nvidia-fabricmanager.service"}
