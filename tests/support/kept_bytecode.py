@@ -1,7 +1,7 @@
 """What a Python that imports this compiles of modules in zip files is kept in a folder, for the next one.
 
 Ansible sends each task's module as a zip of sources, and Python compiles all fifty of them anew each time: half of the
-second that a task takes on the booted machine, a tenth of a second here.
+second that a module takes on the booted machine, a tenth of a second here.
 """
 
 import marshal

@@ -13,8 +13,8 @@ from pathlib import Path
 from tests.node.machine import deps
 from tests.node.machine.deps import Tools
 from tests.node.machine.errors import MachineError
+from tests.support.module_python import KEPT_BYTECODE
 
-KEPT_BYTECODE = Path(__file__).parents[2] / "support/kept_bytecode.py"
 # What a minimal cloud server has: no build tools, no container tools, no python beyond what apt needs.
 PACKAGES = (
     "apt,apt-utils,ca-certificates,curl,dbus,e2fsprogs,gpg,gpgv,iproute2,iputils-ping,kmod,less,libpam-systemd,"
