@@ -75,7 +75,7 @@ def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
     columns = [name for name in table.columns if name.startswith("gpu-")]
     if not columns:
         raise NotMeasuredError("no device gave a value")
-    return table[columns]
+    return table if len(columns) == len(table.columns) else table[columns]
 
 
 _FIGURE: Mapping[OverDevices, Callable[[pd.DataFrame], float]] = {

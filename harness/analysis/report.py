@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,9 +266,14 @@ def _campaign_yaml(folder: Path) -> str:
 
 
 def environment() -> jinja2.Environment:
-    """The templates with their filters. Raises HarnessError when they cannot be found."""
+    """The templates with their filters, compiled once. Raises HarnessError when they cannot be found."""
+    return _environment(data_path("templates/report"))
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_path("templates/report")),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=jinja2.select_autoescape(["html.j2"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

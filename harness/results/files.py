@@ -160,7 +160,7 @@ def inside(folder: Path, name: str) -> Path:
     """
     path = folder / name
     try:
-        below = path.resolve().is_relative_to(folder.resolve())
+        below = _is_plain(folder, name) or path.resolve().is_relative_to(folder.resolve())
         regular = path.is_file() or not path.exists()
     except (OSError, ValueError, RuntimeError) as error:  # a name with NUL, a loop of links
         raise ResultsPathError(f"{name!r} names no file in {folder}: {error}.") from error
@@ -168,6 +168,16 @@ def inside(folder: Path, name: str) -> Path:
         why = "is no regular file" if below else "does not lie in that folder"
         raise ResultsPathError(f"{name!r} in {folder} {why}, and is not opened.")
     return path
+
+
+def _is_plain(folder: Path, name: str) -> bool:
+    """Whether the way down from ``folder`` to ``name`` has no link and no way up, which is seen sooner than where it ends."""
+    place = str(folder)
+    for part in name.split("/"):
+        place = f"{place}/{part}"
+        if part in {"", ".."} or "\0" in part or os.path.islink(place):  # noqa: PTH114 - a Path takes as long as to resolve it
+            return False
+    return True
 
 
 def read_document(path: Path) -> bytes:

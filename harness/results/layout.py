@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from glob import glob
 from pathlib import Path
 
 MANIFEST = "manifest.json"
@@ -95,8 +96,8 @@ def metric_file_name(workload: str, replicas: int, metric: str, start_s: float) 
 def metric_files(folder: Path) -> dict[str, MetricFile]:
     """The metric CSVs of one experiment, by metric."""
     found = {}
-    for path in sorted(folder.glob("*.csv")):
-        match = _METRIC_FILE.match(path.name)
+    for name in sorted(glob("*.csv", root_dir=folder)):  # noqa: PTH207 - names sort in a tenth of the time of Paths
+        match, path = _METRIC_FILE.match(name), folder / name
         if match and path.is_file():
             found[match["metric"]] = MetricFile(
                 path, match["workload"], int(match["replicas"]), match["metric"], match["stamp"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,13 +43,24 @@ def read_rows(path: Path, metric: str) -> Iterator[Row]:
         ResultsPathError: a line is not what the harness writes; says which.
         StorageError: the file cannot be read.
     """
+    return (Row(metric, *cells) for cells in read_cells(path, metric))
+
+
+def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | None, str]]:
+    """What ``read_rows`` gives as tuples, in a third of the time: series, time in seconds since the epoch, value, reason.
+
+    Raises as that does.
+    """
     with storage_errors(path, "read"), path.open(newline="", encoding="utf-8") as stream:
         reader = csv.reader(stream)
         try:
             if tuple(next(reader, ())) != METRIC_COLUMNS:
                 raise ResultsPathError(f"{path} line 1: the columns must be {','.join(METRIC_COLUMNS)}.")
             for timestamp, _, series, value, reason in reader:
-                yield Row(metric, series, from_iso(timestamp), float(value) if value else None, reason)
+                cells = series, from_iso(timestamp), float(value) if value else None, reason
+                if bool(value) == bool(reason):
+                    Row(metric, *cells)  # raises: it has neither or both
+                yield cells
         except (ValueError, OverflowError, csv.Error) as error:
             raise ResultsPathError(f"{path} line {reader.line_num}: {error}.") from error
 
@@ -129,8 +141,8 @@ def _gpu_values(cells: Mapping[str, float]) -> list[float]:
 
 
 def _by_time(path: Path, metric: str) -> Iterator[tuple[float, dict[str, float]]]:
-    for time_s, rows in itertools.groupby(read_rows(path, metric), key=lambda row: row.timestamp_s):
-        yield time_s, {row.series: row.value for row in rows if row.value is not None}
+    for time_s, rows in itertools.groupby(read_cells(path, metric), key=operator.itemgetter(1)):
+        yield time_s, {series: value for series, _, value, _ in rows if value is not None}
 
 
 def write_samples(folder: Path, target: Path, units: Mapping[str, str]) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+import os
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.latencies import requests_between_readings
 from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
-from harness.results.tables import Grid, differing_samples, read_rows, wide_rows
+from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
 
 _GRID_TOLERANCE_S = 0.0011
 _RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."
@@ -178,9 +179,11 @@ def check_hash(
 
 
 def _note_strangers(folder: Path, manifest: Manifest, outcome: Verification) -> None:
-    known = {*manifest.files, MANIFEST}
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and str(path.relative_to(folder)) not in known:
+    # Not of Paths, of which there are many and seldom a stranger.
+    known = {os.path.join(folder, name) for name in (*manifest.files, MANIFEST)}  # noqa: PTH118
+    found = {os.path.join(place, name) for place, _, names in os.walk(folder) for name in names}  # noqa: PTH118
+    for path in sorted(map(Path, found - known)):
+        if path.is_file():
             outcome.notes.append(f"{path} is not part of the experiment; it was put there later.")
 
 
@@ -194,19 +197,20 @@ def _check_metric(
     if file.path.name in damaged:
         return  # Named with both hashes already; what it holds now says nothing.
     step_s = manifest.experiment.timing.step_s
-    counts: Counter[str] = Counter()
+    counts: defaultdict[str, int] = defaultdict(int)
     try:
-        for row in read_rows(file.path, metric):
-            expected_s = manifest.start_s + counts[row.series] * step_s
-            if abs(row.timestamp_s - expected_s) > _GRID_TOLERANCE_S:
-                message = f"row {counts[row.series]} of series {row.series} is off the grid."
-                outcome.problems.append(Problem(file.path, message, f"{expected_s:.3f}", f"{row.timestamp_s:.3f}"))
+        for series, time_s, value, _ in read_cells(file.path, metric):
+            row = counts[series]
+            expected_s = manifest.start_s + row * step_s
+            if abs(time_s - expected_s) > _GRID_TOLERANCE_S:
+                message = f"row {row} of series {series} is off the grid."
+                outcome.problems.append(Problem(file.path, message, f"{expected_s:.3f}", f"{time_s:.3f}"))
                 return
-            if row.value is not None and not math.isfinite(row.value):
-                message = f"row {counts[row.series]} of series {row.series} is not a number."
-                outcome.problems.append(Problem(file.path, message, "a finite value", repr(row.value)))
+            if value is not None and not math.isfinite(value):
+                message = f"row {row} of series {series} is not a number."
+                outcome.problems.append(Problem(file.path, message, "a finite value", repr(value)))
                 return
-            counts[row.series] += 1
+            counts[series] = row + 1
     except ResultsPathError as error:
         outcome.problems.append(Problem(file.path, error.message))
         return
