@@ -16,7 +16,7 @@ from harness.analysis.distributions import Floats
 from harness.config import CampaignSpec
 from harness.config.faults import first_in_words
 from harness.errors import ResultsPathError
-from harness.metrics.csv_reader import Texts, read_columns
+from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
 from harness.results.layout import CAMPAIGN_JSON, STATE, TELEMETRY, metric_files
@@ -56,6 +56,10 @@ class ExperimentData:
         return (self.manifest.rows - 1) * self.manifest.experiment.timing.step_s
 
     @cached_property
+    def _together(self) -> dict[str, Columns]:
+        return {} if self.kept is None else read_together(self._metric_paths)
+
+    @cached_property
     def _metric_paths(self) -> dict[str, Path]:
         return {metric: file.path for metric, file in metric_files(self.folder).items()}
 
@@ -80,7 +84,7 @@ class ExperimentData:
             raise NotMeasuredError("the campaign did not ask for it")
         path = self._metric_paths[metric]
         with storage_errors(path, "read"):
-            elapsed_s, series, values, reasons = read_columns(path)
+            elapsed_s, series, values, reasons = self._together.get(metric) or read_columns(path)
         if np.isnan(values).all():
             raise NotMeasuredError(_commonest(reasons))
         # By hand, because DataFrame.pivot_table takes ten times as long as everything else here.

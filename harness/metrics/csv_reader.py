@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from harness.errors import MetricsError
 from harness.metrics.catalogue import CATALOGUE
 
+_SMALL_BYTES = 1 << 18
 _FILE = re.compile(r"_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_\d{8}T\d{6}Z\.csv$")
 
 
@@ -28,6 +29,15 @@ class Texts:
 
     words: list[str]
     places: NDArray[np.int32]
+
+    def of(self, rows: slice) -> Texts:
+        """The same of some rows."""
+        places = self.places[rows]
+        used, first = np.unique(places, return_index=True)
+        used = used[np.argsort(first)]
+        renumbered = np.empty(len(self.words), np.int32)
+        renumbered[used] = np.arange(len(used))
+        return Texts([self.words[place] for place in used], renumbered[places])
 
 
 Columns = tuple[NDArray[np.float64], Texts, NDArray[np.float64], Texts]
@@ -65,7 +75,9 @@ def read_experiment(folder: Path) -> ExperimentColumns:
     found = {
         path: match for path in sorted(folder.glob("*.csv")) if (match := _FILE.search(path.name)) and path.is_file()
     }
-    metrics = {match["metric"]: _read(path) for path, match in found.items() if match["metric"] in CATALOGUE}
+    paths = {match["metric"]: path for path, match in found.items() if match["metric"] in CATALOGUE}
+    together = read_together(paths)
+    metrics = {name: _read(path, together.get(name)) for name, path in paths.items()}
     if not metrics:
         raise MetricsError(f"{folder} holds no CSV of any metric.", advice="Give the folder of an experiment.")
     replicas = max(int(match["replicas"]) for match in found.values())
@@ -80,17 +92,47 @@ def read_columns(path: Path) -> Columns:
         OSError: it cannot be read.
     """
     import pyarrow as pa
+
+    try:
+        return _parsed(path.read_bytes())
+    except pa.ArrowException as error:
+        raise _no_csv(path, error) from error
+
+
+def read_together(paths: Mapping[str, Path]) -> dict[str, Columns]:
+    """What ``read_columns`` gives of the small ones of several CSVs by their names: to begin to read takes longer than such a file.
+
+    Empty where one of them cannot be read, or is not as the harness writes it.
+    """
+    import pyarrow as pa
+
+    try:
+        contents = {name: path.read_bytes() for name, path in paths.items() if path.stat().st_size <= _SMALL_BYTES}
+        heads = {content[: content.find(b"\n") + 1] for content in contents.values()}
+        if len(heads) != 1 or not all(content.endswith(b"\n") for content in contents.values()):
+            return {}
+        (head,) = heads
+        rows = [content.count(b"\n") - 1 for content in contents.values()]
+        elapsed_s, names, values, reasons = _parsed(head + b"".join(one[len(head) :] for one in contents.values()))
+    except (OSError, pa.ArrowException):
+        return {}
+    if len(values) != sum(rows):
+        return {}  # a quoted line end, or a line with nothing in it
+    ends = np.cumsum(rows)
+    parts = zip(contents, map(slice, ends - rows, ends), strict=True)
+    return {name: (elapsed_s[own], names.of(own), values[own], reasons.of(own)) for name, own in parts}
+
+
+def _parsed(content: bytes) -> Columns:
+    import pyarrow as pa
     from pyarrow import csv
 
     text = pa.dictionary(pa.int32(), pa.string())
     types = {"elapsed_s": pa.float64(), "series": text, "value": pa.float64(), "reason": text}
     convert = csv.ConvertOptions(column_types=types, include_columns=list(types))
-    try:
-        # From memory and in this thread: to hand a small file from thread to thread takes longer than to read it.
-        whole, here = pa.py_buffer(path.read_bytes()), csv.ReadOptions(use_threads=False)
-        table = csv.read_csv(whole, read_options=here, convert_options=convert)
-    except pa.ArrowException as error:
-        raise _no_csv(path, error) from error
+    # From memory and in this thread: to hand a small file from thread to thread takes longer than to read it.
+    here = csv.ReadOptions(use_threads=False)
+    table = csv.read_csv(pa.py_buffer(content), read_options=here, convert_options=convert)
     # Not by Arrow's to_numpy, which imports all of pandas to see whether it was given some of it.
     batches = table.select(["elapsed_s", "value"]).to_batches()
     numbers = np.concatenate([np.empty((0, 2)), *(batch.to_tensor(null_to_nan=True).to_numpy() for batch in batches)])
@@ -103,9 +145,9 @@ def _texts(column: Any) -> Texts:
     return Texts(column.dictionary.to_pylist(), places)
 
 
-def _read(path: Path) -> dict[str, SeriesColumns]:
+def _read(path: Path, columns: Columns | None) -> dict[str, SeriesColumns]:
     try:
-        elapsed_s, names, values, reasons = read_columns(path)
+        elapsed_s, names, values, reasons = columns or read_columns(path)
     except OSError as error:
         raise _no_csv(path, error) from error
     return {name: _one(names.places == place, elapsed_s, values, reasons) for place, name in enumerate(names.words)}
