@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.client import KubernetesApi, Reply
+from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
 from tests.support.dra_driver import DraDriver
@@ -29,6 +30,11 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.03
+"""Processes are looked at this often."""
+LIST_S = 0.5
+"""And the objects, where no watch told of a change: a watch may be refused, or fall silent."""
+PROBE_S = 0.3
+"""Whether a container that is ready still is, is asked this often."""
 GPU = "nvidia.com/gpu"
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 MPS_DAEMON = "mps-control-daemon"
@@ -65,6 +71,7 @@ class PodProcess:
     reason: str = ""
     unhealthy: str = ""
     ready: bool = False
+    probed_s: float = 0.0
     told: bool = False
     written: str = ""
 
@@ -96,6 +103,10 @@ class PodProcess:
             )
 
     def serves(self, address: str) -> bool:
+        """As its probe saw it; one that is not ready is probed each time."""
+        if self.ready and time.monotonic() - self.probed_s < PROBE_S:
+            return True
+        self.probed_s = time.monotonic()
         try:
             with urllib.request.urlopen(f"http://{address}:{self.port}/health", timeout=2) as answer:
                 return answer.status == 200
@@ -145,16 +156,25 @@ class ClusterDriver:
     secrets: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     _quota: str = ""
+    _pods: list = field(default_factory=list)
+    _owners: list = field(default_factory=list)
+    _listed_s: float = 0.0
+    _watchers: list[Watcher] = field(default_factory=list)
+    _changed: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def __enter__(self):
+        self.api = _telling(self.api, self._changed)
         self.address = own_address()
         self.collection = f"/api/v1/namespaces/{self.api.namespace}/pods"
         self.apps = f"/apis/apps/v1/namespaces/{self.api.namespace}/deployments"
         self.batch = f"/apis/batch/v1/namespaces/{self.api.namespace}/jobs"
         self.kubelet = Kubelet(self.address, self.folder, self.pods)
         self._make_place()
+        for path in (self.collection, self.apps, self.batch, "/api/v1/nodes"):
+            self._watchers.append(Watcher(self.api, path, listener=lambda *_: self._changed.set()))
+            self._watchers[-1].start()
         self._thread = threading.Thread(target=self._run, name="cluster-driver", daemon=True)
         self._thread.start()
         return self
@@ -162,6 +182,8 @@ class ClusterDriver:
     def __exit__(self, *_):
         self._stop.set()
         self._thread.join(30)
+        for watcher in self._watchers:
+            watcher.stop()
         if self._quota:
             self.api.delete(self._quota)
         for pod in self.pods.values():
@@ -274,18 +296,31 @@ class ClusterDriver:
                     self.failures.append(str(error))
 
     def _turn(self) -> None:
-        if self.plugin:
-            self._heed_label()
-        found = [pod for pod in self.api.list(self.collection) if pod["metadata"]["name"] != MPS_DAEMON]
-        for path, kind in () if self.controlled else ((self.apps, "Deployment"), (self.batch, "Job")):
-            for owner in self.api.list(path):
-                self._control(path, kind, owner, [pod for pod in found if _owned(pod, owner)])
-        if self.dra is not None:
-            self.dra.turn(found)
-        for pod in found:
+        looked = self._changed.is_set() or time.monotonic() - self._listed_s >= LIST_S
+        if looked:
+            self._look()
+        for path, kind, owner in self._owners:
+            self._control(path, kind, owner, [pod for pod in self._pods if _owned(pod, owner)])
+        if looked and self.dra is not None:
+            self.dra.turn(self._pods)
+        for pod in self._pods:
             self._play(pod)
-        for name in set(self.pods) - {pod["metadata"]["name"] for pod in found}:
+        for name in set(self.pods) - {pod["metadata"]["name"] for pod in self._pods}:
             self._end_process(self.pods.pop(name))
+
+    def _look(self) -> None:
+        """Heed the node's label, and list what there is; a refusal is tried again at the next turn."""
+        self._changed.clear()
+        try:
+            if self.plugin:
+                self._heed_label()
+            self._pods = [pod for pod in self.api.list(self.collection) if pod["metadata"]["name"] != MPS_DAEMON]
+            kinds = () if self.controlled else ((self.apps, "Deployment"), (self.batch, "Job"))
+            self._owners = [(path, kind, owner) for path, kind in kinds for owner in self.api.list(path)]
+        except BackendError:
+            self._changed.set()
+            raise
+        self._listed_s = time.monotonic()
 
     def _heed_label(self) -> None:
         """As the device plugin's config manager does."""
@@ -556,6 +591,21 @@ class ClusterDriver:
             self.api.patch(f"{self.collection}/{name}/status", {"status": status})
             if known is not None:
                 known.written = text
+
+
+def _telling(api: KubernetesApi, changed: threading.Event) -> KubernetesApi:
+    """The same server for somebody who is told of his own changes before any watch does."""
+
+    def exchange(method: str, path: str, **options) -> Reply:
+        try:
+            return api.exchange(method, path, **options)
+        finally:
+            if method != "GET":
+                changed.set()
+
+    telling = api.until(threading.Event())
+    telling.exchange = exchange
+    return telling
 
 
 def _run_to_its_end(container: dict) -> dict:

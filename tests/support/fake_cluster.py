@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
+import orjson
+
 from tests.support.fake_cluster_store import Refusal, Store, Target, parse_path
 
 TOKEN = "fake-cluster"
@@ -179,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, store.get(target))
 
     def _send(self, code: int, answer: dict[str, Any]) -> None:
-        data = json.dumps(answer).encode()
+        data = orjson.dumps(answer)
         self.send_response(code)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -196,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
         for event in itertools.chain([first], events):
             if event is None:
                 continue  # nothing happened for a moment
-            line = json.dumps(event).encode() + b"\n"
+            line = orjson.dumps(event) + b"\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
         self.wfile.write(b"0\r\n\r\n")
 

@@ -84,7 +84,6 @@ def parse_path(path: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    version: int
     kind: str
     key: tuple[str, str, str]
     one: Object
@@ -92,7 +91,7 @@ class _Event:
 
 @dataclass(slots=True)
 class Store:
-    """All objects, and what happened to them.
+    """All objects, and what happened to them; what was stored is never changed, so that nothing needs to be copied.
 
     Attributes:
         forgotten: versions up to this one cannot be watched from any more: such a watch has expired.
@@ -119,12 +118,12 @@ class Store:
     def get(self, target: Target) -> Object:
         """One object. Raises Refusal."""
         with self._changed:
-            return copy.deepcopy(self._found(target))
+            return self._found(target)
 
     def listing(self, target: Target, query: Mapping[str, str]) -> Object:
         """The objects of a collection that match."""
         with self._changed:
-            items = [copy.deepcopy(one) for key, one in sorted(self._objects.items()) if _within(target, key)]
+            items = [one for key, one in sorted(self._objects.items()) if _within(target, key)]
             version = str(self._version)
         kind = KINDS.get(target.resource, target.resource)
         return {
@@ -160,9 +159,10 @@ class Store:
             allowed = {"status"} if target.subresource == "status" else set(body) - {"status"}
             new = _merged(old, {key: value for key, value in body.items() if key in allowed})
             if new == old:
-                return copy.deepcopy(old)
+                return old
             if new.get("spec") != old.get("spec"):
-                new["metadata"]["generation"] = int(old["metadata"].get("generation") or 0) + 1
+                generation = int(old["metadata"].get("generation") or 0) + 1
+                new["metadata"] = new["metadata"] | {"generation": generation}
             if "deletionTimestamp" in new["metadata"] and not new["metadata"].get("finalizers"):
                 return (
                     self._removed(target, new) if target.resource != "pods" else self._stored("MODIFIED", target, new)
@@ -172,7 +172,7 @@ class Store:
     def delete(self, target: Target, options: Object) -> Object:
         """Delete, or begin to: a pod on a node ends in its own time, and an owner goes after what it owns."""
         with self._changed:
-            one = copy.deepcopy(self._found(target))
+            one = self._found(target)
             grace_s = options.get("gracePeriodSeconds")
             on_node = target.resource == "pods" and one["spec"].get("nodeName") and grace_s != 0
             foreground = options.get("propagationPolicy") == "Foreground" and target.resource in {"deployments", "jobs"}
@@ -181,10 +181,10 @@ class Store:
                 return self._removed(target, one)
             if "deletionTimestamp" in one["metadata"]:
                 return one
-            one["metadata"]["deletionTimestamp"] = _now()
+            metadata = one["metadata"] | {"deletionTimestamp": _now()}
             if foreground:
-                one["metadata"]["finalizers"] = [*one["metadata"].get("finalizers", []), FOREGROUND]
-            return self._stored("MODIFIED", target, one)
+                metadata["finalizers"] = [*metadata.get("finalizers", []), FOREGROUND]
+            return self._stored("MODIFIED", target, one | {"metadata": metadata})
 
     def watch(self, target: Target, query: Mapping[str, str]) -> Iterator[Object | None]:
         """Events from a version on; None where nothing happened for a moment. Raises Refusal when it is forgotten."""
@@ -198,7 +198,7 @@ class Store:
             with self._changed:
                 if self._version <= seen:
                     self._changed.wait(min(SLICE_S, max(deadline_s - time.monotonic(), 0.0)))
-                events = [event for event in self._events if event.version > seen]
+                events = self._events[seen:]  # the first is of version 1
                 seen = self._version
             found = [event for event in events if _within(target, event.key) and selected(event.one, query)]
             for event in found:
@@ -228,16 +228,15 @@ class Store:
 
     def _stored(self, kind: str, target: Target, one: Object) -> Object:
         _write_quantities(one)
-        self._objects[target.resource, target.namespace, target.name] = one
-        return self._told(kind, target, one)
+        self._objects[target.resource, target.namespace, target.name] = told = self._told(kind, target, one)
+        return told
 
     def _told(self, kind: str, target: Target, one: Object) -> Object:
         self._version += 1
-        one["metadata"]["resourceVersion"] = str(self._version)
-        kept = copy.deepcopy(one)
-        self._events.append(_Event(self._version, kind, (target.resource, target.namespace, target.name), kept))
+        told = one | {"metadata": one["metadata"] | {"resourceVersion": str(self._version)}}
+        self._events.append(_Event(kind, (target.resource, target.namespace, target.name), told))
         self._changed.notify_all()
-        return copy.deepcopy(one)
+        return told
 
 
 def selected(one: Object, query: Mapping[str, str]) -> bool:
@@ -264,8 +263,8 @@ def _within(target: Target, key: tuple[str, str, str]) -> bool:
 def _merged(old: Any, new: Any) -> Any:
     """RFC 7386."""
     if not isinstance(new, dict):
-        return copy.deepcopy(new)
-    merged = copy.deepcopy(old) if isinstance(old, dict) else {}
+        return new
+    merged = dict(old) if isinstance(old, dict) else {}
     for key, value in new.items():
         if value is None:
             merged.pop(key, None)
