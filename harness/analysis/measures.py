@@ -67,7 +67,7 @@ class Measured:
 
 
 def _mean_of(metric: str, series: str) -> Callable[[ExperimentData], float]:
-    return lambda data: float(data.series(metric, series).mean())
+    return lambda data: float(data.values(metric, series).mean())
 
 
 def _devices(data: ExperimentData, metric: str) -> pd.DataFrame:
@@ -114,7 +114,7 @@ _SIMPLE: tuple[tuple[Measure, Callable[[ExperimentData], float]], ...] = (
     ),
     (
         Measure("memory_usage", "Memory", "bytes", "Largest sum over replicas at one time."),
-        lambda data: float(data.series("memory_usage", _POOLED).max()),
+        lambda data: float(data.values("memory_usage", _POOLED).max()),
     ),
     (
         Measure("cpu_psi", "CPU pressure", "%", "Mean share of time in which some task waited for a CPU."),

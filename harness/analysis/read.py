@@ -99,10 +99,18 @@ class ExperimentData:
 
     def series(self, metric: str, name: str) -> pd.Series[float]:
         """One series of a metric, without its missing values. Raises NotMeasuredError."""
+        return self._column(metric, name).dropna()
+
+    def values(self, metric: str, name: str) -> Floats:
+        """The same without its times, which takes a third of the time. Raises NotMeasuredError."""
+        values: Floats = np.asarray(self._column(metric, name), dtype=np.float64)
+        return values[~np.isnan(values)]
+
+    def _column(self, metric: str, name: str) -> pd.Series[float]:
         table = self.table(metric)
         if name not in table:
             raise NotMeasuredError(f"{metric} has no series {name}")
-        return table[name].dropna()
+        return table[name]
 
     def replica_latencies_s(self) -> list[Floats]:
         """Latencies, in seconds, of the requests that ended within the recording; one array per replica.
@@ -139,6 +147,7 @@ class ExperimentData:
             raise NotMeasuredError("no telemetry was recorded")
         with storage_errors(path, "read"):
             frame = pd.read_csv(path)
+        frame.columns = frame.columns.astype(object)  # as those of a table
         times = pd.to_datetime(frame["timestamp"], utc=True, format="ISO8601")
         frame["elapsed_s"] = (times - pd.Timestamp(0, tz="UTC")).dt.total_seconds() - self.manifest.start_s
         inside = frame["elapsed_s"].between(0, self.duration_s)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -9,3 +12,13 @@ class StrictModel(BaseModel):
     """Unknown keys and NaN are errors, values are not coerced across kinds, instances do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False, allow_inf_nan=False)
+
+    def differs(self, name: str) -> bool:
+        """Whether a field is not its default."""
+        return bool(getattr(self, name) != _default(type(self), name))
+
+
+@functools.cache
+def _default(model: type[StrictModel], name: str) -> Any:
+    # pydantic looks at the signature of a default's maker each time that it is asked: half of what it takes to read a manifest.
+    return model.model_fields[name].get_default(call_default_factory=True)

@@ -350,19 +350,15 @@ class ServerSpec(StrictModel):
         if len({url.rstrip("/") for url in self.url}) < len(self.url):
             raise ValueError("`url` names an address twice: each replica asks a server of its own.")
         for name in _OF_A_COMMAND if self.url else ():
-            if self._is_given(name):
+            if self.differs(name):
                 raise ValueError(f"`{name}` has no effect on a server that runs already: leave it out.")
         return self
-
-    def _is_given(self, name: str) -> bool:
-        default = type(self).model_fields[name].get_default(call_default_factory=True)
-        return bool(getattr(self, name) != default)
 
     @model_validator(mode="after")
     def _in_a_container(self) -> ServerSpec:
         if self.image is None:
             of_an_image = [name for name in _OF_AN_IMAGE if name != "secret_env" or not self.url]
-            given = next(filter(self._is_given, of_an_image), None)
+            given = next(filter(self.differs, of_an_image), None)
             if given is not None:
                 raise ValueError(f"`{given}` is of a container: give its `image`, or leave it out.")
             if set(self.secret_env) - {self.api_key_env}:

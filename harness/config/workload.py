@@ -238,10 +238,7 @@ class WorkloadSpec(StrictModel):
 
     def _first_set(self, names: Iterable[str]) -> str:
         """The first of these fields that is not its default; empty: none."""
-        fields = type(self).model_fields
-        return next(
-            (name for name in names if getattr(self, name) != fields[name].get_default(call_default_factory=True)), ""
-        )
+        return next(filter(self.differs, names), "")
 
     @model_validator(mode="after")
     def _known_or_own(self) -> WorkloadSpec:
