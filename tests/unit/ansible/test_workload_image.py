@@ -69,7 +69,7 @@ def test_the_layer_of_torch_is_made_anew_by_no_other_line_of_the_list():
     text = (ROLE / "files/requirements.txt").read_text()
 
     def torch(requirements):
-        return resolved(workload_image_requirements=requirements)["__workload_image_context"]["torch.txt"]
+        return resolved("__workload_image_context", workload_image_requirements=requirements)["torch.txt"]
 
     lines = torch("").splitlines()
     assert [line for line in lines if line.startswith("torch")] == [
@@ -85,7 +85,7 @@ def test_torch_finds_all_that_it_needs_at_versions_of_the_list():
     """A need that the first layer took at another version would be in the second one again."""
     listed = {
         canonicalize_name(re.split(r"[^\w.-]", line)[0])
-        for line in resolved()["__workload_image_context"]["torch.txt"].splitlines()
+        for line in resolved("__workload_image_context")["torch.txt"].splitlines()
     }
     needs, waiting = set(), ["torch", "numpy"]
     while waiting:
@@ -134,8 +134,8 @@ def test_the_pins_are_those_of_the_project():
 
 
 def test_cuda_libraries_are_those_of_the_list_unless_another_list_is_given():
-    assert resolved()["__workload_image_context"]["cuda.txt"] == (ROLE / "files/cuda.txt").read_text()
-    assert resolved(workload_image_requirements="torch==2.11.0\n")["__workload_image_context"]["cuda.txt"] == ""
+    assert resolved("__workload_image_context")["cuda.txt"] == (ROLE / "files/cuda.txt").read_text()
+    assert resolved("__workload_image_context", workload_image_requirements="torch==2.11.0\n")["cuda.txt"] == ""
 
 
 @functools.cache
@@ -144,16 +144,16 @@ def lookups():
     tree.load_plugins()
 
 
-def resolved(images="", **changed):
-    """The role's private variables for a machine, resolved as Ansible resolves them."""
+def resolved(name, images="", **changed):
+    """One of the role's private variables for a machine, resolved as Ansible resolves it."""
     lookups()
     values = {**tree.load(ROLE / "vars/main.yml"), "__workload_image_project": str(ROOT)}
     given = {"role_path": str(ROLE), **tree.variables(), **changed}
-    return tree.template(values, {**given, "__workload_image_images": {"stdout": images}})
+    return tree.template(values, {**given, "__workload_image_images": {"stdout": images}}, [name])[name]
 
 
 def test_the_image_is_made_of_the_workloads_and_nothing_else_of_the_harness():
-    context = resolved()["__workload_image_context"]
+    context = resolved("__workload_image_context")
     assert {
         "Containerfile",
         "requirements.txt",
@@ -191,7 +191,7 @@ def test_the_list_has_all_that_the_workloads_import_when_they_are_loaded():
 def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
     """Its API is imported when somebody asks for it, which nobody does in a replica."""
     (tmp_path / "harness").mkdir()
-    (tmp_path / "harness" / "__init__.py").write_text(resolved()["__workload_image_context"]["harness/__init__.py"])
+    (tmp_path / "harness" / "__init__.py").write_text(resolved("__workload_image_context")["harness/__init__.py"])
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness; print(harness.__file__, *(n for n in sys.modules if n.startswith('harness.')))"
     ran = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [str(tmp_path / "harness" / "__init__.py")]
@@ -200,30 +200,30 @@ def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
     from harness.config.kubernetes import IMAGE
 
-    assert resolved()["__workload_image_reference"] == IMAGE
-    assert resolved(workload_image_tag="x")["__workload_image_reference"].endswith("/workload:x")
+    assert resolved("__workload_image_reference") == IMAGE
+    assert resolved("__workload_image_reference", workload_image_tag="x").endswith("/workload:x")
 
 
 def test_the_image_is_never_collected():
-    assert any(fnmatch(resolved()["__workload_image_reference"], one) for one in tree.variables()["crio_pinned_images"])
+    assert any(fnmatch(resolved("__workload_image_reference"), one) for one in tree.variables()["crio_pinned_images"])
 
 
 def test_the_base_is_pinned_by_digest_except_behind_a_mirror():
     assert re.fullmatch(
-        r"docker\.io/library/python:[\d.]+-slim-\w+@sha256:[0-9a-f]{64}", resolved()["__workload_image_base"]
+        r"docker\.io/library/python:[\d.]+-slim-\w+@sha256:[0-9a-f]{64}", resolved("__workload_image_base")
     )
-    assert "@" not in resolved(workload_image_base_digest="")["__workload_image_base"]
+    assert "@" not in resolved("__workload_image_base", workload_image_base_digest="")
 
 
 def test_an_image_is_another_one_as_soon_as_anything_of_it_is():
     inputs = {
-        resolved(**changed)["__workload_image_inputs"]
+        resolved("__workload_image_inputs", **changed)
         for changed in ({}, {"workload_image_requirements": "numpy==1"}, {"workload_image_base": "localhost/base:1"})
     }
     assert len(inputs) == 3
-    assert resolved()["__workload_image_inputs"] in inputs
+    assert resolved("__workload_image_inputs") in inputs
     # How pip reaches its index makes no other image.
-    assert resolved(workload_image_pip={"index-url": "https://mirror.example"})["__workload_image_inputs"] in inputs
+    assert resolved("__workload_image_inputs", workload_image_pip={"index-url": "https://mirror.example"}) in inputs
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_an_image_is_another_one_as_soon_as_anything_of_it_is():
 def test_an_image_that_is_there_is_not_built_again(images, there):
     import harness
 
-    found = resolved(images=images.replace("VERSION", harness.__version__))["__workload_image_matching"]
+    found = resolved("__workload_image_matching", images=images.replace("VERSION", harness.__version__))
     assert bool(found) is there
 
 

@@ -3,7 +3,7 @@
 import functools
 import importlib.util
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +111,8 @@ def load_plugins() -> None:
     init_plugin_loader()
 
 
-def template(values: Any, given: dict[str, Any]) -> Any:
-    """Values that tasks or variable files hold as Ansible templates, resolved with what is given."""
+def template(values: Any, given: dict[str, Any], wanted: Iterable[str] | None = None) -> Any:
+    """Values that tasks or variable files hold as Ansible templates, resolved with what is given: all, or those wanted."""
     from ansible.parsing.dataloader import DataLoader
     from ansible.template import Templar, trust_as_template
 
@@ -123,7 +123,7 @@ def template(values: Any, given: dict[str, Any]) -> Any:
 
     trusted = {name: trust(value) for name, value in values.items()}
     templar = Templar(loader=DataLoader(), variables={**trusted, **given})
-    return {name: templar.template(value) for name, value in trusted.items()}
+    return {name: templar.template(trusted[name]) for name in wanted or trusted}
 
 
 def render(path: Path, **changed: Any) -> str:
