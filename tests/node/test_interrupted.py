@@ -1,4 +1,8 @@
-"""Killed on the way, again and again, and run once more: the machine is the one an undisturbed run makes."""
+"""Killed on the way, again and again, and run once more: the machine is the one an undisturbed run makes.
+
+Its tasks are run by the machine's plain Python, as a user's are: what is killed is what a user would kill, and a
+difference that the tests' quicker one made would be seen between this machine and the undisturbed one.
+"""
 
 from random import Random
 
@@ -8,7 +12,7 @@ import yaml
 from harness.node.checks import registered
 from tests.node import fingerprint, judge
 from tests.node.conftest import Boot
-from tests.node.machine.image import Disks
+from tests.node.machine.image import PLAIN_PYTHON, Disks
 from tests.node.mirror.site import Mirror
 from tests.node.play import ROOT, Playbooks, Run
 from tests.node.story import CLUSTER_STAGES, Step, playbooks_for, step
@@ -73,7 +77,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
-    return playbooks_for(boot(dirty_disks), mirror)
+    return playbooks_for(boot(dirty_disks), mirror, ansible_python_interpreter=PLAIN_PYTHON)
 
 
 def changing_tasks(undisturbed: Step) -> list[str]:
