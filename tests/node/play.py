@@ -224,8 +224,12 @@ def connection(machine: Machine) -> dict[str, str]:
     return {
         "ansible_ssh_common_args": f"-F {machine.ssh_config}",
         "ansible_host": machine.name,
-        "ansible_python_interpreter": image.WARM_PYTHON,
-    }
+    } | run_by(image.WARM_PYTHON)
+
+
+def run_by(python: str) -> dict[str, str]:
+    """Host variables by which a Python runs Ansible's modules, and this project's, which ask for `python3`."""
+    return {"ansible_python_interpreter": python, "ansible_python3_interpreter": python}
 
 
 def _read_journal(journal: Path) -> tuple[list[Task], dict[str, dict[str, int]]]:

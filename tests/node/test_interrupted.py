@@ -14,7 +14,7 @@ from tests.node import fingerprint, judge
 from tests.node.conftest import Boot
 from tests.node.machine.image import PLAIN_PYTHON, Disks
 from tests.node.mirror.site import Mirror
-from tests.node.play import ROOT, Playbooks, Run
+from tests.node.play import ROOT, Playbooks, Run, run_by
 from tests.node.story import CLUSTER_STAGES, Step, playbooks_for, step
 from tests.node.test_lifecycle import MANY_CHECKS
 
@@ -77,7 +77,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def disturbed(boot: Boot, dirty_disks: Disks, mirror: Mirror) -> Playbooks:
-    return playbooks_for(boot(dirty_disks), mirror, ansible_python_interpreter=PLAIN_PYTHON)
+    return playbooks_for(boot(dirty_disks), mirror, **run_by(PLAIN_PYTHON))
 
 
 def changing_tasks(undisturbed: Step) -> list[str]:
