@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -13,6 +14,9 @@ from harness.cli import output
 from harness.cli.app import app
 from harness.errors import HarnessError, UsageError
 from harness.extras import advice_on
+
+if TYPE_CHECKING:
+    from typer._click import Command
 
 
 def main() -> None:
@@ -22,7 +26,7 @@ def main() -> None:
     output.open_closed_streams()
     output.take_every_sign()
     try:
-        typer.main.get_command(app)(prog_name="harness")
+        _command()(prog_name="harness")
     except HarnessError as error:
         _end(error)
     except OSError as error:
@@ -40,6 +44,11 @@ def main() -> None:
         if not advice:
             raise
         _end(UsageError(f"This needs {error.name}, which is not installed.", advice=advice))
+
+
+@functools.cache
+def _command() -> Command:
+    return typer.main.get_command(app)
 
 
 def _end(error: HarnessError) -> NoReturn:
