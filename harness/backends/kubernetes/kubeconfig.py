@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from harness.config.yaml_tree import SAFE_LOADER
+
 Object = dict[str, Any]
 
 
@@ -33,7 +35,7 @@ def _files(place: str) -> Iterator[Object]:
     """The content of each; one that is not what it should be is left out here, and said by whoever connects."""
     for part in filter(None, place.split(os.pathsep)):
         try:
-            content = yaml.safe_load(Path(part).expanduser().read_text(encoding="utf-8"))
+            content = yaml.load(Path(part).expanduser().read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506 - it is safe
         except (OSError, ValueError, yaml.YAMLError):
             continue
         if isinstance(content, dict):

@@ -25,6 +25,7 @@ from harness.config.pods import Placement
 from harness.config.resources import Resource
 from harness.config.server import METRICS_PORT as PORT
 from harness.config.server import PORT_PLACEHOLDER
+from harness.config.yaml_tree import SAFE_LOADER
 from harness.data import data_path
 
 REPLICA_DIR = "/var/run/replica"
@@ -48,8 +49,6 @@ KEEP_S = 3600
 SLACK_S = 60.0
 """Added to the time that a Job's replicas run: whatever the harness does between two phases."""
 _NAME_CHARACTERS = 40
-_LOADER: type[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""libyaml's, where PyYAML was built with it: ten times as fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,7 @@ def workload(
         values |= {"replicas": count, "numbered": not several}
         values["claim"] = claims.reference(experiment, named[gpu]) if named else None
         values["resources"] = _resources(spec, server, values["claim"])
-        body = yaml.load(_template().render(values), _LOADER)  # noqa: S506 - either is safe
+        body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - either is safe
         owners.append(Companion(f"{collection}/{own}", body))
     made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
     routes, beside = _routes(experiment.workload), (*made, *given)
