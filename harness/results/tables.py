@@ -58,7 +58,7 @@ def read_cells(path: Path, metric: str) -> Iterator[tuple[str, float, float | No
                 raise ResultsPathError(f"{path} line 1: the columns must be {','.join(METRIC_COLUMNS)}.")
             for timestamp, _, series, value, reason in reader:
                 cells = series, from_iso(timestamp), float(value) if value else None, reason
-                if bool(value) == bool(reason):
+                if (not value) is (not reason):
                     Row(metric, *cells)  # raises: it has neither or both
                 yield cells
         except (ValueError, OverflowError, csv.Error) as error:
