@@ -135,6 +135,7 @@ class Watched:
         kept: where a node keeps the login.
         gpus: indices as labels have them.
         pods: names of the replicas, sorted.
+        log: what Prometheus says.
     """
 
     url: str
@@ -142,6 +143,7 @@ class Watched:
     kept: Path
     gpus: list[str]
     pods: list[str]
+    log: Path
     objects: list[Object] = field(default_factory=list)
 
     def get(self, path: str, **query: Any) -> Any:
@@ -160,7 +162,7 @@ class Watched:
         """Until the answer is as wanted."""
         deadline_s = time.monotonic() + timeout_s
         while not wanted(found := self.now(expression)):
-            assert time.monotonic() < deadline_s, f"{expression}: {found}"
+            assert time.monotonic() < deadline_s, f"{expression}: {found}, see {self.log}"
             time.sleep(0.25)
 
 
@@ -184,7 +186,8 @@ def watched_cluster(folder: Path, *, gpus: int, replicas: int, api: bool = False
             monitoring_access.mount(kubectl.values(f"prometheus-{name}"), folder / name)
         config = _configuration(folder, objects, nodes, source)
         names = sorted(one["metadata"]["name"] for one in objects if one["metadata"]["namespace"] == "inference")
-        cluster = Watched(url, access, kept, [str(index) for index in range(gpus)], names, objects)
+        devices, log = [str(index) for index in range(gpus)], folder / "prometheus.log"
+        cluster = Watched(url, access, kept, devices, names, log, objects)
         stack.enter_context(_prometheus(folder, config, cluster, str(WITH_KUBERNETES if api else DEBIAN)))
         jobs = 6 + replicas
         cluster.wait_for("count(up == 1)", lambda found: bool(found) and float(found[0]["value"][1]) == jobs)
@@ -289,10 +292,9 @@ def _serving(server: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _prometheus(folder: Path, config: Path, cluster: Watched, binary: str) -> Iterator[None]:
-    log = folder / "prometheus.log"
     command = [binary, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.config.file={folder / 'web/web.yml'}"]
-    with log.open("wb") as output:
+    with cluster.log.open("wb") as output:
         process = subprocess.Popen(
             [*command, f"--web.listen-address={urllib.parse.urlsplit(cluster.url).netloc}"],
             stdout=output,
@@ -300,7 +302,7 @@ def _prometheus(folder: Path, config: Path, cluster: Watched, binary: str) -> It
         )
     try:
         named, trusted = monitoring_access.headers(cluster.access), monitoring_access.trusting(cluster.access)
-        wait_until_ready(cluster.url, process, log, headers=named, context=trusted)
+        wait_until_ready(cluster.url, process, cluster.log, headers=named, context=trusted)
         yield
     finally:
         process.terminate()
