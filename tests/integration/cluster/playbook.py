@@ -1,6 +1,6 @@
 """Our playbooks against the test's API server, on this machine, in mount namespaces of their own.
 
-The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``, and write into the home of root; keys and logins of
+The roles speak to ``/etc/kubernetes/admin.conf`` by ``/usr/bin/kubectl``, ask ``/usr/bin/systemctl``, and write into the home of root; keys and logins of
 the monitoring are kept from one run to the next. All of it is laid over this machine's own folders in a namespace that ends with the run, so that nothing here changes and no cluster
 of this machine is reached.
 """
@@ -33,6 +33,14 @@ mount --bind "$4-kept" /etc/kubernetes/monitoring
 mount -t overlay overlay -o "lowerdir=/usr/bin,upperdir=$1/bin,workdir=$1/bin-work" /usr/bin
 rm -f /usr/bin/kubectl
 cp "$3" /usr/bin/kubectl
+rm -f /usr/bin/systemctl
+cat > /usr/bin/systemctl <<'PROGRAM'
+#!/bin/sh
+# A systemd that has none of the node's units; this machine's own is not asked.
+[ "$1" = show ] || exit 1
+printf 'Id=%s\\nLoadState=not-found\\nActiveState=inactive\\nUnitFileState=\\nNeedDaemonReload=no\\n' "$5"
+PROGRAM
+chmod 755 /usr/bin/systemctl
 mount -t overlay overlay -o "lowerdir=/root,upperdir=$4,workdir=$4-work" /root
 shift 4
 exec "$@"
