@@ -163,7 +163,7 @@ def workload(
         values |= {"replicas": count, "numbered": not several}
         values["claim"] = claims.reference(experiment, named[gpu]) if named else None
         values["resources"] = _resources(spec, server, values["claim"])
-        body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - either is safe
+        body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - it is safe
         owners.append(Companion(f"{collection}/{own}", body))
     made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
     routes, beside = _routes(experiment.workload), (*made, *given)
