@@ -195,16 +195,6 @@ def test_a_bridge_s_cables_keep_the_hardware_address_that_cni_gave_them():
     link.read_string(render(ROOT / "roles/calico/templates/pod-veth.link.j2"))
     assert dict(link["Match"]) == {"driver": "veth", "originalname": "veth*"}
     assert link["Link"]["MACAddressPolicy"] == "none"
-    written = yaml.safe_load((ROOT / "roles/calico/vars/main.yml").read_text())["__calico_bridge_files"]
-    removed = next(
-        task["loop"]
-        for task in yaml.safe_load((ROOT / "roles/calico/tasks/reset.yml").read_text())
-        if "state" in str(task)
-    )
-    assert all(
-        any(path == kept or path.startswith(f"{kept}/") for kept in removed)
-        for path in (one["path"] for one in written)
-    )
 
 
 def test_the_clean_up_is_bounded_and_selects_failed_pods_alone():

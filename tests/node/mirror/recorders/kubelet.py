@@ -27,6 +27,11 @@ from static_pods import Processes
 
 KUBELET_PORT = 10250
 NETWORK_CONFIGURATION = Path("/etc/cni/net.d/10-calico.conflist")
+# What Calico's pod puts on the node before that.
+NETWORK_FILES = (
+    "/etc/cni/net.d/calico-kubeconfig",
+    *(f"/opt/cni/bin/{name}" for name in ("flannel", "calico", "calico-ipam")),
+)
 
 
 class Healthy(BaseHTTPRequestHandler):
@@ -116,6 +121,8 @@ def serve(membership: Membership | None, serving: Serving) -> None:
             membership.beat(running_versions())
         network = membership.network if membership else any((OBJECTS / "Installation").glob("*/*.json"))
         if network and not NETWORK_CONFIGURATION.exists():
-            NETWORK_CONFIGURATION.parent.mkdir(parents=True, exist_ok=True)
+            for path in map(Path, NETWORK_FILES):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.touch(mode=0o600)
             NETWORK_CONFIGURATION.write_text('{"name": "k8s-pod-network", "cniVersion": "0.3.1", "plugins": []}\n')
         time.sleep(1)
