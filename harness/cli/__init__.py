@@ -18,6 +18,9 @@ from harness.extras import advice_on
 if TYPE_CHECKING:
     from typer._click import Command
 
+READER_LEFT = 128 + 13
+"""The exit code where whoever read the answer closed the pipe: that of a program which SIGPIPE ended."""
+
 
 def main() -> None:
     """Run the command line and exit with the documented code (see harness/errors.py)."""
@@ -44,6 +47,10 @@ def main() -> None:
         if not advice:
             raise
         _end(UsageError(f"This needs {error.name}, which is not installed.", advice=advice))
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):
+            sys.exit(READER_LEFT)  # typer's own is 1, an internal error
+        raise
 
 
 @functools.cache
