@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from harness.config import CampaignSpec, CellSpec
 from harness.config.sharing import mode_in_words
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
-from harness.results.layout import LATENCIES, experiment_folders
+from harness.results.files import read_document, storage_errors
+from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
 from harness.results.manifest import Status
 
 PACED = "requests come at a rate that was set, so that throughput says what was asked"
@@ -194,6 +196,7 @@ class CampaignAnalysis:
         spec: the campaign as it began; None when ``campaign.json`` is not there.
         created_at: UTC; empty when not known.
         source: the campaign file it began with; empty when not known.
+        file_changed: the kept ``campaign.yaml`` is no longer the file that the campaign began with.
         experiments: the finished ones, by start of recording.
         cells: by workload, sharing mode and replicas.
         unfinished: what is missing.
@@ -211,6 +214,7 @@ class CampaignAnalysis:
     unfinished: list[Unfinished]
     ladders: list[Ladder] = field(default_factory=list)
     progress: Progress | None = None
+    file_changed: bool = False
 
     @property
     def planned(self) -> int:
@@ -264,7 +268,15 @@ def analyse(folder: Path) -> CampaignAnalysis:
         unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}, ladders, progress),
         ladders=ladders,
         progress=progress,
+        file_changed=_file_changed(folder, str(identity.get("source_sha256", ""))),
     )
+
+
+def _file_changed(folder: Path, sha256: str) -> bool:
+    """Whether the kept campaign file is there and has another hash than this; one that is not known says nothing."""
+    path = folder / CAMPAIGN_YAML
+    with storage_errors(path, "read"):
+        return bool(sha256) and path.is_file() and hashlib.sha256(read_document(path)).hexdigest() != sha256
 
 
 def pooled_cell(cells: Sequence[Cell]) -> Cell:

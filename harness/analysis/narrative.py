@@ -93,6 +93,7 @@ def caveats(analysis: CampaignAnalysis) -> list[str]:
     return [
         *_left_out(analysis),
         *_unfinished(analysis),
+        *changed_file(analysis),
         *_degraded(analysis),
         *_few_repeats(analysis),
         *([REPEATS_FOLLOWED] if analysis.progress else []),
@@ -116,6 +117,14 @@ def _left_out(analysis: CampaignAnalysis) -> list[str]:
         elif not experiment.used:
             found.append(f"{experiment.name} is INVALID and left out of every average: {_reasons(experiment)}")
     return found
+
+
+def changed_file(analysis: CampaignAnalysis) -> list[str]:
+    """That the kept campaign file is not the one that was run, where somebody edited it."""
+    if not analysis.file_changed:
+        return []
+    sentence = f"campaign.yaml in {analysis.name} was changed since the campaign began"
+    return [f"{sentence}: the report is of the campaign as it was run, and to run that file is another campaign."]
 
 
 def _unfinished(analysis: CampaignAnalysis) -> list[str]:

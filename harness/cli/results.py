@@ -104,6 +104,7 @@ def report(
 ) -> None:
     """Analyse a campaign, write its report (HTML, Markdown, plots, summaries) and print the figures."""
     from harness.analysis.campaign import analyse
+    from harness.analysis.narrative import changed_file
     from harness.analysis.report import report_of
     from harness.campaign.gate import gate, judge_analyses
     from harness.cli import figures
@@ -127,6 +128,8 @@ def report(
         analysis = analyse(folder)
         judged = judge_analyses(asked, [analysis])
         written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
+    for sentence in changed_file(analysis):
+        output.note(f"note: {sentence}")
     if json:
         output.document(figures.document(analysis, written) | judged.document())
     else:

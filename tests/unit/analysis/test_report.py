@@ -142,6 +142,19 @@ def test_what_weakens_the_answer_is_counted_in_a_few_words(folder: Path) -> None
     assert "INVALID" not in told
 
 
+def test_a_campaign_file_that_was_edited_since_is_not_taken_for_the_one_that_was_run(
+    folder: Path, tmp_path: Path
+) -> None:
+    (sentence,) = [each for each in caveats(analyse(folder)) if "campaign.yaml" in each]
+    assert "was changed since the campaign began" in sentence
+    page = (folder / "report.html").read_text()
+    assert sentence in page
+    assert "<summary>campaign.yaml, changed since the campaign began</summary>" in page
+    assert sentence in (folder / "report.md").read_text()
+    write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
+    assert not [each for each in caveats(analyse(tmp_path)) if "campaign.yaml" in each]
+
+
 def test_caveats_come_gravest_first(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=4, shape=SHAPE, finished=1)
     write_experiment(tmp_path, "resnet50", 1, 2, replace(SHAPE, status=Status.INVALID))
