@@ -142,9 +142,15 @@ def test_every_wait_of_kubeadm_is_as_long_as_the_role_says():
     )
 
 
+def test_the_token_that_kubeadm_makes_in_any_case_and_nobody_joins_by_ends_at_once():
+    (init,) = [one for one in documents("kubeadm-init.yaml.j2") if one["kind"] == "InitConfiguration"]
+    assert init["bootstrapTokens"] == [{"ttl": "1m0s"}]  # a day where it is left out
+
+
 def test_a_worker_joins_with_what_the_control_plane_said():
     said = "kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:12ab "
-    (task,) = [one for one in tree.load(ROOT / "roles/worker/tasks/join.yml") if "vars" in one]
+    (block,) = [one["block"] for one in tree.load(ROOT / "roles/worker/tasks/join.yml") if "block" in one]
+    (task,) = [one for one in block if "vars" in one]
     words = {"__worker_words": tree.load(ROOT / "roles/worker/vars/main.yml")["__worker_words"]}
     found = tree.template(words | task["vars"], {"__worker_token": {"stdout": said}})
     found.pop("__worker_words")

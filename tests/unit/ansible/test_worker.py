@@ -23,6 +23,7 @@ case "$asked" in kubectl*|"kubeadm token"*)
 esac
 case "$*" in
   "token create"*) echo kubeadm join 192.0.2.1:6443 --token abcdef.0123456789abcdef --discovery-token-ca-cert-hash sha256:00 ;;
+  "join "*) test ! -e {folder}/refused || {{ echo 'couldn''t validate the identity of the API Server' >&2; exit 1; }} ;;
   "token delete"*) test ! -e {folder}/gone || {{ echo 'secrets "bootstrap-token-abcdef" not found' >&2; exit 1; }} ;;
   "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
   "restart kubelet.service") cp {folder}/bootstrap {folder}/asked-by; rm -f {folder}/ended ;;
@@ -142,7 +143,9 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
     # kubeadm joins none whose name is taken by one that is ready. Of the same name there may be another machine's.
     registered = {"killed": None, "registered": "192.0.2.7", "name-taken": "192.0.2.8"}
     hosts = {}
-    for name in ("fresh", *registered):
+    (tmp_path / "refused/etc").mkdir(parents=True)
+    (tmp_path / "refused/etc/refused").touch()
+    for name in ("fresh", "refused", *registered):
         mark = {str(tmp_path / name / "etc/mark"): {"exists": name in registered}}
         hosts[name] = {"__worker_state": {"probe": {"paths": mark}}}
         if address := registered.get(name):
@@ -151,19 +154,23 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
             (tmp_path / name / "etc/node").write_text(json.dumps({"status": {"addresses": addresses}}))
     places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
     facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7", "198.51.100.7"]}}}
-    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | facts | {"worker_node_name": "gpu-node-2"})
+    given = places | facts | {"worker_node_name": "gpu-node-2"}
+    play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, given, status=2)
     calls = {name: (tmp_path / name / "etc/calls").read_text().splitlines() for name in hosts}
     said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
     joined = ["kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
     undone = ["pkill", "kubeadm reset", "kubectl"]
     assert said == {
         "fresh": joined,
+        # Nor has anybody its token afterwards; the mark has the next run begin anew.
+        "refused": joined,
         "killed": [*undone, *joined],
         "registered": [*undone, "kubectl", *joined],
         "name-taken": [*undone, *joined],
     }
     deleted = [line for line in calls["registered"] if "kubectl" in line][1]
     assert deleted.endswith("delete node gpu-node-2 --ignore-not-found")
+    assert [name for name in hosts if (tmp_path / name / "etc/mark").exists()] == ["refused"]
 
 
 def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_joins(tmp_path):
