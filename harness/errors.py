@@ -16,7 +16,8 @@
     ├── StorageError             7   the results folder cannot be written (rights, full disk)
     ├── BackendError             8   replicas could not be started, watched or stopped
     │   ├── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
-    │   └── ClusterError         8   the Kubernetes API was not reached, or refused
+    │   ├── ClusterError         8   the Kubernetes API was not reached, or refused
+    │   └── ImageError           8   a pod's image cannot be had: the campaign stops before it writes off its experiments
     ├── MetricsError             9   a metric could not be read
     │   ├── PrometheusError      9   the server refused, timed out or answered with an error
     │   │   └── PrometheusUnavailableError 9 it did not answer at all; asking again later may help
@@ -224,6 +225,18 @@ class ClusterError(BackendError):
     def __init__(self, message: str, *, advice: str = "", status: int | None = None) -> None:
         super().__init__(message, advice=advice)
         self.status = status
+
+
+class ImageError(BackendError):
+    """A pod's image cannot be had, so that no later experiment could run either.
+
+    Attributes:
+        away: it may come by itself, as from a registry that does not answer.
+    """
+
+    def __init__(self, message: str, *, advice: str = "", away: bool = False) -> None:
+        super().__init__(message, advice=advice)
+        self.away = away
 
 
 class MetricsError(HarnessError):

@@ -20,6 +20,8 @@ from harness.results.manifest import Provenance
 
 Notify = Callable[[str], None]
 """Takes a sentence for whoever watches the campaign."""
+IMAGE = "image"
+"""The check of an image; where it is an error, no later experiment could run either."""
 OUT_OF_MEMORY = 4
 """A replica's exit code when memory ran out (``harness.replica.errors``)."""
 

@@ -30,6 +30,7 @@ from harness.errors import (
     BackendError,
     CampaignInterruptedError,
     HarnessError,
+    ImageError,
     ReasonCode,
     StorageError,
     VerificationError,
@@ -97,6 +98,7 @@ class Attempt:
     deaths: list[ReplicaDeath] = field(default_factory=list)
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
+    image_error: ImageError | None = None
     findings: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
     stopping: KnownWell | None = None
@@ -211,6 +213,8 @@ class Attempt:
             self.failures.append(Finding(Severity.INVALID, error.code, "", reasons[0], error.advice))
             if isinstance(error, StorageError):
                 self.storage_error = error
+            if isinstance(error, ImageError):
+                self.image_error = error
         seconds = shared.clock.now_s() - begun_s
         self.steps[name] = StepRecord(
             started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=[*reasons, *self.remarks]
@@ -245,6 +249,7 @@ class Attempt:
         step_s = self.experiment.timing.step_s
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
         findings = self._look_until_back()
+        preflight.refuse_without_image(findings)
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         if not self.shared.rehearsed:
@@ -270,6 +275,7 @@ class Attempt:
                 raise self._aborted("while waiting for what is away")
             findings = preflight.check([self.experiment], shared.folder.path, shared.backend)
             away = preflight.away(findings)
+        preflight.refuse_without_image(findings)
         preflight.refuse_errors(findings)
         self._tell("waited", f"goes on: what was away is back after {shared.clock.now_s() - begun_s:.0f} s.")
         return findings

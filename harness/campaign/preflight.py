@@ -7,10 +7,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.backends.base import Backend, Finding, Severity
+from harness.backends.base import IMAGE, Backend, Finding, Severity
 from harness.campaign.plan import estimate
 from harness.config import ExperimentSpec
-from harness.errors import PreflightError, ReasonCode
+from harness.errors import ImageError, PreflightError, ReasonCode
 
 DISK_RESERVE_BYTES = 200_000_000
 
@@ -29,6 +29,13 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
             advice=" ".join(dict.fromkeys(finding.advice for finding in errors if finding.advice)),
             code=min((finding.code for finding in errors), key=[ReasonCode.OUT_OF_MEMORY, ReasonCode.REFUSED].index),
         )
+
+
+def refuse_without_image(findings: Sequence[Finding]) -> None:
+    """Raise ImageError when an image cannot be had: a campaign under way stops, where any other error costs one experiment."""
+    for finding in findings:
+        if finding.severity is Severity.ERROR and finding.check == IMAGE:
+            raise ImageError(finding.message, advice=finding.advice)
 
 
 def away(findings: Sequence[Finding]) -> str:

@@ -68,7 +68,7 @@ class Limits(StrictModel):
         default=3600.0,
         ge=0,
         le=30 * 86_400,
-        description="Seconds to wait between experiments for a Prometheus, API server, node or GPU that went away, "
+        description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
         "before the campaign pauses; 0 means do not wait.",
     )
 

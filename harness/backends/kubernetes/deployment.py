@@ -33,7 +33,7 @@ from harness.backends.kubernetes.pods import PodReplica
 from harness.backends.kubernetes.queue_wait import QueueWait
 from harness.clock import Clock
 from harness.config import ExperimentSpec, KubernetesSpec
-from harness.errors import BackendError, ClusterError, ReplicaDiedError
+from harness.errors import BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
@@ -154,6 +154,7 @@ class KubernetesDeployment:
 
         Raises:
             ReplicaDiedError: one ended by itself.
+            ImageError: a node does not get the image of a replica.
             BackendError: the cluster refuses or cannot place a replica, one did not serve in time, or ``abort`` was set.
         """
         self.make(abort)
@@ -458,4 +459,7 @@ class KubernetesDeployment:
 
 def _hindered(hindrance: pods.Obstacle | None) -> BackendError:
     assert hindrance is not None  # noqa: S101 - the caller has seen one
-    return BackendError(f"replicas cannot start: {hindrance}.", advice=hindrance.advice)
+    failure = f"replicas cannot start: {hindrance}."
+    if hindrance.of_an_image:
+        return ImageError(failure, advice=hindrance.advice, away=hindrance.away)
+    return BackendError(failure, advice=hindrance.advice)

@@ -25,6 +25,7 @@ GPU_LABEL = "gpu-sharing-harness/gpu"
 HOPELESS_WAITS = {
     "ErrImagePull": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
+    "RegistryUnavailable": "Is the image's registry running, and can the node reach it?",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
     "InvalidImageName": "Mend the image's name in the campaign file.",
     "CreateContainerConfigError": "Mend what the message names.",
@@ -33,6 +34,15 @@ HOPELESS_WAITS = {
     "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.replica",
 }
 
+_OF_AN_IMAGE = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ErrImageNeverPull", "InvalidImageName"}
+_WILL_NOT_COME = {"ErrImageNeverPull", "InvalidImageName"}
+_REFUSED = (
+    *("manifest unknown", "name unknown", "not found", "no image found", "invalid reference format"),
+    *("unauthorized", "denied", "x509: ", "server gave HTTP response to HTTPS client"),
+)
+"""What a registry that answers says, through CRI-O and containerd; of others, such as a name that is not resolved, the next try may be better."""
+_OF_THE_NODE = "localhost/"
+"""Images that no registry has."""
 _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError"})
 """Said of a container whose image does not have its command."""
 
@@ -291,11 +301,15 @@ class Obstacle:
         reason: the object's own word, e.g. ``ImagePullBackOff``.
         message: the object's own sentence.
         advice: what to do.
+        of_an_image: that the node does not have.
+        away: of an image: it may come by itself.
     """
 
     reason: str
     message: str
     advice: str
+    of_an_image: bool = False
+    away: bool = False
 
     def __str__(self) -> str:
         return _sentence(self.reason, self.message)
@@ -303,10 +317,12 @@ class Obstacle:
 
 def obstacle(pod: Object) -> Obstacle | None:
     """What this pod waits for that will not come by itself; None while there is hope."""
-    for waiting in _waiting(pod):
-        reason = str(waiting.get("reason") or "")
+    for image, waiting in _waiting(pod):
+        reason, message = str(waiting["reason"]), str(waiting.get("message") or "")
         if reason in HOPELESS_WAITS:
-            return Obstacle(reason, str(waiting.get("message") or ""), HOPELESS_WAITS[reason])
+            of_an_image = reason in _OF_AN_IMAGE
+            refused = reason in _WILL_NOT_COME or image.startswith(_OF_THE_NODE) or any(w in message for w in _REFUSED)
+            return Obstacle(reason, message, HOPELESS_WAITS[reason], of_an_image, away=of_an_image and not refused)
     return None
 
 
@@ -329,12 +345,12 @@ def not_copied(pod: Object) -> Obstacle | None:
     )
 
 
-def _waiting(pod: Object) -> Iterator[Mapping[str, Any]]:
-    """What containers of it wait for."""
+def _waiting(pod: Object) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What containers of it wait for, each with its image."""
     for status in (_layer_status(pod), *_statuses(pod)):
         waiting = (status.get("state") or {}).get("waiting") or {}
         if waiting.get("reason"):
-            yield waiting
+            yield str(status.get("image") or ""), waiting
 
 
 def unschedulable(pod: Object) -> Obstacle | None:
@@ -348,7 +364,7 @@ def unschedulable(pod: Object) -> Obstacle | None:
 
 def waits_for(pod: Object) -> str:
     """What a pod that does not serve yet is doing, in a few words."""
-    for waiting in _waiting(pod):
+    for _, waiting in _waiting(pod):
         return _sentence(waiting["reason"], waiting.get("message"))
     found = unschedulable(pod)
     if found is not None:

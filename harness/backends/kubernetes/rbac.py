@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from harness.backends.base import Finding, Severity
+from harness.backends.base import IMAGE, Finding, Severity
 from harness.backends.kubernetes.access import ENFORCE, KUEUE, KUEUE_VERSIONS, rights_to_wait
 from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 from harness.errors import ClusterError
@@ -242,7 +242,7 @@ def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec, image:
     if not tagged or image.endswith(":latest"):
         yield Finding(
             Severity.WARNING,
-            "image",
+            IMAGE,
             f"{image} may be another image tomorrow.",
             "Name a version or a digest, so that a repeat runs the same.",
         )
@@ -254,7 +254,7 @@ def check_image(nodes: Sequence[Mapping[str, Any]], spec: KubernetesSpec, image:
     if without:
         yield Finding(
             Severity.ERROR if len(without) == len(nodes) else Severity.WARNING,
-            "image",
+            IMAGE,
             f"{image} is not in the store of {', '.join(without)}, and no registry has it.",
             "Build it there: playbooks/workloads.yml."
             if image == spec.image

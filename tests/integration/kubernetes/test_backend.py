@@ -14,7 +14,7 @@ from harness.backends.kubernetes import objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
-from harness.errors import BackendError, ReplicaDiedError
+from harness.errors import BackendError, ImageError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
 from tests.support.cluster_driver import ClusterDriver
@@ -286,9 +286,10 @@ def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy,
     trouble(driver)
 
     began_s = time.monotonic()
-    with pytest.raises(BackendError, match=said):
+    with pytest.raises(BackendError, match=said) as caught:
         deploy(experiment(replicas=2))
 
+    assert isinstance(caught.value, ImageError) == (NO_IMAGE[0] in said)
     assert time.monotonic() - began_s < 2 * SEEN_WITHIN_S
     assert driver.left() == []
 

@@ -23,6 +23,7 @@ from harness.errors import (
     BackendError,
     CampaignInterruptedError,
     ConflictError,
+    ImageError,
     ReasonCode,
     ReplicaDiedError,
     StorageError,
@@ -330,6 +331,58 @@ def test_waiting_ends_at_an_interruption(stage):
 
     assert len(said_of_waiting(on)) == 1
     assert not on.folder.final_folder(TWO).exists()
+
+
+GONE_IMAGE = Finding(Severity.ERROR, "image", "localhost/w:1 is not in the store of a.", "Build it there.")
+NO_IMAGE = ImageError("replicas cannot start: ErrImagePull: manifest unknown.", advice="Check the image's name.")
+NO_REGISTRY = ImageError("replicas cannot start: ErrImagePull: no such host.", advice="Check it.", away=True)
+
+
+@pytest.mark.parametrize("where", ["preflight", "rehearsal", "deploy"])
+def test_an_image_that_is_not_there_stops_the_campaign_and_writes_no_experiment_off(stage, where):
+    on = stage(limits=Limits(retries=1))
+    on.backend.findings = [GONE_IMAGE] if where == "preflight" else []
+    on.backend.rehearsal = NO_IMAGE if where == "rehearsal" else []
+    on.backend.deploy_errors = [NO_IMAGE] if where == "deploy" else []
+
+    with pytest.raises(ImageError, match=rf"stops at {ONE}: .*(manifest unknown|is not in the store)") as caught:
+        on.runner().run()
+
+    assert caught.value.exit_code == BackendError.exit_code
+    assert f"Then go on with: harness resume {on.folder.path}" in caught.value.advice
+    one, two = campaign_status(on.folder.path).experiments
+    assert (one.status, one.attempts, two.status) == ("pending", 0, "pending")
+    assert "manifest unknown" in one.note or "is not in the store" in one.note
+
+    on.backend = FakeBackend()
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_a_registry_that_is_away_is_waited_for_and_no_attempt_is_counted(stage):
+    on = stage(limits=Limits(retries=0))
+    on.backend.deploy_errors = [None, *[NO_REGISTRY] * 5]
+    begun_s = on.clock.now_s()
+
+    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+
+    assert on.clock.now_s() - begun_s >= 5 * 60
+    told = [event.message for event in on.events if isinstance(event, events.Notice) and "image" in event.message]
+    assert told == [f"{TWO} waits up to 3600 s for an image: {NO_REGISTRY.message}"]
+    assert campaign_status(on.folder.path).experiments[1].attempts == 1
+
+
+@pytest.mark.parametrize("wait_s", [0, 90])
+def test_a_registry_that_does_not_come_back_pauses_the_campaign(stage, wait_s):
+    on = stage(limits=Limits(wait_s=wait_s))
+    on.backend.deploy_errors = [NO_REGISTRY] * 5
+
+    with pytest.raises(CampaignInterruptedError, match=r"pauses after waiting \d+ s: .*no such host") as caught:
+        on.runner().run()
+
+    assert "go on with: harness resume" in caught.value.advice
+    assert len(on.backend.deploy_errors) == (4 if wait_s == 0 else 2)
+    assert not on.folder.final_folder(ONE).exists()
 
 
 def test_what_preflight_warned_of_is_in_the_manifest(stage):

@@ -173,6 +173,60 @@ def test_an_image_of_a_server_that_is_not_there_is_stuck():
     assert pods.waits_for(one) == "ErrImagePull: no such image"
 
 
+PULL = "unable to pull image or OCI artifact: pull image err: initializing source docker://registry.example/w:1: "
+LOOKUP = (
+    "pinging container registry registry.example: Get https://registry.example/v2/: dial tcp: lookup registry.example: "
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "image", "away"),
+    [
+        (
+            "ErrImagePull",
+            PULL + "reading manifest 1 in registry.example/w: manifest unknown",
+            "registry.example/w:1",
+            False,
+        ),
+        (
+            "ImagePullBackOff",
+            f"Back-off: ErrImagePull: {PULL}name unknown: no such repository",
+            "registry.example/w:1",
+            False,
+        ),
+        ("ErrImagePull", PULL + "authentication required: unauthorized", "registry.example/w:1", False),
+        ("ErrImagePull", "failed to resolve reference: registry.example/w:1: not found", "registry.example/w:1", False),
+        (
+            "ErrImageNeverPull",
+            "Container image is not present with pull policy of Never",
+            "registry.example/w:1",
+            False,
+        ),
+        ("InvalidImageName", "couldn't parse image name: invalid reference format", "registry.example/W:1", False),
+        ("ErrImagePull", "dial tcp 127.0.0.1:443: connect: connection refused", "localhost/w:1", False),
+        ("ErrImagePull", PULL + LOOKUP + "no such host", "registry.example/w:1", True),
+        (
+            "ErrImagePull",
+            PULL + "received unexpected HTTP status: 503 Service Unavailable",
+            "registry.example/w:1",
+            True,
+        ),
+        ("ImagePullBackOff", "Back-off pulling image", "registry.example/w:1", True),
+        ("RegistryUnavailable", "RegistryUnavailable", "registry.example/w:1", True),
+    ],
+)
+def test_an_image_that_will_not_come_is_told_from_a_registry_that_is_away(reason, message, image, away):
+    one = with_server(
+        pod(phase="Pending", ready=False), {"waiting": {"reason": reason, "message": message}}, image=image
+    )
+
+    found = rollout.look(deployment(), [one], 2).stuck
+
+    assert (found.of_an_image, found.away) == (True, away)
+    crashed = with_server(pod(phase="Pending", ready=False), {"waiting": {"reason": "CrashLoopBackOff"}}, image=image)
+    assert not pods.obstacle(crashed).of_an_image
+
+
 def with_layer(one, state, last=None):
     """The same pod with the init container of a layer's library."""
     one["spec"]["initContainers"] = [
