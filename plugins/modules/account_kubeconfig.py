@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """A kubeconfig of a service account's own, with a token that ends, renewed in time."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Debian packages at one exact version, held, and really there."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Files fetched once, through a proxy where there is one, and kept when their sums are right."""
 
 from __future__ import annotations

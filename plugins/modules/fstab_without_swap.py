@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Turns the swap entries of fstab off and removes entries that stand there twice; nothing else is touched."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """The GPUs of a machine, and what a device plugin has to advertise for them under a way of sharing."""
 
 from __future__ import annotations

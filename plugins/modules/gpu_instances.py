@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Every GPU of a machine divided into the MIG instances that are wanted."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Reads why a unit failed: the first errors in its journal and its end."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Kubernetes objects brought to what a manifest says, by server-side apply."""
 
 from __future__ import annotations

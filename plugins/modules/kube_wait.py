@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Waits until workloads are whole and nodes advertise what they should; otherwise says why they do not."""
 
 from __future__ import annotations

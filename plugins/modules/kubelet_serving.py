@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """The certificate that a node's kubelet serves with, signed by the cluster's authority for exactly that node."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Who may ask a service of the monitoring, and by which certificate it is known: made on the machine, kept there and in Secrets."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Empties a node of its pods before its packages change, and lets pods come to it again afterwards."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Reads the state of one machine in one call: what preflight judges and what roles verify."""
 
 from __future__ import annotations

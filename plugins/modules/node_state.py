@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Files and the units that read them, brought to their state in one call."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """Takes chains and tables of some names out of the packet filter, and leaves every other rule as it is."""
 
 from __future__ import annotations

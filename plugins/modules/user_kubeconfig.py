@@ -1,4 +1,4 @@
-#!/usr/bin/python3
+#!/usr/bin/python
 """A user's ~/.kube/config with the administrator's credentials; what stood there before is kept, and put back."""
 
 from __future__ import annotations

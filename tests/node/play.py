@@ -228,8 +228,8 @@ def connection(machine: Machine) -> dict[str, str]:
 
 
 def run_by(python: str) -> dict[str, str]:
-    """Host variables by which a Python runs Ansible's modules, and this project's, which ask for `python3`."""
-    return {"ansible_python_interpreter": python, "ansible_python3_interpreter": python}
+    """Host variables by which a Python runs Ansible's modules, and this project's."""
+    return {"ansible_python_interpreter": python}
 
 
 def _read_journal(journal: Path) -> tuple[list[Task], dict[str, dict[str, int]]]:

@@ -3,6 +3,9 @@
 import pytest
 import tree
 import yaml
+from ansible.executor import module_common
+from ansible.parsing.dataloader import DataLoader
+from ansible.template import Templar
 
 
 class Asked(Exception):  # noqa: N818 - what a module's main comes to here
@@ -45,6 +48,14 @@ def test_the_documentation_says_what_the_module_takes(name, monkeypatch):
     documented = yaml.safe_load(tree.module(name).DOCUMENTATION)
     assert documented["module"] == name
     assert facts(documented["options"], "suboptions") == facts(argument_spec(name, monkeypatch), "options")
+
+
+@pytest.mark.parametrize("name", sorted(tree.OWN_MODULES))
+def test_it_is_run_by_the_python_that_the_inventory_names(name):
+    line = (tree.ROOT / f"plugins/modules/{name}.py").read_text().partition("\n")[0]
+    given = {"ansible_python_interpreter": "/opt/python/bin/python3"}
+    found, _ = module_common._get_shebang(line.removeprefix("#!"), given, Templar(DataLoader()))
+    assert found == "#!/opt/python/bin/python3"
 
 
 @pytest.mark.parametrize("name", sorted(tree.OWN_MODULES | tree.OWN_ACTIONS))
