@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.config.image import ImageReference
 from harness.config.model import StrictModel
 from harness.config.scenario import ScenarioKind
 from harness.config.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
@@ -55,9 +56,8 @@ class LayerSpec(StrictModel):
         default=None,
         description="Shared library that the replica loads before all others (LD_PRELOAD); null means none.",
     )
-    preload_image: str | None = Field(
+    preload_image: ImageReference | None = Field(
         default=None,
-        pattern=r"^\S+$",
         max_length=500,
         description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
         "null means the replicas' own.",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 import harness
+from harness.config.image import ImageReference
 from harness.config.pods import NAME, PodSettings
 from harness.config.prometheus import PrometheusAccess, PrometheusLabels
 
@@ -51,7 +52,7 @@ class KubernetesSpec(PodSettings):
     )
     context: str | None = Field(default=None, description="Context of the kubeconfig; null means its current one.")
     namespace: str = Field(default="inference", pattern=NAME, description="Where replicas are made; it must exist.")
-    image: str = Field(
+    image: ImageReference = Field(
         default=IMAGE, min_length=1, max_length=500, description="Image of the replicas, fully qualified."
     )
     image_pull_policy: PullPolicy = Field(
@@ -199,9 +200,3 @@ class KubernetesSpec(PodSettings):
             raise ValueError("`mig_config` has no effect without `device_plugin_configs`: add that, or remove it.")
         return self
 
-    @field_validator("image")
-    @classmethod
-    def _one_image(cls, value: str) -> str:
-        if value != value.strip() or any(part.isspace() for part in value):
-            raise ValueError(f"{value!r} is no image reference, e.g. registry.example/team/workload:1.0")
-        return value

@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.config.image import ImageReference
 from harness.config.model import StrictModel
 from harness.config.pods import SUBDOMAIN
 from harness.config.resources import Resources, refuse_lower
@@ -153,9 +154,8 @@ class ServerSpec(StrictModel):
         description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. With `image` it "
         "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
     )
-    image: str | None = Field(
+    image: ImageReference | None = Field(
         default=None,
-        pattern=r"^\S+$",
         max_length=500,
         description="On Kubernetes: image of the server, fully qualified. Each replica's pod has a container of it, which holds the "
         "GPU, and beside it the client that asks it.",

@@ -128,6 +128,7 @@ def test_a_replica_has_the_time_its_server_needs_to_end():
         (IMAGE | RUNNING, {}, "give either `command` or `image`"),
         (SERVER | {"args": ["x"]}, {}, "`args` is of a container: give its `image`"),
         (SERVER | {"secret_env": {"A": "b/c"}}, {}, "`secret_env` is of a container"),
+        (IMAGE | {"image": "x/Y:1"}, {}, "'x/Y:1' is no image reference"),
         (IMAGE | {"args": []}, {}, "nothing tells the image its port"),
         (IMAGE | {"args": ["{port}", "{replica}"]}, {}, "{replica} is not known in a container"),
         (IMAGE | {"port": 8000}, {}, "port 8000 of a pod has the /metrics of the replica"),
