@@ -199,4 +199,3 @@ class KubernetesSpec(PodSettings):
         if self.mig_config is not None and self.device_plugin_configs is None:
             raise ValueError("`mig_config` has no effect without `device_plugin_configs`: add that, or remove it.")
         return self
-
