@@ -22,10 +22,11 @@ from harness.replica.engine import trace
 from harness.replica.engine.asking import OK, HttpAsker
 from harness.replica.engine.ledger import FIELDS, Families, Ledger
 from harness.replica.engine.load import Load
-from harness.replica.engine.process import _free_port, takes_connections
+from harness.replica.engine.process import takes_connections
 from harness.replica.engine.questions import questions
 from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
+from tests.support.ports import free_port
 
 FIRST_S, GAP_S = 0.05, 0.02
 PER_S, TOKENS = 20, (20, 80)
@@ -76,7 +77,7 @@ def written_trace(file, seconds):
 def of_one(folder, command, read):
     """What a client said, what the fake did (s: each request read, its tokens sent), and the client's processor seconds meanwhile."""
     folder.mkdir()
-    port, times = _free_port(0), folder / "times.json"
+    port, times = free_port(), folder / "times.json"
     fake = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
     server = subprocess.Popen([*fake, "--gap-s", str(GAP_S), "--first-s", str(FIRST_S)], stdout=subprocess.DEVNULL)
     while not takes_connections(port):

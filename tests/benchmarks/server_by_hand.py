@@ -28,8 +28,9 @@ from pathlib import Path
 import numpy as np
 
 from harness.analysis.statistics import t_interval
-from harness.replica.engine.process import _free_port, answers_200, takes_connections
+from harness.replica.engine.process import answers_200, takes_connections
 from harness.traffic.server_result import OK, REQUEST
+from tests.support.ports import free_port
 
 BAR = 0.02
 WARM_UP, FOLLOW_S, START_S = 5, 60, 600
@@ -105,7 +106,7 @@ class Client:
 
 def by_hand(wishes, folder):
     """Requests per second of the command as it is typed, and output tokens of each request."""
-    port = _free_port(0)
+    port = free_port()
     command = [word.replace("{port}", str(port)) for word in wishes.command]
     with (folder / "server.log").open("wb") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -24,11 +24,12 @@ import numpy as np
 from harness.replica.engine.asking import OK, HttpAsker
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
-from harness.replica.engine.process import _free_port, takes_connections
+from harness.replica.engine.process import takes_connections
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
 from tests.benchmarks import foreign_clients
+from tests.support.ports import free_port
 
 TOKENS, TOKENS_PER_S = 50, 10_000
 BAR_MS, BAR_MB = 1.0, 400
@@ -68,7 +69,7 @@ def measure(streams: int, seconds: float) -> bool:
 
 
 def _measure(streams: int, seconds: float, folder: Path) -> bool:
-    port, times, gap_s = _free_port(0), folder / "times.json", streams / TOKENS_PER_S
+    port, times, gap_s = free_port(), folder / "times.json", streams / TOKENS_PER_S
     command = [sys.executable, "-m", "tests.support.fake_streaming_server", "--port", str(port), "--times", str(times)]
     server = subprocess.Popen([*command, "--gap-s", str(gap_s), "--first-s", str(gap_s)], stdout=subprocess.DEVNULL)
     while not takes_connections(port):

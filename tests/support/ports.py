@@ -1,19 +1,12 @@
 """Ports for servers that must be told theirs before they start."""
 
-import random
-import socket
+import contextlib
 
-UNUSED = range(10_000, 30_000)
-"""Below what Linux hands to outgoing connections (32768 and up), which would take a port before its server starts,
-and below Kubernetes' node ports."""
+from harness.replica.engine.process import HOST, claimed_port
+
+_CLAIMS = contextlib.ExitStack()
 
 
-def free_port(address: str = "127.0.0.1") -> int:
-    """A port of ``address`` that nothing listens on, and that nothing is given unasked."""
-    while True:
-        port = random.choice(UNUSED)
-        try:
-            with socket.create_server((address, port)):
-                return port
-        except OSError:
-            continue
+def free_port(address: str = HOST) -> int:
+    """A port of ``address`` that nothing listens on, that nothing is given unasked, and that is claimed until this process ends."""
+    return _CLAIMS.enter_context(claimed_port(address))

@@ -12,7 +12,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
@@ -25,9 +25,8 @@ LOG_NAME = "server.log"
 POLL_S = 0.1
 ASK_TIMEOUT_S = 2.0
 LAST_LINES = 5
-_PORTS = range(16_384, 30_720)
+PORTS = range(16_384, 30_720)
 """Below what Linux hands to outgoing connections, and below Kubernetes' node ports."""
-_SHARES = 256
 LAST_BYTES = 4096
 LAST_WORDS_S = 10.0
 
@@ -76,7 +75,8 @@ class ServerProcess:
 
     def __init__(self, engine: Engine, replica: int, folder: Path | None) -> None:
         self._engine = engine
-        self.port = _free_port(replica) if engine.port is None else engine.port + replica
+        self._claim = contextlib.ExitStack()
+        self.port = self._claim.enter_context(claimed_port()) if engine.port is None else engine.port + replica
         self.log = folder / LOG_NAME if folder else None
         if engine.port is not None and takes_connections(self.port):
             raise CannotBeMetError(f"port {self.port} is in use by another program; choose another `port`, or none.")
@@ -100,6 +100,7 @@ class ServerProcess:
                     start_new_session=True,
                 )
             except OSError as error:
+                self._claim.close()
                 raise CannotBeMetError(
                     f"the server's command {command[0]!r} cannot be started: {error.strerror}."
                 ) from error
@@ -143,6 +144,7 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)  # it leads a session and group of its own
             self._process.wait()
             how = "killed"
+        self._claim.close()
         self._finish_log()
         return how
 
@@ -195,15 +197,23 @@ def _environment(engine: Engine, words: Mapping[str, int]) -> dict[str, str]:
     return given | {name: _filled(value, words) for name, value in engine.env.items()}
 
 
-def _free_port(replica: int) -> int:
-    """A port that nobody listens on, that the kernel gives to nobody unasked, and that no other replica looks at."""
+@contextlib.contextmanager
+def claimed_port(host: str = HOST) -> Iterator[int]:
+    """A port that nobody listens on and that the kernel gives to nobody unasked, claimed for the block.
+
+    No other claim is given it meanwhile, whichever process makes one: a server takes seconds until it listens. A claim is an
+    abstract socket, which ends with its process and is as far seen as a port, in the network namespace.
+    """
     while True:
-        port = random.choice(_PORTS[replica % _SHARES :: _SHARES])  # noqa: S311 - no secret
-        try:
-            with socket.create_server((HOST, port)):
-                return port
-        except OSError:
-            continue
+        port = random.choice(PORTS)  # noqa: S311 - no secret
+        with socket.socket(socket.AF_UNIX) as claim:
+            try:
+                claim.bind(f"\0gpu-sharing-harness-port-{port}")
+                socket.create_server((host, port)).close()
+            except OSError:
+                continue
+            yield port
+        return
 
 
 def takes_connections(port: int) -> bool:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -43,8 +42,7 @@ def wheel(tmp_path_factory):
         copy(ROOT / name, folder / "source" / name)
     build("sdist", folder / "source", folder)
     (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as packed:
-        packed.extractall(folder / "unpacked", filter="data")
+    shutil.unpack_archive(archive, folder / "unpacked")
     (unpacked,) = (folder / "unpacked").iterdir()
     build("wheel", unpacked, folder)
     (made,) = folder.glob("*.whl")

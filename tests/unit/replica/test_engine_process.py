@@ -1,6 +1,7 @@
 """The server's process: real small programs that behave well and badly."""
 
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from harness.backends.environment import server_environment
 from harness.config import Timing, WorkloadSpec
 from harness.replica.engine import process as process_module
-from harness.replica.engine.process import HOST, ServerProcess
+from harness.replica.engine.process import HOST, ServerProcess, claimed_port
 from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.supervisor import MOST_LOG_BYTES
@@ -101,12 +102,24 @@ def test_a_port_in_use_is_said_before_anything_starts(start):
             start(SLEEPS, replica=1, port=port - 1)
 
 
-def test_replicas_never_look_at_the_same_port():
-    shares = [
-        set(process_module._PORTS[replica :: process_module._SHARES]) for replica in range(process_module._SHARES)
-    ]
-    assert sum(len(share) for share in shares) == len(set().union(*shares))
-    assert all(shares)
+def test_a_port_that_a_server_will_listen_on_is_given_to_no_other_before_it_does(start, monkeypatch):
+    first = start(SLEEPS).port
+    monkeypatch.setattr(process_module, "PORTS", range(first, first + 2))
+    other = "from harness.replica.engine import process; process.PORTS = range(%d, %d)\n"
+    other += "with process.claimed_port() as port: print(port)"
+
+    with claimed_port() as second:
+        assert second == first + 1
+    said = subprocess.run([sys.executable, "-c", other % (first, first + 2)], check=True, capture_output=True)
+    assert int(said.stdout) == first + 1
+
+
+def test_the_port_of_a_server_that_has_ended_is_free_again(start, monkeypatch):
+    server = start(SLEEPS)
+    monkeypatch.setattr(process_module, "PORTS", range(server.port, server.port + 1))
+    server.stop()
+    with claimed_port() as port:
+        assert port == server.port
 
 
 def test_its_environment_is_the_harness_own_with_its_port_and_without_the_replicas(start, monkeypatch):
