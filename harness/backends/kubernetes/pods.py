@@ -27,6 +27,7 @@ HOPELESS_WAITS = {
     "ImagePullBackOff": "Check the image's name and that the node can pull it, or load it into the node's store.",
     "RegistryUnavailable": "Is the image's registry running, and can the node reach it?",
     "ErrImageNeverPull": "Load the image into the node's store, or allow pulling with `image_pull_policy`.",
+    "SignatureValidationFailed": "Take an image that is signed as the node's policy asks (/etc/containers/policy.json), or mend that.",
     "InvalidImageName": "Mend the image's name in the campaign file.",
     "CreateContainerConfigError": "Mend what the message names.",
     "CreateContainerError": "Look at the node's container runtime (journalctl -u crio).",
@@ -34,8 +35,8 @@ HOPELESS_WAITS = {
     "CrashLoopBackOff": "Run the workload by itself to see why: python -m harness.replica",
 }
 
-_OF_AN_IMAGE = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "ErrImageNeverPull", "InvalidImageName"}
-_WILL_NOT_COME = {"ErrImageNeverPull", "InvalidImageName"}
+_WILL_NOT_COME = {"ErrImageNeverPull", "SignatureValidationFailed", "InvalidImageName"}
+_OF_AN_IMAGE = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"} | _WILL_NOT_COME
 _REFUSED = (
     *("manifest unknown", "name unknown", "not found", "no image found", "invalid reference format"),
     *("unauthorized", "denied", "x509: ", "server gave HTTP response to HTTPS client"),

@@ -202,6 +202,7 @@ LOOKUP = (
             "registry.example/w:1",
             False,
         ),
+        ("SignatureValidationFailed", "Source image rejected: none of the signatures", "registry.example/w:1", False),
         ("InvalidImageName", "couldn't parse image name: invalid reference format", "registry.example/W:1", False),
         ("ErrImagePull", "dial tcp 127.0.0.1:443: connect: connection refused", "localhost/w:1", False),
         ("ErrImagePull", PULL + LOOKUP + "no such host", "registry.example/w:1", True),
