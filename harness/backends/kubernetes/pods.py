@@ -39,9 +39,11 @@ _WILL_NOT_COME = {"ErrImageNeverPull", "SignatureValidationFailed", "InvalidImag
 _OF_AN_IMAGE = {"ErrImagePull", "ImagePullBackOff", "RegistryUnavailable"} | _WILL_NOT_COME
 _REFUSED = (
     *("manifest unknown", "name unknown", "not found", "no image found", "invalid reference format"),
-    *("unauthorized", "denied", "x509: ", "server gave HTTP response to HTTPS client"),
+    *("unauthorized", "denied", "StatusCode: 404", "x509: "),
+    *("does not look like a TLS handshake", "server gave HTTP response to HTTPS client"),
 )
-"""What a registry that answers says, through CRI-O and containerd; of others, such as a name that is not resolved, the next try may be better."""
+"""What a registry that answers says, through CRI-O (as 1.37 was heard to say it) and containerd; after other words, such as of a
+name that is not resolved, a limit of pulls or an error of the server, the next try may be better."""
 _OF_THE_NODE = "localhost/"
 """Images that no registry has."""
 _NOT_STARTED = frozenset({"CreateContainerError", "RunContainerError"})

@@ -173,47 +173,31 @@ def test_an_image_of_a_server_that_is_not_there_is_stuck():
     assert pods.waits_for(one) == "ErrImagePull: no such image"
 
 
-PULL = "unable to pull image or OCI artifact: pull image err: initializing source docker://registry.example/w:1: "
-LOOKUP = (
-    "pinging container registry registry.example: Get https://registry.example/v2/: dial tcp: lookup registry.example: "
-)
+# As CRI-O 1.37 was heard to say it of registries that were made for it, but where it is of containerd.
+W = "registry.example/w:1"
+PINGED = 'unable to pull image: initializing source docker://registry.example/w:1: pinging container registry registry.example: Get "https://registry.example/v2/": '
+READ = "unable to pull image or OCI artifact: pull image err: initializing source docker://registry.example/w:1: reading manifest 1 in registry.example/w: "
 
 
 @pytest.mark.parametrize(
     ("reason", "message", "image", "away"),
     [
-        (
-            "ErrImagePull",
-            PULL + "reading manifest 1 in registry.example/w: manifest unknown",
-            "registry.example/w:1",
-            False,
-        ),
-        (
-            "ImagePullBackOff",
-            f"Back-off: ErrImagePull: {PULL}name unknown: no such repository",
-            "registry.example/w:1",
-            False,
-        ),
-        ("ErrImagePull", PULL + "authentication required: unauthorized", "registry.example/w:1", False),
-        ("ErrImagePull", "failed to resolve reference: registry.example/w:1: not found", "registry.example/w:1", False),
-        (
-            "ErrImageNeverPull",
-            "Container image is not present with pull policy of Never",
-            "registry.example/w:1",
-            False,
-        ),
-        ("SignatureValidationFailed", "Source image rejected: none of the signatures", "registry.example/w:1", False),
+        ("ErrImagePull", READ + "manifest unknown; artifact err: image reference", W, False),
+        ("ImagePullBackOff", f"Back-off pulling image: ErrImagePull: {READ}name unknown", W, False),
+        ("ErrImagePull", READ + "unauthorized", W, False),
+        ("ErrImagePull", READ + 'StatusCode: 404, "nothing here"', W, False),
+        ("ErrImagePull", PINGED + "tls: failed to verify certificate: x509: certificate signed by unknown", W, False),
+        ("ErrImagePull", PINGED + "tls: first record does not look like a TLS handshake", W, False),
+        ("ErrImagePull", "failed to resolve reference: registry.example/w:1: not found", W, False),  # containerd
+        ("ErrImageNeverPull", "Container image is not present with pull policy of Never", W, False),
+        ("SignatureValidationFailed", "Source image rejected: none of the signatures", W, False),
         ("InvalidImageName", "couldn't parse image name: invalid reference format", "registry.example/W:1", False),
-        ("ErrImagePull", "dial tcp 127.0.0.1:443: connect: connection refused", "localhost/w:1", False),
-        ("ErrImagePull", PULL + LOOKUP + "no such host", "registry.example/w:1", True),
-        (
-            "ErrImagePull",
-            PULL + "received unexpected HTTP status: 503 Service Unavailable",
-            "registry.example/w:1",
-            True,
-        ),
-        ("ImagePullBackOff", "Back-off pulling image", "registry.example/w:1", True),
-        ("RegistryUnavailable", "RegistryUnavailable", "registry.example/w:1", True),
+        ("RegistryUnavailable", "dial tcp 127.0.0.1:443: connect: connection refused", "localhost/w:1", False),
+        ("RegistryUnavailable", PINGED + "dial tcp 192.0.2.1:443: connect: connection refused", W, True),
+        ("ErrImagePull", PINGED + "dial tcp: lookup registry.example on 192.0.2.53:53: no such host", W, True),
+        ("ErrImagePull", READ + "received unexpected HTTP status: 503 Service Unavailable", W, True),
+        ("ErrImagePull", READ + "toomanyrequests: You have reached your pull rate limit", W, True),
+        ("ImagePullBackOff", "Back-off pulling image", W, True),
     ],
 )
 def test_an_image_that_will_not_come_is_told_from_a_registry_that_is_away(reason, message, image, away):
