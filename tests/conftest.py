@@ -42,8 +42,13 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mix the modules that wait for servers and processes with those that compute; the longest begin first."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mix the modules that wait for servers and processes with those that compute; the longest begin first.
+
+    Where the harness's commands are forked from a process that has imported it, one is enough for all workers.
+    """
+    if config.getoption("workers") and (forked := sys.modules.get("tests.support.forked")):
+        forked.commands()
     modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.path)]
     waiting = [tests for tests in modules if tests[0].get_closest_marker("integration")]
     computing = [tests for tests in modules if tests not in waiting]

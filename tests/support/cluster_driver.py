@@ -23,6 +23,7 @@ from harness.backends.kubernetes.client import KubernetesApi, Reply
 from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.pods import end_of
 from harness.errors import BackendError
+from tests.support import forked
 from tests.support.dra_driver import DraDriver
 from tests.support.fake_cluster_store import FOREGROUND
 from tests.support.kubelet import Kubelet, mounted
@@ -64,7 +65,8 @@ class PodProcess:
     command: list = field(default_factory=lambda: [sys.executable, "-m", "harness.replica"])
     server: "PodProcess | None" = None
     copied: list = field(default_factory=list)
-    process: subprocess.Popen | None = None
+    warm: bool = False
+    process: subprocess.Popen | forked.Command | None = None
     restarts: int = 0
     last: dict | None = None
     ended: dict | None = None
@@ -86,20 +88,22 @@ class PodProcess:
 
     def start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
+        environment = {
+            "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(ROOT),
+            **self.environment,
+            "HOST": "0.0.0.0",
+            "PORT": str(self.port),
+            "REPLICA_DIR": str(self.folder),
+        }
+        if self.warm:
+            _python, _by_module, module, *words = self.command
+            begin = forked.commands().start
+            self.process = begin(*words, module=module, log=self.log, cwd=self.folder, environment=environment)
+            return
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
-                self.command,
-                cwd=self.folder,
-                env={
-                    "PATH": os.environ["PATH"],
-                    "PYTHONPATH": str(ROOT),
-                    **self.environment,
-                    "HOST": "0.0.0.0",
-                    "PORT": str(self.port),
-                    "REPLICA_DIR": str(self.folder),
-                },
-                stdout=output,
-                stderr=subprocess.STDOUT,
+                self.command, cwd=self.folder, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
 
     def serves(self, address: str) -> bool:
@@ -131,6 +135,7 @@ class ClusterDriver:
         heeded: those that it lent by, in order; it begins with the first.
         dra: gives pods the GPUs of their claims; None: there is no such driver.
         secrets: values out of Secrets, by the variable that they go into.
+        forked: modules that are run by a process that has imported the harness, instead of a Python of their own.
         last_signal: that ends a pod that is deleted: SIGTERM, or SIGKILL as after a grace period that was of no use.
         marks: when the last owner was seen, complete, found deleted and ended, seconds since the epoch.
     """
@@ -149,6 +154,7 @@ class ClusterDriver:
     plugin: dict[str, tuple[int, bool]] = field(default_factory=dict)
     heeded: list[str] = field(default_factory=list)
     dra: DraDriver | None = None
+    forked: tuple[str, ...] = ()
     last_signal: int = signal.SIGTERM
     marks: dict[str, float] = field(default_factory=dict)
     pods: dict[str, PodProcess] = field(default_factory=dict)
@@ -487,6 +493,7 @@ class ClusterDriver:
         environment |= mounted(self.api, pod["spec"], made.folder)
         if client.get("command"):
             made.command = [sys.executable if word == "python" else word for word in client["command"]]
+        made.warm = made.command[-1] in self.forked
         if beside:
             made.server = self._server(made, beside[0])
         self.pods[name] = made

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -57,9 +56,8 @@ class Run:
     def words(self) -> tuple[object, ...]:
         return ("run", self.file, "--results", self.results, "--no-report")
 
-    def start(self, *words) -> subprocess.Popen:
-        command = [sys.executable, "-m", "harness", *map(str, words or self.words)]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def start(self, log: Path) -> forked.Command:
+        return forked.commands().start(*self.words, log=log)
 
     def __call__(self, *words) -> tuple[int, str]:
         done = forked.harness(*(words or self.words))
@@ -192,7 +190,7 @@ def test_a_replica_that_dies_while_it_is_recorded(tmp_path):
 
 def test_two_harnesses_on_one_campaign(tmp_path):
     run = Run(tmp_path)
-    first = run.start()
+    first = run.start(tmp_path / "said")
     assert eventually(lambda: begun(next(run.results.glob("bad-*"), None), "preflight"))
     first.send_signal(signal.SIGSTOP)  # however long the second takes to start, the first is still at it
 
@@ -201,8 +199,7 @@ def test_two_harnesses_on_one_campaign(tmp_path):
     first.send_signal(signal.SIGCONT)
     assert code == 6
     assert f"in use by another harness (process {first.pid})" in said
-    first.communicate(timeout=280)
-    assert first.returncode == 0
+    assert first.wait() == 0
 
 
 def test_an_edited_csv_is_named_and_run_again_by_resume(tmp_path):
@@ -263,11 +260,11 @@ def fill(path: Path) -> None:
 def test_a_disk_that_fills_up_while_recording(tmp_path):
     with small_disk(tmp_path / "disk", megabytes=400):
         run = Run(tmp_path / "disk", record_s=6)
-        process = run.start()
+        process = run.start(tmp_path / "said")
         assert eventually(lambda: run.recording)
         hog = tmp_path / "disk" / "hog"
         fill(hog)
-        said, _ = process.communicate(timeout=280)
+        said = process.end()
 
         assert process.returncode == 7, said
         assert "No space left on device" in said

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from harness.analysis.interference import Outcome, interference
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
 from harness.results.manifest import Status, read_manifest
+from tests.support import forked
 from tests.support.processes import eventually, marked
 
 pytestmark = pytest.mark.integration
@@ -42,9 +41,8 @@ def results(tmp_path):
     return tmp_path
 
 
-def harness(*words) -> subprocess.Popen:
-    command = [sys.executable, "-m", "harness", *map(str, words), "--no-report"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+def harness(results: Path, *words) -> forked.Command:
+    return forked.commands().start(*words, "--no-report", log=results / "said")
 
 
 def campaign_of(results: Path) -> Path | None:
@@ -63,22 +61,21 @@ def recording(results: Path, *, after: int = 0) -> str | None:
 
 
 def test_a_crowded_device_is_a_fail_whoever_is_killed_on_the_way(results):
-    first = harness("run", results / "crowd.yaml", "--results", results, "--force")
-    assert eventually(lambda: recording(results)), first.communicate(timeout=1)
+    first = harness(results, "run", results / "crowd.yaml", "--results", results, "--force")
+    assert eventually(lambda: recording(results)), first.end(1)
     first.kill()
-    first.communicate()
     folder = campaign_of(results)
     identity = json.loads((folder / "campaign.json").read_text())["campaign_id"]
     assert eventually(lambda: not marked(identity)), "replicas or neighbours outlived the harness"
 
     known = len(list(read_events(folder / "state.jsonl")))
-    second = harness("resume", folder)
-    assert eventually(lambda: recording(results, after=known)), second.communicate(timeout=1)
+    second = harness(results, "resume", folder)
+    assert eventually(lambda: recording(results, after=known)), second.end(1)
     bereft = recording(results, after=known)
     assert bereft is not None
     place = max(folder.glob(f"attempts/{bereft}-*/neighbours/noisy/replicas/replica-2/replica.json"))
     os.kill(json.loads(place.read_text())["pid"], signal.SIGKILL)
-    said, _ = second.communicate(timeout=280)
+    said = second.end()
 
     assert second.returncode == 0, said
     assert verify_campaign(folder).ok

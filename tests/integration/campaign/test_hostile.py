@@ -1,13 +1,11 @@
 """Neighbours that crash and that take all memory, with real processes: the verdict says what became of whom."""
 
-import subprocess
-import sys
-
 import pytest
 
 from harness.campaign.verify import verify_campaign
 from harness.errors import ReasonCode
 from harness.results.manifest import Status, read_manifest
+from tests.support import forked
 
 pytestmark = pytest.mark.integration
 
@@ -28,9 +26,8 @@ metrics: [throughput, total_count, latency_p50]
 
 def test_the_verdict_says_who_survived_and_who_ran_out_of_memory(tmp_path):
     (tmp_path / "hostile.yaml").write_text(CAMPAIGN)
-    command = [sys.executable, "-m", "harness", "run", tmp_path / "hostile.yaml", "--results", tmp_path, "--force"]
 
-    done = subprocess.run([*command, "--no-report"], capture_output=True, text=True, timeout=280, check=False)
+    done = forked.harness("run", tmp_path / "hostile.yaml", "--results", tmp_path, "--force", "--no-report")
 
     assert done.returncode == 0, done.stderr
     [folder] = tmp_path.glob("hostile-*")

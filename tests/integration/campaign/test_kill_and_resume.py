@@ -12,8 +12,8 @@ import pytest
 
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
+from tests.support import forked
 from tests.support.experiments import begun
-from tests.support.forked import Commands
 from tests.support.processes import eventually, marked
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -60,8 +60,12 @@ class Campaign:
             return ["resume", str(self.path), "--no-report"]
         return ["run", str(self.file), "--results", str(self.results), "--force", "--no-report"]
 
+    def fork(self) -> forked.Command:
+        """Begin the campaign, or go on with it, without waiting for Python to start."""
+        return forked.commands().start(*self.words, log=self.file.with_name("said"))
+
     def start(self) -> subprocess.Popen:
-        """Begin the campaign, or go on with it."""
+        """Begin the campaign, or go on with it, as a user does."""
         return subprocess.Popen(
             [sys.executable, "-m", "harness", *self.words],
             stdout=subprocess.PIPE,
@@ -71,8 +75,10 @@ class Campaign:
 
     def finish(self) -> None:
         """Resume to the end and check that everything is done, once, and nothing runs on."""
-        process = self.start()
-        said, _ = process.communicate(timeout=280)
+        self.check(process := self.fork(), process.end())
+
+    def check(self, process: forked.Command | subprocess.Popen, said: str) -> None:
+        """What has ended was the rest of the campaign: everything is done, once, and nothing runs on."""
         assert process.returncode == 0, said
         outcome = verify_campaign(self.path)
         assert outcome.ok, outcome.problems
@@ -88,18 +94,13 @@ class Campaign:
         )
 
 
-def kill(process: subprocess.Popen) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
 @pytest.mark.parametrize("step", STEPS)
 def test_killed_in_a_step(tmp_path, step):
     campaign = Campaign(tmp_path, repeats=1)
-    process = campaign.start()
+    process = campaign.fork()
     second = "tiny_r2_time-slicing_rep1"
-    assert eventually(lambda: begun(campaign.path, step, second)), process.communicate(timeout=1)
-    kill(process)
+    assert eventually(lambda: begun(campaign.path, step, second)), process.end(1)
+    process.kill()
     assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
     done = campaign.done()
     assert "tiny_r1_time-slicing_rep1" in done
@@ -111,20 +112,19 @@ def test_killed_in_a_step(tmp_path, step):
 
 @pytest.mark.timeout(900)
 def test_killed_at_fifty_random_times(tmp_path):
-    """Each kill hits the run that went on from the one before; none waits for Python to start."""
+    """Each kill hits the run that went on from the one before."""
     campaign = Campaign(tmp_path, repeats=12)
     moments = random.Random(20260101)
     done = {}
-    with Commands() as commands:
-        for _ in range(50):
-            process = commands.start(*campaign.words, log=tmp_path / "said")
-            time.sleep(moments.uniform(0.0, 1.5))
-            process.kill()
-            if campaign.path is None:
-                continue
-            assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
-            assert done.items() <= campaign.done().items(), "a finished experiment was touched"
-            done = campaign.done()
+    for _ in range(50):
+        process = campaign.fork()
+        time.sleep(moments.uniform(0.0, 1.5))
+        process.kill()
+        if campaign.path is None:
+            continue
+        assert eventually(lambda: not marked(campaign.identity)), marked(campaign.identity)
+        assert done.items() <= campaign.done().items(), "a finished experiment was touched"
+        done = campaign.done()
 
     campaign.finish()
 
@@ -144,7 +144,7 @@ def test_an_interrupted_campaign_says_how_to_go_on(tmp_path):
     assert process.returncode == 130, said
     assert f"harness resume {campaign.path}" in said
     assert marked(campaign.identity) == []
-    campaign.finish()
+    campaign.check(again := campaign.start(), again.communicate(timeout=280)[0])
 
 
 def test_a_hang_up_does_not_end_a_campaign_under_nohup(tmp_path):

@@ -14,8 +14,8 @@ import pytest
 
 from harness import supervisor
 from harness.campaign.verify import verify_campaign
+from tests.support import forked
 from tests.support.experiments import begun
-from tests.support.forked import Commands
 from tests.support.processes import eventually, marked
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
@@ -94,29 +94,28 @@ def is_taken(port):
 )
 def test_a_kill_leaves_nothing_and_resume_finishes(tmp_path, victim):
     chance = random.Random(1)
-    with Commands() as commands:
-        for number in range(KILLS):
-            campaign = Campaign(tmp_path / str(number))
-            process = commands.start(*campaign.words, log=tmp_path / "said")
-            step = chance.choice(STEPS) if victim == "harness" else "record"
-            assert eventually(lambda campaign=campaign, step=step: begun(campaign.path, step)), process.end()
-            processes = campaign.processes()
-            ports = ports_of(processes)
-            if victim == "harness":
-                process.kill()
-            else:
-                for each in chance.sample(processes, len(processes)):
-                    if runs(each, victim):
-                        each.kill()
-                        break
-                process.end()
-            assert eventually(lambda campaign=campaign: not campaign.processes()), campaign.processes()
-            assert eventually(lambda ports=ports: not any(map(is_taken, ports))), ports
+    for number in range(KILLS):
+        campaign = Campaign(tmp_path / str(number))
+        process = forked.commands().start(*campaign.words, log=tmp_path / "said")
+        step = chance.choice(STEPS) if victim == "harness" else "record"
+        assert eventually(lambda campaign=campaign, step=step: begun(campaign.path, step)), process.end()
+        processes = campaign.processes()
+        ports = ports_of(processes)
+        if victim == "harness":
+            process.kill()
+        else:
+            for each in chance.sample(processes, len(processes)):
+                if runs(each, victim):
+                    each.kill()
+                    break
+            process.end()
+        assert eventually(lambda campaign=campaign: not campaign.processes()), campaign.processes()
+        assert eventually(lambda ports=ports: not any(map(is_taken, ports))), ports
 
-            process = commands.start(*campaign.words, log=tmp_path / "said")
-            said = process.end()
-            assert process.returncode in {0, 4}, said  # 4: a busy machine made it INVALID
-            outcome = verify_campaign(campaign.path)
-            assert outcome.ok, outcome.problems
-            assert outcome.experiments == 1
-            assert campaign.processes() == []
+        process = forked.commands().start(*campaign.words, log=tmp_path / "said")
+        said = process.end()
+        assert process.returncode in {0, 4}, said  # 4: a busy machine made it INVALID
+        outcome = verify_campaign(campaign.path)
+        assert outcome.ok, outcome.problems
+        assert outcome.experiments == 1
+        assert campaign.processes() == []

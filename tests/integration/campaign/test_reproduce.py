@@ -13,6 +13,7 @@ import pytest
 from harness.analysis.reproduction import Outcome
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
+from tests.support import forked
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +29,7 @@ metrics: [throughput]
 
 
 def harness(*words: object) -> subprocess.CompletedProcess[str]:
+    """As a user starts it."""
     command = [sys.executable, "-m", "harness", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
@@ -35,7 +37,7 @@ def harness(*words: object) -> subprocess.CompletedProcess[str]:
 def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
     file = tmp_path / "campaign.yaml"
     file.write_text(CAMPAIGN)
-    ran = harness("run", file, "--results", tmp_path / "there", "--no-report")
+    ran = forked.harness("run", file, "--results", tmp_path / "there", "--no-report")
     assert ran.returncode in {0, 4}, ran.stderr  # a busy machine may starve a recording of half a second
     (original,) = (tmp_path / "there").iterdir()
     file.unlink()
@@ -64,4 +66,4 @@ def test_a_campaign_goes_round_from_its_archive(tmp_path: Path) -> None:
         assert (more.spec.repeats, verify_campaign(more.path).ok) == (1, True)
     # Without running: the same answer.
     given = [word for path in (again.path, *found["more"]) for word in ("--against", path)]
-    assert json.loads(harness("reproduce", archive, *given, "--json").stdout) == found
+    assert json.loads(forked.harness("reproduce", archive, *given, "--json").stdout) == found

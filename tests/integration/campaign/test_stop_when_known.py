@@ -1,8 +1,6 @@
 """Recordings of real replicas that end when enough is known, or do not."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -11,6 +9,7 @@ from harness.analysis.narrative import remarks
 from harness.campaign.verify import verify_campaign
 from harness.results.layout import metric_files
 from harness.results.manifest import read_manifest
+from tests.support import forked
 
 pytestmark = pytest.mark.integration
 
@@ -27,8 +26,7 @@ metrics: [latency_p50, throughput, total_count]
 def run(folder, *, step_s=0.1, **values):
     file = folder / "campaign.yaml"
     file.write_text(CAMPAIGN.format(step_s=step_s, **values))
-    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(folder), "--no-report"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = forked.harness("run", file, "--results", folder, "--no-report")
     assert done.returncode == 0, done.stderr
     campaign = next(folder.glob("known-*"))
     return campaign, next(path for path in campaign.glob("tiny_*") if path.is_dir())

@@ -1,14 +1,12 @@
 """The load raised on real processes until something breaks, through kill -9 and resume."""
 
 import json
-import signal
-import subprocess
-import sys
 
 import pytest
 
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
+from tests.support import forked
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
@@ -30,12 +28,11 @@ SHARED = {"factory": "shared_device", "options": "{service_s: 0.01}", "repeats":
 def write(folder, **values):
     file = folder / "campaign.yaml"
     file.write_text(CAMPAIGN.format(**values))
-    return [sys.executable, "-m", "harness", "stress", str(file), "--results", str(folder), "--force", "--json"]
+    return ["stress", str(file), "--results", str(folder), "--force", "--json"]
 
 
 def stress(folder, *, code=0, report=False, **values):
-    command = [*write(folder, **values), *([] if report else ["--no-report"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = forked.harness(*write(folder, **values), *([] if report else ["--no-report"]))
     assert done.returncode == code, done.stderr
     return next(folder.glob("stress-*")), json.loads(done.stdout)
 
@@ -84,21 +81,19 @@ def test_a_workload_that_never_lives_is_a_failure(tmp_path):
 
 
 def test_killed_in_the_middle_it_goes_on_with_the_same_points(tmp_path):
-    command = write(tmp_path, **SHARED, stress="{most: 8, latency_limit_ms: {p50: 35}, least_gain_percent: 0.001}")
-    process = subprocess.Popen([*command, "--no-report"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    words = write(tmp_path, **SHARED, stress="{most: 8, latency_limit_ms: {p50: 35}, least_gain_percent: 0.001}")
+    process = forked.commands().start(*words, "--no-report", log=tmp_path / "said")
 
     def folder():
         return next(tmp_path.glob("stress-*"), None)
 
     assert eventually(lambda: begun(folder(), "record", "tiny_r2_time-slicing_rep1"))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
     identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
     assert eventually(lambda: not marked(identity))
     first = (folder() / "tiny_r1_time-slicing_rep1" / "manifest.json").stat().st_mtime_ns
 
-    resume = [sys.executable, "-m", "harness", "resume", str(folder()), "--no-report", "--json"]
-    done = subprocess.run(resume, capture_output=True, text=True, timeout=280, check=False)
+    done = forked.harness("resume", folder(), "--no-report", "--json")
 
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
@@ -107,18 +102,12 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_points(tmp_path):
     assert (folder() / "tiny_r1_time-slicing_rep1" / "manifest.json").stat().st_mtime_ns == first
     events = list(read_events(folder() / "state.jsonl"))
     assert [event["experiment"] for event in events if event["event"] == "stress-point"] == list(answer["experiments"])
-    status = [sys.executable, "-m", "harness", "status", str(folder()), "--json"]
-    found = json.loads(subprocess.run(status, capture_output=True, text=True, check=True).stdout)
+    found = json.loads(forked.harness("status", folder(), "--json").stdout)
     assert (found["done"], len(found["experiments"])) == (3, 3)
 
 
 def test_a_file_without_the_section_is_refused(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", "stress", "smoke", "--results", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.harness("stress", "smoke", "--results", tmp_path)
 
     assert done.returncode == 2
     assert "smoke has no section `stress`" in done.stderr

@@ -1,13 +1,13 @@
 """Repeats until something is known, on real processes, through kill -9 and resume."""
 
 import json
-import signal
 import subprocess
 import sys
 
 import pytest
 
 from harness.campaign.verify import verify_campaign
+from tests.support import forked
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
 
@@ -28,9 +28,7 @@ metrics: [throughput, total_count]
 
 
 def harness(*words):
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *words], capture_output=True, text=True, timeout=280, check=False
-    )
+    done = forked.harness(*words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -41,15 +39,14 @@ def test_killed_in_the_middle_of_a_block_it_goes_on_until_the_answer_is_there(tm
     plan = harness("plan", str(file))
     assert "At least 6 experiments" in plan
     assert "At most 8 experiments" in plan
-    run = [sys.executable, "-m", "harness", "run", str(file), "--results", str(tmp_path), "--force", "--no-report"]
-    process = subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    run = ["run", str(file), "--results", str(tmp_path), "--force", "--no-report"]
+    process = forked.commands().start(*run, log=tmp_path / "said")
 
     def folder():
         return next(tmp_path.glob("known-*"), None)
 
     assert eventually(lambda: begun(folder(), "record", "tiny_r1_time-slicing_slowed_rep2"))
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.kill()
     identity = json.loads((folder() / "campaign.json").read_text())["campaign_id"]
     assert eventually(lambda: not marked(identity))
     first = (folder() / "tiny_r1_time-slicing_alone_rep1" / "manifest.json").stat().st_mtime_ns
@@ -63,7 +60,8 @@ def test_killed_in_the_middle_of_a_block_it_goes_on_until_the_answer_is_there(tm
     repeats = {name.rpartition("rep")[2] for name in answer["experiments"]}
     assert repeats in ({"1", "2", "3"}, {"1", "2", "3", "4"})
     assert verify_campaign(folder()).ok
-    status = json.loads(harness("status", str(folder()), "--json"))
+    command = [sys.executable, "-m", "harness", "status", str(folder()), "--json"]
+    status = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     assert (status["done"], status["answers"]) == (len(status["experiments"]), told)
     page = (folder() / "report.md").read_text()
     assert told[0] in page

@@ -27,6 +27,16 @@ pytestmark = [
 JOBS = objects.collections(KubernetesSpec(namespace="inference"))["Job"]
 
 
+POD = "harness.campaign.profile_pod"
+
+
+@pytest.fixture
+def warm(driver):
+    """The driver, whose pods need not import first what this harness consists of."""
+    driver.forked = (POD,)
+    return driver
+
+
 @pytest.fixture
 def made(server, tmp_path):
     def make(cluster=None, **changes):
@@ -60,22 +70,22 @@ def test_a_pod_measures_every_point_and_raises_the_batch(made, driver):
     assert driver.left() == []
 
 
-def test_the_job_asks_for_the_gpu_and_ends_by_itself(made, driver):
+def test_the_job_asks_for_the_gpu_and_ends_by_itself(made, warm):
     seen = []
-    ProfileJob(made(timeout_s=30.0), lambda _line: seen.extend(driver.api.list(JOBS))).run()
+    ProfileJob(made(timeout_s=30.0), lambda _line: seen.extend(warm.api.list(JOBS))).run()
 
     job = seen[0]
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
-    assert container["command"] == ["python", "-m", "harness.campaign.profile_pod"]
+    assert container["command"] == ["python", "-m", POD]
     assert job["spec"]["activeDeadlineSeconds"] == 300 + 2 * 30 + 3600
     assert job["spec"]["backoffLimitPerIndex"] == 0
     assert pod["restartPolicy"] == "Never"
     assert job["spec"]["template"]["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
 
 
-def test_what_a_killed_harness_left_is_fetched_and_only_the_rest_is_measured(made, driver):
+def test_what_a_killed_harness_left_is_fetched_and_only_the_rest_is_measured(made, warm):
     folder = made(batches=[4, 8, 16])
     command = (
         "import os, signal, sys; from pathlib import Path; from harness.campaign.profile_job import ProfileJob\n"
@@ -91,7 +101,7 @@ def test_what_a_killed_harness_left_is_fetched_and_only_the_rest_is_measured(mad
     before = points(folder)
     assert before
     written = {name: (folder / POINTS / name / "figures.json").stat().st_mtime_ns for name in before}
-    [pod] = driver.pods.values()
+    [pod] = warm.pods.values()
 
     ProfileJob(folder, lambda _line: None).run()
 
@@ -99,15 +109,15 @@ def test_what_a_killed_harness_left_is_fetched_and_only_the_rest_is_measured(mad
     assert written == {name: (folder / POINTS / name / "figures.json").stat().st_mtime_ns for name in before}
     assert pod.process.poll() is not None
     assert verify_campaign(folder).ok
-    assert driver.left() == []
+    assert warm.left() == []
 
 
-def test_a_pod_that_is_killed_is_told_with_what_was_fetched_kept(made, driver):
+def test_a_pod_that_is_killed_is_told_with_what_was_fetched_kept(made, warm):
     folder = made(batches=[4, 8, 16], seconds=0.2)
 
     def kill(_line):
-        [pod] = driver.pods
-        driver.kill(pod, reason="OOMKilled")
+        [pod] = warm.pods
+        warm.kill(pod, reason="OOMKilled")
 
     with pytest.raises(ReplicaDiedError, match="OOMKilled") as caught:
         ProfileJob(folder, kill).run()
@@ -115,7 +125,7 @@ def test_a_pod_that_is_killed_is_told_with_what_was_fetched_kept(made, driver):
     assert "harness resume" in caught.value.advice
 
     assert points(folder)
-    assert driver.left() == []
+    assert warm.left() == []
     ProfileJob(folder, lambda _line: None).run()
     assert len(points(folder)) == 3
 
@@ -131,7 +141,7 @@ def test_an_image_without_the_whole_harness_is_told_with_what_it_needs(made, dri
     assert driver.left() == []
 
 
-def test_points_of_another_gpu_are_not_mixed_in(made, driver, monkeypatch):
+def test_points_of_another_gpu_are_not_mixed_in(made, warm, monkeypatch):
     folder = made()
     ProfileJob(folder, lambda _line: None).run()
     plan = folder / "plan.json"
@@ -142,14 +152,14 @@ def test_points_of_another_gpu_are_not_mixed_in(made, driver, monkeypatch):
     with pytest.raises(BackendError, match=r"the points so far are of no GPU, and this pod has \['B200'\]"):
         ProfileJob(folder, lambda _line: None).run()
 
-    assert driver.left() == []
+    assert warm.left() == []
 
 
 class _WithGpu:
     gpus = (type("Gpu", (), {"name": "B200"}),)
 
 
-def test_a_point_that_the_pod_could_not_keep_is_told_and_not_measured_here(made, driver, monkeypatch):
+def test_a_point_that_the_pod_could_not_keep_is_told_and_not_measured_here(made, warm, monkeypatch):
     folder = made(batches=[4])
     monkeypatch.setattr(ProfileJob, "_take", lambda *_: None)
 
@@ -158,4 +168,4 @@ def test_a_point_that_the_pod_could_not_keep_is_told_and_not_measured_here(made,
 
     assert "harness resume" in caught.value.advice
     assert points(folder) == []
-    assert driver.left() == []
+    assert warm.left() == []

@@ -5,7 +5,6 @@ import io
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -32,6 +31,7 @@ from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
 from harness.traffic import server_result
 from harness.traffic.figures import Window
+from tests.support import forked
 from tests.support.certificates import vouched_for
 from tests.support.experiments import begun, experiment
 from tests.support.fake_streaming_server import HANGS_AFTER, Server, running
@@ -386,14 +386,13 @@ def test_a_campaign_of_servers_that_run_already_is_resumed(tmp_path, monkeypatch
         spec = CAMPAIGN | {"workloads": [workload], "replicas": [1], "repeats": 2}
         file = tmp_path / "served.yaml"
         file.write_text(json.dumps(spec))
-        harness, options = [sys.executable, "-m", "harness"], {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        first = subprocess.Popen([*harness, "run", str(file), "--results", str(tmp_path), "--force"], **options)
+        words = ["run", str(file), "--results", str(tmp_path), "--force"]
+        first = forked.commands().start(*words, log=tmp_path / "said")
         second = "llm_r1_as-found_rep2"
         assert eventually(lambda: begun(next(tmp_path.glob("served-*"), None), "record", second))
         first.kill()
-        first.communicate()
         (campaign,) = tmp_path.glob("served-*")
-        done = subprocess.run([*harness, "resume", str(campaign)], timeout=600, check=False, **options)
+        done = forked.harness("resume", campaign, timeout_s=600)
         assert done.returncode == 0, done.stderr
         urllib.request.urlopen(f"{urls[0]}/health").close()
     assert verify_campaign(campaign).experiments == 2
@@ -437,8 +436,7 @@ def test_a_campaign_leaves_what_every_command_reads(tmp_path):
     spec = CAMPAIGN | {"workloads": [workload(rate=10, **STREAM).model_dump(mode="json")], "slo": slo}
     file = tmp_path / "served.yaml"
     file.write_text(json.dumps(spec))
-    command = [sys.executable, "-m", "harness", "run", str(file), "--results", str(tmp_path), "--fail-on", "slo"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    done = forked.harness("run", file, "--results", tmp_path, "--fail-on", "slo", timeout_s=600)
     assert done.returncode == 11, done.stderr
     assert "llm_r2_time-slicing_rep1: Objective: fail. Goodput 0 requests per second; first token p99" in done.stdout
 
