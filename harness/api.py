@@ -105,7 +105,7 @@ class Experiment:
         frames = []
         for series, parts in latencies.logs(self._folder):
             for part in parts:
-                ends_ns = part["start_ns"] + part["latency_ns"]
+                ends_ns = latencies.ended_ns(part)
                 columns = {
                     "series": series,
                     "start": pd.to_datetime(part["start_ns"], unit="ns", utc=True),

@@ -126,7 +126,7 @@ class ExperimentData:
         found = []
         for path in paths:
             records = latencies.read(path)
-            ends_ns = records["start_ns"] + records["latency_ns"]
+            ends_ns = latencies.ended_ns(records)
             inside = (ends_ns >= begin_ns) & (ends_ns < end_ns)
             found.append(records["latency_ns"][inside] / _NS)
         return found

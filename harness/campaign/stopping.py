@@ -9,7 +9,7 @@ from typing import Any
 from harness.analysis.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
 from harness.config import StopWhenKnown
 from harness.results import layout
-from harness.results.latencies import Tail
+from harness.results.latencies import Tail, ended_ns
 
 LOG_LAG_S = 1.0
 """A request is on the disk within a second of its end; what ended later is left for the next look."""
@@ -47,7 +47,7 @@ class KnownWell:
             until_ns = self._start_ns + round(until_s * _NS)
             for tail in self._tails:
                 records = tail.ended_by(until_ns)
-                ends_s = (records["start_ns"] + records["latency_ns"] - self._start_ns) / _NS
+                ends_s = (ended_ns(records) - self._start_ns) / _NS
                 inside = ends_s >= 0
                 self._requests.add(ends_s[inside], records["latency_ns"][inside] / _NS, until_s=until_s)
             self.known = self._looks.known(self._requests, until_s)

@@ -24,6 +24,13 @@ _READINGS = 51
 """Times of reading a counter that are tried, between a step before its row and the row."""
 
 Records = npt.NDArray[np.void]
+Nanoseconds = npt.NDArray[np.int64]
+
+
+def ended_ns(records: Records) -> Nanoseconds:
+    """When each of these requests ended."""
+    ended: Nanoseconds = records["start_ns"] + records["latency_ns"]
+    return ended
 
 
 def read(path: Path) -> Records:
@@ -78,7 +85,7 @@ class Tail:
                 added: Records = np.fromfile(self._path, dtype=RECORD, count=whole, offset=self._offset_bytes)
                 self._offset_bytes += added.nbytes
                 fresh = np.concatenate([fresh, added])
-        over = fresh["start_ns"] + fresh["latency_ns"] <= end_ns
+        over = ended_ns(fresh) <= end_ns
         self._held = fresh[~over]
         ended: Records = fresh[over]
         return ended
@@ -105,7 +112,7 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
     for name, parts in logs(folder):
         count = 0
         for part in parts:
-            ends_ns = part["start_ns"] + part["latency_ns"]
+            ends_ns = ended_ns(part)
             count += int(np.count_nonzero((ends_ns > begin_ns) & (ends_ns <= end_ns)))
         found[name] = count
     return found
@@ -135,7 +142,7 @@ def requests_between_readings(folder: Path, begin_s: float, end_s: float, step_s
     for name, parts in logs(folder):
         counts = np.zeros(_READINGS, dtype=np.int64)
         for part in parts:
-            done_ns = np.sort((part["start_ns"] + part["latency_ns"]).astype(np.int64))
+            done_ns = np.sort(ended_ns(part).astype(np.int64))
             counts += np.searchsorted(done_ns, ends_ns, side="right") - np.searchsorted(
                 done_ns, begins_ns, side="right"
             )

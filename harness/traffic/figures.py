@@ -23,7 +23,7 @@ HTTP_OK = 200
 _ROUNDING = 1e-6
 REQUEST = np.dtype([(name, "<i8") for name in FIELDS])
 
-Nanoseconds = npt.NDArray[np.int64]
+Nanoseconds = latencies.Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def of_replicas(logs: Iterable[Path], service_logs: Iterable[Path], window: Wind
     """Read the replicas' own logs: of LoadGen's requests. Raises StorageError."""
     records = [latencies.read(path) for path in logs]
     every = np.concatenate([np.empty(0, latencies.RECORD), *records])
-    inside = window.holds(every["start_ns"] + every["latency_ns"])
+    inside = window.holds(latencies.ended_ns(every))
     return Served(
         offered=None,
         completed=int(inside.sum()),
@@ -134,5 +134,5 @@ def to_dict(served: Served, window: Window, *, inputs_per_request: int) -> dict[
 def _service_ns(logs: Iterable[Path], window: Window) -> Nanoseconds:
     records = [latencies.read(path) for path in logs]
     every = np.concatenate([np.empty(0, latencies.RECORD), *records])
-    times_ns: Nanoseconds = every["latency_ns"][window.holds(every["start_ns"] + every["latency_ns"])]
+    times_ns: Nanoseconds = every["latency_ns"][window.holds(latencies.ended_ns(every))]
     return times_ns

@@ -201,7 +201,8 @@ def _read(replica: Path, window: Window) -> Asked:
 
 def _gaps(records: Array, requests: Array, window: Window) -> Array:
     gaps = np.empty(len(records), GAP)
-    gaps["end_ns"], gaps["gap_ns"] = records["start_ns"] + records["latency_ns"], records["latency_ns"]
+    gaps["end_ns"] = latencies.ended_ns(records)
+    gaps["gap_ns"] = records["latency_ns"]
     gaps["status"] = OK
     failed = requests[requests["status"] != OK]
     for status in np.unique(failed["status"]):
