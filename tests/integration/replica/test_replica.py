@@ -326,8 +326,8 @@ def ended(pid):
         return True
 
 
-def test_a_second_process_ends_with_its_replica_also_in_the_middle_of_a_step(start):
-    replica = start(WORKLOAD="data-parallel-training", WORKLOAD_OPTIONS=TINY)
+def test_a_second_process_ends_with_its_replica_also_in_the_middle_of_a_step(start, with_torch):
+    replica = start(WORKLOAD="data-parallel-training", WORKLOAD_OPTIONS=TINY, forked=with_torch)
     replica.wait_until_ready()
     second = replica.status["second_pid"]
     assert not ended(second)
