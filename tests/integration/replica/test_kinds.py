@@ -3,14 +3,13 @@
 import csv
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.report import write_report
 from harness.metrics.catalogue import STANDARD, select
+from tests.support import forked
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -34,10 +33,7 @@ def campaign(tmp_path_factory):
     """The folder of a campaign that ran to its end."""
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "campaign.yaml").write_text(CAMPAIGN)
-    command = ["run", folder / "campaign.yaml", "--results", folder / "results", "--no-report"]
-    run = subprocess.run(
-        [sys.executable, "-m", "harness", *map(str, command)], capture_output=True, text=True, timeout=180, check=False
-    )
+    run = forked.harness("run", folder / "campaign.yaml", "--results", folder / "results", "--no-report")
     assert run.returncode in {0, 10}, run.stdout + run.stderr
     return next((folder / "results").glob("kinds-*"))
 
