@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.metrics.nvml import gpu_descriptions
 from tests.support import forked
 from tests.support.experiments import begun
 from tests.support.processes import eventually, marked
@@ -92,11 +93,10 @@ def test_more_memory_than_there_is(tmp_path):
 
 
 def test_a_gpu_that_is_not_there(tmp_path):
-    run = Run(tmp_path, more="device: cuda")
-    if "NVIDIA" in run("doctor")[1]:
+    if gpu_descriptions()[0]:
         pytest.skip("this machine has a GPU")
 
-    code, said = run()
+    code, said = Run(tmp_path, more="device: cuda")()
 
     assert code == 3
     assert "asks for device cuda, and there is no GPU here" in said
