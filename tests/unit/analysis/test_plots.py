@@ -12,6 +12,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 from PIL import Image
 
+from harness.analysis import figure_style
 from harness.analysis.campaign import analyse
 from harness.analysis.chart import chart
 from harness.analysis.figure_style import new_figure
@@ -97,6 +98,26 @@ def test_several_modes_share_one_legend(tmp_path: Path, monkeypatch: pytest.Monk
     assert [text.get_text() for text in latency.get_legend().get_texts()] == ["p50", "p95", "p99"]
     looks = {(line.get_color(), line.get_linestyle()) for line in latency.lines if line.get_linestyle() != "None"}
     assert len(looks) == 2 * 3
+
+
+def test_a_palette_changes_no_colour_by_more_than_an_eye_may_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = []
+
+    def compare(figure: Figure) -> bytes:
+        whole = io.BytesIO()
+        figure.savefig(whole, format="png", dpi=figure_style._DPI)
+        pixels = in_a_palette(figure)
+        drawn, kept = (np.asarray(Image.open(file).convert("RGB"), int) for file in (whole, io.BytesIO(pixels)))
+        most.append(np.abs(drawn - kept).max())
+        return pixels
+
+    in_a_palette = figure_style.to_png
+    monkeypatch.setattr(figure_style, "to_png", compare)
+    scaling(analyse(write_campaign(tmp_path / "c", replicas=[1, 3])), "resnet50")
+
+    assert most[0] <= 20
 
 
 def test_what_a_chart_says_is_what_was_plotted(tmp_path: Path) -> None:
