@@ -282,11 +282,12 @@ def main() -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     preloaded = Preloaded()
-    path = folder / "socket"
+    path = folder / "socket.new"
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen()
+    path.rename(folder / "socket")  # which so answers from the first moment that it is seen
     # Pages that no collection of garbage touches are not copied in the forks.
     gc.collect()
     gc.freeze()
