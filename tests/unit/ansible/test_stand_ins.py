@@ -4,11 +4,13 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 
 import pytest
 
 from tests.node.mirror import driver, manifests, packages
+from tests.node.mirror.recorders import recorded
 from tests.support import schemas
 from tests.support.cases import every
 
@@ -267,3 +269,13 @@ def test_a_join_under_the_name_of_a_node_that_is_ready_is_refused_as_kubeadm_ref
     else:
         assert (done.returncode, done.stderr) == (0, "")
         assert json.loads(done.stdout) == [{"type": "InternalIP", "address": "192.0.2.7"}]
+
+
+def test_what_a_recorder_writes_is_whole_whenever_another_reads_it(tmp_path):
+    path, texts = tmp_path / "object.json", ["a" * 200_000, "b" * 100_000]
+    recorded.replace(path, texts[0], 0o640)
+    writing = threading.Thread(target=lambda: [recorded.replace(path, texts[n % 2], 0o640) for n in range(200)])
+    writing.start()
+    while writing.is_alive():
+        assert path.read_text() in texts
+    assert [(each.name, each.stat().st_mode & 0o777) for each in tmp_path.iterdir()] == [("object.json", 0o640)]

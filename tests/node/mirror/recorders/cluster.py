@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import static_pods
 import yaml
-from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail
+from recorded import API_PORT, KUBELET_HEALTH_PORT, STATE, answers, fail, replace
 
 Object = dict[str, Any]
 OBJECTS = STATE / "objects"
@@ -184,8 +184,7 @@ def write(item: Object) -> None:
     kept = {key: value for key, value in item.items() if key != "status" or kind.name != "Node"}
     if kind.name == "Service":
         kept["spec"] = {"clusterIP": _service_address(item)} | kept["spec"]
-    path.write_text(json.dumps(kept, sort_keys=True, indent=1))
-    path.chmod(0o666)
+    replace(path, json.dumps(kept, sort_keys=True, indent=1), 0o666)
     _control(item)
 
 

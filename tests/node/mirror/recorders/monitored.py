@@ -138,8 +138,10 @@ def _mounted(name: str) -> str:
 
 def _object(kind: str, name: str) -> dict[str, Any]:
     path = OBJECTS / kind / "monitoring" / f"{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return found
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return {}
 
 
 def _secret(name: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +34,15 @@ def record(program: str, arguments: list[str]) -> None:
     entry = {"at": time.time(), "pid": os.getpid(), "uid": os.getuid(), "arguments": arguments}
     with path.open("a") as log:
         log.write(json.dumps(entry) + "\n")
+
+
+def replace(path: Path, text: str, mode: int) -> None:
+    """Write a file whole or not at all: another program reads it once a second."""
+    new = path.with_name(f".{path.name}.{threading.get_native_id()}")
+    new.touch(0o600)
+    new.write_text(text)
+    new.chmod(mode)
+    new.replace(path)
 
 
 def fail(message: str, status: int = 1) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import Any
 
 import etcd_tools
 import yaml
-from recorded import STATE
+from recorded import STATE, replace
 
 MANIFESTS = Path("/etc/kubernetes/manifests")
 PKI = "/etc/kubernetes/pki"
@@ -39,10 +39,7 @@ def write_pod(name: str, flags: dict[str, str], environment: list[dict[str, str]
     container = {"name": name, "command": command, **({"env": environment} if environment else {})}
     metadata = {"name": name, "namespace": "kube-system", "labels": {"component": name, "tier": "control-plane"}}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {"containers": [container]}}
-    path = MANIFESTS / f"{name}.yaml"
-    path.touch(0o600)
-    path.write_text(yaml.safe_dump(pod))
-    path.chmod(0o600)
+    replace(MANIFESTS / f"{name}.yaml", yaml.safe_dump(pod), 0o600)
 
 
 def defaults(address: str) -> dict[str, dict[str, str]]:
