@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from harness.config import CampaignSpec, CellSpec
 from harness.config.sharing import mode_in_words
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
-from harness.results.files import read_document, storage_errors
+from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
 from harness.results.manifest import Status
 
@@ -276,7 +275,7 @@ def _file_changed(folder: Path, sha256: str) -> bool:
     """Whether the kept campaign file is there and has another hash than this; one that is not known says nothing."""
     path = folder / CAMPAIGN_YAML
     with storage_errors(path, "read"):
-        return bool(sha256) and path.is_file() and hashlib.sha256(read_document(path)).hexdigest() != sha256
+        return bool(sha256) and path.is_file() and sha256_of(path) != sha256
 
 
 def pooled_cell(cells: Sequence[Cell]) -> Cell:

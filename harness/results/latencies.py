@@ -142,7 +142,7 @@ def requests_between_readings(folder: Path, begin_s: float, end_s: float, step_s
     for name, parts in logs(folder):
         counts = np.zeros(_READINGS, dtype=np.int64)
         for part in parts:
-            done_ns = np.sort(ended_ns(part).astype(np.int64))
+            done_ns = np.sort(ended_ns(part))
             counts += np.searchsorted(done_ns, ends_ns, side="right") - np.searchsorted(
                 done_ns, begins_ns, side="right"
             )
