@@ -29,7 +29,8 @@ class ExperimentWriter:
     """Writes every row to its metric's CSV as it comes.
 
     Each call of ``write`` ends with whole lines handed to the system, so that killing this process
-    loses nothing of an earlier call. A disk that fills up in mid-line is cut back to the last whole line.
+    loses nothing of an earlier call; in the middle of one it can leave part of a line. A disk that fills up
+    in mid-line is cut back to the last whole line.
 
     Args:
         folder: the attempt's folder; made when it is not there.

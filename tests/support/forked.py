@@ -34,6 +34,10 @@ HARNESS = (
     "harness.campaign.runner",
     "harness.campaign.verify",
     "harness.cli.app",
+    "harness.cli.progress",
+    "harness.cli.node_progress",
+    "harness.node.runner",
+    "pyarrow.parquet",
 )
 
 

@@ -192,8 +192,8 @@ class Server:
         self._poll.register(listener, select.POLLIN)
         self._clients: dict[int, Client] = {}
 
-    def serve(self) -> Client:
-        """Return in each fork, with the client that it is for; exit when nobody has come for long."""
+    def serve(self) -> Client | None:
+        """Return in each fork, with the client that it is for; and None when nobody has come for long."""
         while events := self._poll.poll(None if self._clients else IDLE_S * 1000):
             for fd, _ in events:
                 if fd == self._listener.fileno():
@@ -201,7 +201,7 @@ class Server:
                         return client
                 elif client := self._clients.get(fd):
                     self._end(client, fd)
-        sys.exit()
+        return None
 
     def _accept(self) -> Client | None:
         connection, _ = self._listener.accept()
@@ -291,7 +291,11 @@ def main() -> None:
     # Pages that no collection of garbage touches are not copied in the forks.
     gc.collect()
     gc.freeze()
-    Server(listener).serve().stand_for()
+    client = Server(listener).serve()
+    if client is None:
+        (folder / "socket").unlink(missing_ok=True)
+        return
+    client.stand_for()
     sys.meta_path.insert(0, preloaded)
     sys.argv[:] = [""]
     sys.path[0] = ""

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -43,9 +44,14 @@ def warm():
         pytest.skip("this system lets only root take another process's streams (kernel.yama.ptrace_scope)")
     python = module_python()
     subprocess.run([python], input=b"", check=True)
-    folder = Path(python).parent / "warm"
-    assert eventually((folder / "socket").exists)
+    assert eventually(lambda: answers(python))
     return python
+
+
+def answers(warm):
+    """Whether there is a server: one that was killed leaves its socket."""
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(f"{Path(warm).parent}/warm/socket") == 0
 
 
 def served(warm, script, **options):
@@ -148,3 +154,12 @@ def test_other_settings_and_arguments_are_pythons_own(warm):
     done = subprocess.run([warm, "-c", asks, "word"], capture_output=True, text=True, check=True)
     assert done.stdout.split()[2:] == ["['-c',", "'word']"]
     assert done.stdout.split()[0] != server_of(warm)
+
+
+def test_a_server_that_was_killed_is_begun_anew(warm):
+    killed = server_of(warm)
+    os.kill(int(killed), signal.SIGKILL)
+    assert eventually(lambda: not answers(warm))
+    assert served(warm, "print('by Python itself')").stdout == "by Python itself\n"
+    assert eventually(lambda: answers(warm))
+    assert server_of(warm) != killed
