@@ -13,7 +13,7 @@ import yaml
 from cryptography import x509
 
 from harness.node.checks import cis
-from tests.integration.cluster.api_server import found
+from tests.integration.cluster.api_server import MISSING, WHY_NOT, found
 from tests.unit.ansible.tree import ROOT, TEMPLATES, load, render, template, variables
 from tests.unit.node import hardened
 from tests.unit.node.healthy import machine, node
@@ -189,6 +189,21 @@ def test_another_name_needs_the_certificate_to_be_taken_away_first(ended, row):
     names = certificate(root).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert {"another.example", "gpu.example.org", "kubernetes"} <= set(names.get_values_for_type(x509.DNSName))
     assert not {"node.example"} & set(names.get_values_for_type(x509.DNSName))
+
+
+@pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)
+def test_a_run_takes_back_the_tokens_that_an_earlier_one_left_for_its_machine_and_no_other(cluster):
+    texts = load(ROOT / "roles/worker/vars/main.yml")
+    texts = {name: texts[name] for name in ("__worker_token_use", "__worker_left_tokens")}
+    ours, another = (template(texts, {"worker_node_name": name}) for name in ("worker-1", "worker-2"))
+    uses = [*2 * [ours["__worker_token_use"]], another["__worker_token_use"], "somebody's own", ""]
+    made = [
+        kubeadm("token", "create", "--kubeconfig", str(cluster.kubeconfig), *(["--description", use] if use else []))
+        for use in uses
+    ]
+    cluster.kubectl("--namespace", "kube-system", "create", "secret", "generic", "empty")
+    asked = cluster.kubectl("--namespace", "kube-system", "get", "secrets", "--output", ours["__worker_left_tokens"])
+    assert set(asked.stdout.split()) == {f"bootstrap-token-{one.stdout.partition('.')[0]}" for one in made[:2]}
 
 
 def test_kubeadm_starts_the_images_of_the_table(row, tmp_path):

@@ -28,6 +28,7 @@ case "$*" in
   "show "*) printf '%s\n' LoadState=loaded ActiveState=active UnitFileState=enabled NeedDaemonReload=no Type=simple ;;
   "restart kubelet.service") cp {folder}/bootstrap {folder}/asked-by; rm -f {folder}/ended ;;
   "x509 "*) test ! -e {folder}/ended ;;
+  *" get secrets "*) test ! -e {folder}/left || cat {folder}/left ;;
   *" get node "*) test ! -e {folder}/node || cat {folder}/node ;;
 esac
 """
@@ -53,6 +54,7 @@ context deadline exceeded
 """
 LOOKED = "openssl x509 -noout -checkend 0"
 RENEWED = [
+    "kubectl --kubeconfig /etc/kubernetes/admin.conf --namespace kube-system get secrets",
     "kubeadm token create",
     "systemctl restart kubelet.service",
     LOOKED,
@@ -155,21 +157,25 @@ def test_what_a_killed_join_left_is_undone_before_the_next_and_the_node_with_it_
     places = {"__worker_unfinished": "{{ folder }}/mark", "__worker_config": "{{ folder }}/kubeadm.yaml"}
     facts = {"ansible_facts": {"node": {"addresses": ["192.0.2.7", "198.51.100.7"]}}}
     given = places | facts | {"worker_node_name": "gpu-node-2"}
+    (tmp_path / "killed/etc").mkdir(parents=True)
+    (tmp_path / "killed/etc/left").write_text("bootstrap-token-uvwxyz bootstrap-token-ghijkl")
     play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, given, status=2)
     calls = {name: (tmp_path / name / "etc/calls").read_text().splitlines() for name in hosts}
     said = {name: [line.split(" --")[0] for line in lines] for name, lines in calls.items()}
-    joined = ["kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
+    joined = ["kubectl", "kubeadm token create", "kubeadm join", "kubeadm token delete abcdef"]
     undone = ["pkill", "kubeadm reset", "kubectl"]
     assert said == {
         "fresh": joined,
         # Nor has anybody its token afterwards; the mark has the next run begin anew.
         "refused": joined,
-        "killed": [*undone, *joined],
+        "killed": [*undone, "kubectl", *joined],
         "registered": [*undone, "kubectl", *joined],
         "name-taken": [*undone, *joined],
     }
     deleted = [line for line in calls["registered"] if "kubectl" in line][1]
     assert deleted.endswith("delete node gpu-node-2 --ignore-not-found")
+    taken_back = [line for line in calls["killed"] if "kubectl" in line][2]
+    assert taken_back.endswith("delete secret --ignore-not-found bootstrap-token-uvwxyz bootstrap-token-ghijkl")
     assert [name for name in hosts if (tmp_path / name / "etc/mark").exists()] == ["refused"]
 
 
@@ -185,7 +191,7 @@ def test_an_api_server_that_restarts_is_asked_again_by_a_worker_that_joins(tmp_p
     calls = play(tmp_path, PLAY.replace("renewal.yml", "join.yml"), hosts, places | facts)
     twice = {line for line in calls["joins"] if line.startswith(("kubectl", "kubeadm token"))}
     assert {line: calls["joins"].count(line) for line in twice} == dict.fromkeys(twice, 2)
-    assert len(twice) == 4
+    assert len(twice) == 5
 
 
 def leaving(folder, said):

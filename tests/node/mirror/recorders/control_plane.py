@@ -361,13 +361,14 @@ def first_subnet(wanted: dict[str, Any]) -> str:
     return str(next(ip_network(network).subnets(new_prefix=24)))
 
 
-def make_token(ttl: str) -> str:
+def make_token(ttl: str, description: str) -> str:
     """A bootstrap token, kept as the Secret that kubeadm keeps it as."""
     letters = random.choices(string.ascii_lowercase + string.digits, k=22)
     token = f"{''.join(letters[:6])}.{''.join(letters[6:])}"
     place = {"name": TOKEN_PREFIX + token[:6], "namespace": "kube-system"}
     data = {"token": token, "expiration": str(time.time() + seconds(ttl or "24h"))}
-    cluster.write({"apiVersion": "v1", "kind": "Secret", "metadata": place, "stringData": data})
+    said = {"description": base64.b64encode(description.encode()).decode()}
+    cluster.write({"apiVersion": "v1", "kind": "Secret", "metadata": place, "stringData": data, "data": said})
     return token
 
 

@@ -134,7 +134,7 @@ def reset(arguments: list[str]) -> None:
 
 def token(arguments: list[str]) -> None:
     if arguments[1:2] == ["create"]:
-        made = control_plane.make_token(option(arguments, "--ttl"))
+        made = control_plane.make_token(option(arguments, "--ttl"), option(arguments, "--description"))
         pin = authority_hash((control_plane.ETC / "pki/ca.crt").read_text())
         endpoint = control_plane.server_url().removeprefix("https://")
         print(f"kubeadm join {endpoint} --token {made} --discovery-token-ca-cert-hash {pin}")
