@@ -17,6 +17,7 @@
     ├── BackendError             8   replicas could not be started, watched or stopped
     │   ├── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
     │   ├── ClusterError         8   the Kubernetes API was not reached, or refused
+    │   ├── AwayError            8   what is needed may come back by itself: a campaign waits for it
     │   └── ImageError           8   a pod's image cannot be had: the campaign stops before it writes off its experiments
     ├── MetricsError             9   a metric could not be read
     │   ├── PrometheusError      9   the server refused, timed out or answered with an error
@@ -227,16 +228,12 @@ class ClusterError(BackendError):
         self.status = status
 
 
+class AwayError(BackendError):
+    """What is needed is away and may come back by itself: a Prometheus, a node, an image's registry."""
+
+
 class ImageError(BackendError):
-    """A pod's image cannot be had, so that no later experiment could run either.
-
-    Attributes:
-        away: it may come by itself, as from a registry that does not answer.
-    """
-
-    def __init__(self, message: str, *, advice: str = "", away: bool = False) -> None:
-        super().__init__(message, advice=advice)
-        self.away = away
+    """A pod's image cannot be had, so that no later experiment could run either."""
 
 
 class MetricsError(HarnessError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends import base
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import hostility, preflight
 from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
@@ -27,6 +27,7 @@ from harness.clock import Clock
 from harness.config import ExperimentSpec, OnReplicaDeath
 from harness.config.condition import crashing, waiting
 from harness.errors import (
+    AwayError,
     BackendError,
     CampaignInterruptedError,
     HarnessError,
@@ -53,7 +54,7 @@ from harness.traffic.figures import Window
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"
 COOLDOWN_POLL_S = 1.0
-WAIT_POLL_S = 10.0
+WAIT_POLL_S = {"preflight": 10.0, "deploy": 60.0}  # a start of all pods takes some ten seconds, and asks the registry
 SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is on time
 
 
@@ -98,7 +99,6 @@ class Attempt:
     deaths: list[ReplicaDeath] = field(default_factory=list)
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
-    image_error: ImageError | None = None
     findings: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
     stopping: KnownWell | None = None
@@ -122,7 +122,8 @@ class Attempt:
         """Preflight, deploy, stabilise, record; and clean up, whatever came of those.
 
         Raises:
-            CampaignInterruptedError: what is needed was away, and did not come back in time; nothing was started.
+            CampaignInterruptedError: what is needed was away, and did not come back in time; nothing of it is left.
+            ImageError: an image cannot be had; likewise.
         """
         timing = self.experiment.timing
         fit = self._step("preflight", self._preflight)
@@ -134,12 +135,14 @@ class Attempt:
                 and self._step("record", self._record, planned_s=timing.record_s)
             )
         finally:
-            self._step("clean-up", self._clean_up)
+            if self._deployment is not None:
+                self._step("clean-up", self._clean_up)
             self.ended_s = self.shared.clock.now_s()
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
-        said = [*self.steps["preflight"].reasons, *([self._stopping()["why"]] if self._stopping() else [])]
+        said = [sentence for name in WAIT_POLL_S if name in self.steps for sentence in self.steps[name].reasons]
+        said += [self._stopping()["why"]] if self._stopping() else []
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
         open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
         data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
@@ -199,38 +202,65 @@ class Attempt:
     def _step(self, name: str, action: Callable[[], None], *, planned_s: float | None = None) -> bool:
         """Run one step between two lines of the journal; its failure becomes a reason."""
         shared, identity = self.shared, self.experiment.experiment_id
-        shared.journal.append("step-begins", experiment=identity, attempt=self.number, step=name)
+        self._log("step-begins", name)
         shared.listener(StepBegins(identity, self.position, self.number, name, planned_s, self._remaining_s(name)))
         begun_s = shared.clock.now_s()
         reasons: list[str] = []
         try:
-            action()
-        except CampaignInterruptedError as error:
-            shared.journal.append("pauses", experiment=identity, attempt=self.number, step=name, why=error.message)
+            self._until_back(name, action)
+        except (CampaignInterruptedError, ImageError) as error:
+            self._log("pauses", name, why=error.message)
             raise
         except HarnessError as error:
             reasons.append(f"{name}: {error.message}")
             self.failures.append(Finding(Severity.INVALID, error.code, "", reasons[0], error.advice))
             if isinstance(error, StorageError):
                 self.storage_error = error
-            if isinstance(error, ImageError):
-                self.image_error = error
         seconds = shared.clock.now_s() - begun_s
         self.steps[name] = StepRecord(
             started_at=layout.iso(begun_s), seconds=max(seconds, 0.0), ok=not reasons, reasons=[*reasons, *self.remarks]
         )
         self.remarks = []
         shared.listener(StepEnds(identity, name, not reasons, seconds, reasons))
-        shared.journal.append(
-            "step-ends",
-            experiment=identity,
-            attempt=self.number,
-            step=name,
-            ok=not reasons,
-            seconds=round(seconds, 6),
-            reasons=reasons,
-        )
+        self._log("step-ends", name, ok=not reasons, seconds=round(seconds, 6), reasons=reasons)
         return not reasons
+
+    def _until_back(self, step: str, action: Callable[[], None]) -> None:
+        """Do it, and do it again while what it needs is away; how long that was is a remark of the step.
+
+        Raises CampaignInterruptedError after ``limits.wait_s``, and whatever else ``action`` raises.
+        """
+        path, clock, limit_s = self.shared.folder.path, self.shared.clock, self.experiment.limits.wait_s
+        since_s = waited_s = 0.0
+        while True:
+            try:
+                action()
+                break
+            except AwayError as error:
+                now_s = clock.now_s()
+                if limit_s and not since_s:
+                    self._tell("waits", step, f"waits up to {limit_s:g} s for what is away: {error.message}")
+                since_s = since_s or now_s
+                if now_s >= since_s + limit_s:
+                    raise CampaignInterruptedError(
+                        f"the campaign {path} pauses after waiting {now_s - since_s:.0f} s: {error.message}",
+                        advice=f"{error.advice} When it is back, go on with: harness resume {path}".lstrip(),
+                    ) from error
+                if clock.wait_until(min(now_s + WAIT_POLL_S[step], since_s + limit_s), self.abort):
+                    raise  # the runner says that it was interrupted
+                waited_s = clock.now_s() - since_s
+                self.remarks = [f"waited {waited_s:.0f} s for what was away: {error.message}"]
+        if since_s:
+            self._tell("waited", step, f"goes on: what was away is back after {waited_s:.0f} s.")
+
+    def _tell(self, event: str, step: str, sentence: str) -> None:
+        """For whoever watches, and for `harness status`."""
+        self._log(event, step, why=sentence)
+        self._say(f"{self.experiment.experiment_id} {sentence}")
+
+    def _log(self, event: str, step: str, **fields: object) -> None:
+        identity = self.experiment.experiment_id
+        self.shared.journal.append(event, experiment=identity, attempt=self.number, step=step, **fields)
 
     def _remaining_s(self, step: str) -> float:
         """What is still to come from the beginning of ``step``, the start of the replicas included, seconds."""
@@ -248,62 +278,45 @@ class Attempt:
     def _preflight(self) -> None:
         step_s = self.experiment.timing.step_s
         self.start_s = math.floor(self.shared.clock.now_s() / step_s) * step_s  # until the recording sets its own
-        findings = self._look_until_back()
-        preflight.refuse_without_image(findings)
-        preflight.refuse_errors(findings)
+        findings = preflight.check([self.experiment], self.shared.folder.path, self.shared.backend)
+        preflight.refuse_under_way(findings)
         self.remarks += [finding.message for finding in findings]
         if not self.shared.rehearsed:
             self._rehearse()
 
-    def _look_until_back(self) -> Sequence[base.Finding]:
-        """What preflight finds, looked at again while only what may come back is away."""
-        shared, limit_s = self.shared, self.experiment.limits.wait_s
-        findings = preflight.check([self.experiment], shared.folder.path, shared.backend)
-        away = preflight.away(findings)
-        if not away or not limit_s:
-            return findings
-        begun_s = shared.clock.now_s()
-        self._tell("waits", f"waits up to {limit_s:g} s for what is away: {away}")
-        while away:
-            now_s = shared.clock.now_s()
-            if now_s - begun_s >= limit_s:
-                raise CampaignInterruptedError(
-                    f"the campaign {shared.folder.path} pauses after waiting {now_s - begun_s:.0f} s: {away}",
-                    advice=f"When it is back, go on with: harness resume {shared.folder.path}",
-                )
-            if shared.clock.wait_until(min(now_s + WAIT_POLL_S, begun_s + limit_s), self.abort):
-                raise self._aborted("while waiting for what is away")
-            findings = preflight.check([self.experiment], shared.folder.path, shared.backend)
-            away = preflight.away(findings)
-        preflight.refuse_without_image(findings)
-        preflight.refuse_errors(findings)
-        self._tell("waited", f"goes on: what was away is back after {shared.clock.now_s() - begun_s:.0f} s.")
-        return findings
-
-    def _tell(self, event: str, sentence: str) -> None:
-        """For whoever watches, and for `harness status`."""
-        identity = self.experiment.experiment_id
-        self.shared.journal.append(event, experiment=identity, attempt=self.number, step="preflight", why=sentence)
-        self.shared.listener(Notice(f"{identity} {sentence}"))
-
     def _rehearse(self) -> None:
         shared = self.shared
-        number = shared.folder.next_attempt(REHEARSAL)
-        folder = layout.attempt_folder(shared.folder.path, REHEARSAL, number)
+        folder = layout.attempt_folder(shared.folder.path, REHEARSAL, shared.folder.next_attempt(REHEARSAL))
         send = self._send if needs_load(self.experiment) else None
-        findings = list(shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say))
+        with self._nothing_left(folder):
+            findings = shared.backend.rehearse(self.experiment, folder, abort=self.abort, send=send, notice=self._say)
         preflight.refuse_errors(findings)
         self.remarks += [finding.message for finding in findings]
         shared.rehearsed = True
 
     def _deploy(self) -> None:
-        with storage_errors(self.folder):
-            self.folder.mkdir(parents=True)
-        self._deployment = self.shared.backend.deploy(
-            self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._say
-        )
-        if needs_load(self.experiment):
-            self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
+        with self._nothing_left(self.folder):
+            with storage_errors(self.folder):
+                self.folder.mkdir(parents=True)
+            self._deployment = self.shared.backend.deploy(
+                self.experiment, self.folder, abort=self.abort, on_death=self._on_death, notice=self._say
+            )
+            if needs_load(self.experiment):
+                self._load = self._send(self.experiment, self.folder, self._deployment.statuses())
+
+    @contextmanager
+    def _nothing_left(self, folder: Path) -> Iterator[None]:
+        """Where an image does not come nothing was measured: end what runs already, and leave no folder of the try."""
+        try:
+            yield
+        except (AwayError, ImageError):
+            if self._deployment is not None:
+                self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
+                self._deployment = None
+            with storage_errors(folder):
+                if folder.exists():
+                    shutil.rmtree(folder)
+            raise
 
     def _say(self, sentence: str) -> None:
         """Said at once; what it does to the figures others say."""
@@ -320,9 +333,8 @@ class Attempt:
         """Called from the backend's thread."""
         self.deaths.append(death)
         self.shared.listener(Notice(str(death)))
-        retry = (
-            not crashing(self.experiment.condition) and self.experiment.limits.on_replica_death is OnReplicaDeath.RETRY
-        )
+        wanted = self.experiment.limits.on_replica_death
+        retry = wanted is OnReplicaDeath.RETRY and not crashing(self.experiment.condition)
         measured = [each for each in self.deaths if not each.neighbour]
         if retry or len(measured) == self.experiment.replicas:
             self.abort.set()

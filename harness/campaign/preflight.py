@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.backends.base import IMAGE, Backend, Finding, Severity
 from harness.campaign.plan import estimate
 from harness.config import ExperimentSpec
-from harness.errors import ImageError, PreflightError, ReasonCode
+from harness.errors import AwayError, ImageError, PreflightError, ReasonCode
 
 DISK_RESERVE_BYTES = 200_000_000
 
@@ -31,17 +31,23 @@ def refuse_errors(findings: Sequence[Finding]) -> None:
         )
 
 
-def refuse_without_image(findings: Sequence[Finding]) -> None:
-    """Raise ImageError when an image cannot be had: a campaign under way stops, where any other error costs one experiment."""
-    for finding in findings:
-        if finding.severity is Severity.ERROR and finding.check == IMAGE:
-            raise ImageError(finding.message, advice=finding.advice)
+def refuse_under_way(findings: Sequence[Finding]) -> None:
+    """Do the same for a campaign under way.
 
-
-def away(findings: Sequence[Finding]) -> str:
-    """What is away and may come back, in words; empty when nothing is, or when something else refuses the run, too."""
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    return " ".join(finding.message for finding in errors) if all(finding.away for finding in errors) else ""
+    Raises:
+        AwayError: nothing refuses but what may come back by itself.
+        ImageError: an image cannot be had.
+        PreflightError: anything else, which costs one experiment.
+    """
+    try:
+        refuse_errors(findings)
+    except PreflightError as error:
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if all(finding.away for finding in errors):
+            raise AwayError(error.message, advice=error.advice) from error
+        if any(finding.check == IMAGE for finding in errors):
+            raise ImageError(error.message, advice=error.advice) from error
+        raise
 
 
 def existing_parent(path: Path) -> Path:

@@ -28,9 +28,6 @@ from harness.metrics.sources import GpuSource
 from harness.results.experiment import verify_experiment
 from harness.results.manifest import Status, Verdict, read_manifest
 
-IMAGE_POLL_S = 60.0
-"""Between two tries to start pods whose registry is away: a try takes some ten seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -180,7 +177,16 @@ class CampaignRunner:
     ) -> tuple[Status, Sequence[str]]:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
-            attempt = self._measured(experiment, position, remaining_s, surroundings)
+            number = self._folder.next_attempt(experiment.experiment_id)
+            attempt = Attempt(experiment, number, position, remaining_s, surroundings)
+            self._attempt = attempt
+            if self._interrupted.is_set():
+                raise self._interruption()
+            self._measure(attempt)
+            if self._interrupted.is_set():
+                raise self._interruption()
+            if attempt.storage_error is not None:
+                raise attempt.storage_error
             verdict = attempt.judge()
             if tries_left and _wants_retry(attempt, verdict):
                 self._listener(
@@ -198,57 +204,14 @@ class CampaignRunner:
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
 
-    def _measured(
-        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
-    ) -> Attempt:
-        """The first attempt whose pods have their images; a registry that is away is waited for, and no attempt is counted."""
-        since_s: float | None = None
-        while True:
-            number = self._folder.next_attempt(experiment.experiment_id)
-            attempt = Attempt(experiment, number, position, remaining_s, surroundings)
-            self._attempt = attempt
-            if self._interrupted.is_set():
-                attempt.abort.set()
-                raise self._interruption()
+    def _measure(self, attempt: Attempt) -> None:
+        try:
             attempt.measure()
-            if self._interrupted.is_set():
-                raise self._interruption()
-            if attempt.storage_error is not None:
-                raise attempt.storage_error
-            if attempt.image_error is None:
-                return attempt
-            if since_s is None:
-                since_s = self._clock.now_s()
-                self._tell_of(attempt.image_error, experiment)
-            self._wait_for_image(attempt, attempt.image_error, since_s, surroundings.journal)
-
-    def _tell_of(self, error: ImageError, experiment: ExperimentSpec) -> None:
-        if error.away and experiment.limits.wait_s:
-            sentence = f"waits up to {experiment.limits.wait_s:g} s for an image: {error.message}"
-            self._listener(events.Notice(f"{experiment.experiment_id} {sentence}"))
-
-    def _wait_for_image(self, attempt: Attempt, error: ImageError, since_s: float, journal: Journal) -> None:
-        """Return when it is time to try again.
-
-        Raises:
-            ImageError: trying again does not help.
-            CampaignInterruptedError: it was tried for ``limits.wait_s``, or the campaign was interrupted.
-        """
-        identity, until_s = attempt.experiment.experiment_id, since_s + attempt.experiment.limits.wait_s
-        journal.append("pauses", experiment=identity, attempt=attempt.number, step="deploy", why=error.message)
-        if not error.away:
+        except ImageError as error:
             raise ImageError(
-                f"the campaign {self._folder.path} stops at {identity}: {error.message}",
+                f"the campaign {self._folder.path} stops at {attempt.experiment.experiment_id}: {error.message}",
                 advice=f"{error.advice} Then go on with: harness resume {self._folder.path}",
             ) from error
-        now_s = self._clock.now_s()
-        if now_s >= until_s:
-            raise CampaignInterruptedError(
-                f"the campaign {self._folder.path} pauses after waiting {now_s - since_s:.0f} s: {error.message}",
-                advice=f"{error.advice} When it is back, go on with: harness resume {self._folder.path}",
-            ) from error
-        if self._clock.wait_until(min(now_s + IMAGE_POLL_S, until_s), attempt.abort):
-            raise self._interruption()
 
     def _interruption(self) -> CampaignInterruptedError:
         return CampaignInterruptedError(

@@ -69,7 +69,7 @@ class Limits(StrictModel):
         ge=0,
         le=30 * 86_400,
         description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
-        "before the campaign pauses; 0 means do not wait.",
+        "before the campaign pauses; 0 pauses at once.",
     )
 
 

@@ -103,7 +103,7 @@ class FakeDeployment:
 
 
 def _status(target: ReplicaTarget) -> Mapping[str, Any]:
-    return {"pid": target.pid, "port": 9, "phase": "serving", "device": "fake"}
+    return {"pid": target.pid, "port": 9, "phase": "serving", "device": "fake", "scenario": {"port": 9}}
 
 
 @dataclass(slots=True)
@@ -113,6 +113,7 @@ class FakeBackend:
     Attributes:
         findings: what ``check`` answers.
         rehearsal: what ``rehearse`` answers, or raises.
+        rehearsal_errors: raised by the next rehearsals before that, first one first.
         rehearsed: the experiments that were rehearsed.
         rehearsed_with_load: for each, whether requests could be sent to its replica.
         sources: what the recorders of the deployments read, by number of replicas, the neighbours' among them.
@@ -126,6 +127,7 @@ class FakeBackend:
     name: str = "fake"
     findings: Sequence[Finding] = ()
     rehearsal: Sequence[Finding] | HarnessError = ()
+    rehearsal_errors: list[HarnessError] = field(default_factory=list)
     rehearsed: list[str] = field(default_factory=list)
     rehearsed_with_load: list[bool] = field(default_factory=list)
     sources: Callable[[int], Sources] = busy
@@ -151,7 +153,7 @@ class FakeBackend:
     def rehearse(
         self,
         experiment: ExperimentSpec,
-        folder: Path,  # noqa: ARG002 - the protocol's
+        folder: Path,
         *,
         abort: threading.Event,  # noqa: ARG002 - the protocol's
         send: Send | None = None,
@@ -160,6 +162,9 @@ class FakeBackend:
         """The prepared findings, or the prepared error."""
         self.rehearsed.append(experiment.experiment_id)
         self.rehearsed_with_load.append(send is not None)
+        if self.rehearsal_errors:
+            (folder / layout.LOGS).mkdir(parents=True)
+            raise self.rehearsal_errors.pop(0)
         if isinstance(self.rehearsal, HarnessError):
             raise self.rehearsal
         return self.rehearsal
@@ -186,14 +191,14 @@ class FakeBackend:
         """A deployment, or the prepared error."""
         if abort.is_set():
             raise BackendError("deploying was stopped before every replica had served.")
-        if self.deploy_errors and (error := self.deploy_errors.pop(0)) is not None:
-            raise error
         neighbours = {each.workload.name: each.replicas for each in experiment.neighbours}
         for name, replicas in {"": experiment.replicas, **neighbours}.items():
             for index in range(replicas):
                 log = layout.replica_log(layout.neighbour_folder(folder, name) if name else folder, index)
                 log.parent.mkdir(parents=True, exist_ok=True)
                 log.write_text("a fake replica\n", encoding="utf-8")
+        if self.deploy_errors and (error := self.deploy_errors.pop(0)) is not None:
+            raise error
         self.deployments.append(
             FakeDeployment(
                 experiment.replicas, on_death, neighbours, self.sources, self.stop_problems, celsius=self.celsius

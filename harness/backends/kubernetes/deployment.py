@@ -33,7 +33,7 @@ from harness.backends.kubernetes.pods import PodReplica
 from harness.backends.kubernetes.queue_wait import QueueWait
 from harness.clock import Clock
 from harness.config import ExperimentSpec, KubernetesSpec
-from harness.errors import BackendError, ClusterError, ImageError, ReplicaDiedError
+from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
@@ -154,7 +154,7 @@ class KubernetesDeployment:
 
         Raises:
             ReplicaDiedError: one ended by itself.
-            ImageError: a node does not get the image of a replica.
+            AwayError, ImageError: a node does not get the image of a replica, now or at all.
             BackendError: the cluster refuses or cannot place a replica, one did not serve in time, or ``abort`` was set.
         """
         self.make(abort)
@@ -460,6 +460,5 @@ class KubernetesDeployment:
 def _hindered(hindrance: pods.Obstacle | None) -> BackendError:
     assert hindrance is not None  # noqa: S101 - the caller has seen one
     failure = f"replicas cannot start: {hindrance}."
-    if hindrance.of_an_image:
-        return ImageError(failure, advice=hindrance.advice, away=hindrance.away)
-    return BackendError(failure, advice=hindrance.advice)
+    kind = AwayError if hindrance.away else ImageError if hindrance.of_an_image else BackendError
+    return kind(failure, advice=hindrance.advice)

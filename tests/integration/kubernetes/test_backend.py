@@ -14,7 +14,7 @@ from harness.backends.kubernetes import objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
-from harness.errors import BackendError, ImageError, ReplicaDiedError
+from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
 from tests.support.cluster_driver import ClusterDriver
@@ -27,6 +27,7 @@ pytestmark = [
 ]
 SEEN_WITHIN_S = 60.0
 NO_IMAGE = ("ImagePullBackOff", 'Back-off pulling image "registry.example/workload:1": manifest unknown')
+NO_REGISTRY = ("RegistryUnavailable", "pinging container registry registry.example: no such host")
 
 
 def wait_for(what, timeout_s=200):
@@ -277,10 +278,14 @@ def test_replicas_that_the_cluster_is_late_to_tell_are_not_removed_by_force_whil
     ("trouble", "said"),
     [
         (lambda driver: setattr(driver, "pull", NO_IMAGE), f"replicas cannot start: {NO_IMAGE[0]}: {NO_IMAGE[1]}"),
+        (
+            lambda driver: setattr(driver, "pull", NO_REGISTRY),
+            f"replicas cannot start: {NO_REGISTRY[0]}: {NO_REGISTRY[1]}",
+        ),
         (lambda driver: driver.lend(1), "Unschedulable: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu"),
         (ClusterDriver.forbid_pods, "FailedCreate: pods .* quota: gpus"),
     ],
-    ids=["image", "slices", "quota"],
+    ids=["image", "registry", "slices", "quota"],
 )
 def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy, driver, trouble, said):
     trouble(driver)
@@ -290,6 +295,7 @@ def test_replicas_that_cannot_start_are_said_with_the_objects_own_reason(deploy,
         deploy(experiment(replicas=2))
 
     assert isinstance(caught.value, ImageError) == (NO_IMAGE[0] in said)
+    assert isinstance(caught.value, AwayError) == (NO_REGISTRY[0] in said)
     assert time.monotonic() - began_s < 2 * SEEN_WITHIN_S
     assert driver.left() == []
 

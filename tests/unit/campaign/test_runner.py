@@ -20,6 +20,7 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, Timing, WorkloadSpec
 from harness.errors import (
+    AwayError,
     BackendError,
     CampaignInterruptedError,
     ConflictError,
@@ -260,9 +261,11 @@ def test_what_goes_away_between_experiments_is_waited_for_and_no_attempt_is_lost
     on.react = react
     assert runner.run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
 
-    begins, ends = said_of_waiting(on)
-    assert begins == f"{TWO} waits up to 3600 s for what is away: Prometheus cannot be reached."
-    assert ends.startswith(f"{TWO} goes on: what was away is back after ")
+    assert said_of_waiting(on) == [
+        f"{TWO} waits up to 3600 s for what is away: Prometheus cannot be reached.",
+        f"{TWO} goes on: what was away is back after 600 s.",
+    ]
+    assert on.manifest(TWO).steps["preflight"].reasons == [f"waited 600 s for what was away: {GONE.message}"]
     assert notes == ["waits up to 3600 s for what is away: Prometheus cannot be reached."]
     assert on.manifest(TWO).attempt == 1
     assert on.manifest(TWO).verdict.reasons == []
@@ -310,20 +313,40 @@ def test_what_does_not_come_back_pauses_the_campaign_and_counts_no_attempt(stage
     assert verify_campaign(on.folder.path).ok
 
 
-@pytest.mark.parametrize(
-    ("wait_s", "also"), [(0, []), (3600, [Finding(Severity.ERROR, "rights", "this account may not.")])]
-)
-def test_without_patience_and_for_what_will_not_mend_itself_nothing_is_waited_for(stage, wait_s, also):
-    on = stage(limits=Limits(retries=0, wait_s=wait_s))
+def test_for_what_will_not_mend_itself_nothing_is_waited_for(stage):
+    on = stage(limits=Limits(retries=0))
 
-    assert outage(on, 1e9, *also).run().invalid == [TWO]
+    assert outage(on, 1e9, Finding(Severity.ERROR, "rights", "this account may not.")).run().invalid == [TWO]
 
     assert said_of_waiting(on) == []
 
 
-def test_waiting_ends_at_an_interruption(stage):
+NO_REGISTRY = AwayError("replicas cannot start: ErrImagePull: no such host.", advice="Check it.")
+ways_to_be_away = pytest.mark.parametrize("gone", [GONE, NO_REGISTRY], ids=["in preflight", "while starting"])
+
+
+def away_for_good(on, gone):
+    """From the second experiment on."""
+    if gone is GONE:
+        return outage(on, 1e9)
+    on.backend.deploy_errors = [None, *[gone] * 1000]
+    return on.runner()
+
+
+@ways_to_be_away
+def test_without_patience_the_campaign_pauses_at_once(stage, gone):
+    on = stage(limits=Limits(wait_s=0))
+    with pytest.raises(CampaignInterruptedError, match=f"pauses after waiting 0 s: {gone.message}"):
+        away_for_good(on, gone).run()
+
+    assert said_of_waiting(on) == []
+    assert [one.status for one in campaign_status(on.folder.path).experiments] == ["VALID", "pending"]
+
+
+@ways_to_be_away
+def test_waiting_ends_at_an_interruption(stage, gone):
     on = stage()
-    runner = outage(on, 1e9)
+    runner = away_for_good(on, gone)
     on.react = lambda event: runner.interrupt() if isinstance(event, events.Notice) else None
 
     with pytest.raises(CampaignInterruptedError, match="was interrupted"):
@@ -331,11 +354,16 @@ def test_waiting_ends_at_an_interruption(stage):
 
     assert len(said_of_waiting(on)) == 1
     assert not on.folder.final_folder(TWO).exists()
+    assert tried(on) == []
+
+
+def tried(on):
+    """Names of what lies among the attempts."""
+    return sorted(folder.name for folder in (on.folder.path / "attempts").iterdir())
 
 
 GONE_IMAGE = Finding(Severity.ERROR, "image", "localhost/w:1 is not in the store of a.", "Build it there.")
 NO_IMAGE = ImageError("replicas cannot start: ErrImagePull: manifest unknown.", advice="Check the image's name.")
-NO_REGISTRY = ImageError("replicas cannot start: ErrImagePull: no such host.", advice="Check it.", away=True)
 
 
 @pytest.mark.parametrize("where", ["preflight", "rehearsal", "deploy"])
@@ -353,23 +381,68 @@ def test_an_image_that_is_not_there_stops_the_campaign_and_writes_no_experiment_
     one, two = campaign_status(on.folder.path).experiments
     assert (one.status, one.attempts, two.status) == ("pending", 0, "pending")
     assert "manifest unknown" in one.note or "is not in the store" in one.note
+    assert tried(on) == []
 
     on.backend = FakeBackend()
     assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
     assert verify_campaign(on.folder.path).ok
 
 
-def test_a_registry_that_is_away_is_waited_for_and_no_attempt_is_counted(stage):
-    on = stage(limits=Limits(retries=0))
-    on.backend.deploy_errors = [None, *[NO_REGISTRY] * 5]
-    begun_s = on.clock.now_s()
+@pytest.mark.parametrize(("where", "step", "waited_s"), [("rehearsal", "preflight", 50), ("deploy", "deploy", 300)])
+def test_a_registry_that_is_away_is_waited_for_within_one_attempt_that_says_so(stage, where, step, waited_s):
+    on = stage(replicas=[1], limits=Limits(retries=0))
+    on.backend = FakeBackend(**{f"{where}_errors": [NO_REGISTRY] * 5})
+    notes = []
 
-    assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
+    def react(event):
+        if isinstance(event, events.Notice) and "waits up to" in event.message:
+            notes.append(campaign_status(on.folder.path).experiments[0].note)
 
-    assert on.clock.now_s() - begun_s >= 5 * 60
-    told = [event.message for event in on.events if isinstance(event, events.Notice) and "image" in event.message]
-    assert told == [f"{TWO} waits up to 3600 s for an image: {NO_REGISTRY.message}"]
-    assert campaign_status(on.folder.path).experiments[1].attempts == 1
+    on.react = react
+    assert on.runner().run().statuses == {ONE: Status.VALID}
+
+    assert said_of_waiting(on) == [
+        f"{ONE} waits up to 3600 s for what is away: {NO_REGISTRY.message}",
+        f"{ONE} goes on: what was away is back after {waited_s} s.",
+    ]
+    assert notes == [f"waits up to 3600 s for what is away: {NO_REGISTRY.message}"]
+    assert on.steps(ONE) == ["preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down"]
+    manifest, remark = on.manifest(ONE), f"waited {waited_s} s for what was away: {NO_REGISTRY.message}"
+    assert manifest.steps[step].reasons == [remark]
+    assert remark in [finding["message"] for finding in manifest.findings]
+    assert manifest.verdict.reasons == []
+    assert manifest.attempt == campaign_status(on.folder.path).experiments[0].attempts == 1
+    assert tried(on) == []
+
+
+def test_what_fails_after_it_was_waited_for_says_both(stage):
+    on = stage(replicas=[1], limits=Limits(retries=0))
+    on.backend.deploy_errors = [NO_REGISTRY, BackendError("out of memory.")]
+
+    assert on.runner().run().invalid == [ONE]
+
+    assert on.manifest(ONE).verdict.reasons == ["deploy: out of memory."]
+    waited = f"waited 60 s for what was away: {NO_REGISTRY.message}"
+    assert on.manifest(ONE).steps["deploy"].reasons == ["deploy: out of memory.", waited]
+
+
+class WithoutLoadPods(FakeBackend):
+    """The pods that send do not get their image, which is away at first."""
+
+    def load_pods(self, *_args, **_named):
+        raise NO_REGISTRY if len(self.deployments) == 1 else NO_IMAGE
+
+
+def test_replicas_whose_load_has_no_image_are_not_left_running(stage):
+    scenario = {"kind": "http", "rate": 10}
+    on = stage(workloads=[WorkloadSpec(name="tiny", factory="a:b", scenario=scenario)], replicas=[1])
+    on.backend = WithoutLoadPods()
+
+    with pytest.raises(ImageError):
+        on.runner().run()
+
+    assert [deployment.stopped for deployment in on.backend.deployments] == [True, True]
+    assert tried(on) == []
 
 
 @pytest.mark.parametrize("wait_s", [0, 90])
@@ -383,6 +456,9 @@ def test_a_registry_that_does_not_come_back_pauses_the_campaign(stage, wait_s):
     assert "go on with: harness resume" in caught.value.advice
     assert len(on.backend.deploy_errors) == (4 if wait_s == 0 else 2)
     assert not on.folder.final_folder(ONE).exists()
+    assert tried(on) == []
+    assert campaign_status(on.folder.path).experiments[0].attempts == 0
+    assert "pauses after waiting" in campaign_status(on.folder.path).experiments[0].note
 
 
 def test_what_preflight_warned_of_is_in_the_manifest(stage):
