@@ -3,6 +3,7 @@
 import pytest
 
 from harness.backends.kubernetes import backend
+from harness.campaign import events, experiment_run
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
@@ -44,11 +45,30 @@ def http(server, tmp_path):
     return create(tmp_path / "results", made, text="text", source="shipped:test"), spec
 
 
-def test_every_request_of_every_shard_is_in_the_result(http, driver):
+def test_every_request_of_every_shard_is_in_the_result_though_a_registry_was_away(http, driver, monkeypatch):
     folder, spec = http
-    assert CampaignRunner(folder, Trial(spec), gpus=FakeGpus).run().statuses
+    trial, said = Trial(spec), []
+    begin = trial.load_pods
+    monkeypatch.setattr(experiment_run, "WAIT_POLL_S", {"preflight": 0.0, "deploy": 0.0})
+
+    def begin_without_registry(*given, **named):
+        if not said:
+            driver.pull = ("RegistryUnavailable", "no such host")
+        return begin(*given, **named)
+
+    def hear(event):
+        if isinstance(event, events.Notice) and "away" in event.message:
+            said.append(event.message)
+            driver.pull = None
+
+    monkeypatch.setattr(trial, "load_pods", begin_without_registry)
+    assert CampaignRunner(folder, trial, gpus=FakeGpus, listener=hear).run().statuses
 
     (experiment,) = folder.path.glob("tiny_r2_*")
+    waits, goes_on = said
+    assert "waits up to 3600 s for what is away: replicas cannot start: RegistryUnavailable: no such host" in waits
+    assert "goes on: what was away is back after 0 s." in goes_on
+    assert list((folder.path / layout.ATTEMPTS).iterdir()) == []
     manifest, result = read_manifest(experiment), read_object(experiment / FILE_NAME)
     assert result["results"]["intended_per_s"] == 2 * RATE
     assert result["results"]["offered_per_s"] == pytest.approx(2 * RATE, rel=0.25), "of both shards"
