@@ -312,7 +312,7 @@ class Attempt:
         except (AwayError, ImageError):
             if self._deployment is not None:
                 self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
-                self._deployment = None
+                self._deployment, self.deaths = None, []
             with storage_errors(folder):
                 if folder.exists():
                     shutil.rmtree(folder)

@@ -445,6 +445,29 @@ def test_replicas_whose_load_has_no_image_are_not_left_running(stage):
     assert tried(on) == []
 
 
+class LosesAReplicaMeanwhile(FakeBackend):
+    """One dies while the pods that send wait for their image; they cannot be placed later."""
+
+    def load_pods(self, *_args, **_named):
+        if len(self.deployments) > 1:
+            raise BackendError("no room.")
+        self.deployments[0].die(0, at_s=1.0)
+        raise NO_REGISTRY
+
+
+def test_a_death_in_a_start_that_was_given_up_is_no_death_of_the_next(stage):
+    scenario = {"kind": "http", "rate": 10}
+    workload = WorkloadSpec(name="tiny", factory="a:b", scenario=scenario)
+    on = stage(workloads=[workload], replicas=[2], limits=Limits(retries=0))
+    on.backend = LosesAReplicaMeanwhile()
+    on.runner().run()
+
+    (experiment,) = on.folder.path.glob("tiny_r2_*")
+    reasons = read_manifest(experiment).verdict.reasons
+    assert "deploy: no room." in reasons
+    assert not [reason for reason in reasons if "killed by a test" in reason or "ended" in reason], reasons
+
+
 @pytest.mark.parametrize("wait_s", [0, 90])
 def test_a_registry_that_does_not_come_back_pauses_the_campaign(stage, wait_s):
     on = stage(limits=Limits(wait_s=wait_s))
