@@ -34,10 +34,6 @@ HARNESS = (
     "harness.campaign.runner",
     "harness.campaign.verify",
     "harness.cli.app",
-    "harness.cli.progress",
-    "harness.cli.node_progress",
-    "harness.node.runner",
-    "pyarrow.parquet",
 )
 
 
