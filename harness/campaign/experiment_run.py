@@ -326,8 +326,8 @@ class Attempt:
         self, experiment: ExperimentSpec, folder: Path, statuses: Sequence[Mapping[str, Any]]
     ) -> LoadProcess | LoadShards:
         """Have requests sent to replicas that make none themselves. See base.Send."""
-        shared, name = self.shared, self.shared.folder.path.name
-        return begin_load(shared.backend, experiment, folder, statuses, campaign_id=name, abort=self.abort)
+        backend, campaign_id = self.shared.backend, self.shared.folder.campaign_id
+        return begin_load(backend, experiment, folder, statuses, campaign_id=campaign_id, abort=self.abort)
 
     def _on_death(self, death: ReplicaDeath) -> None:
         """Called from the backend's thread."""

@@ -34,12 +34,12 @@ def run(tmp_path):
             limits={"retries": 0},
         )
         folders.append(create(tmp_path / "results", spec, text="x", source="shipped:test"))
-        CampaignRunner(folders[-1], LocalBackend(folders[-1].path.name)).run()
+        CampaignRunner(folders[-1], LocalBackend(folders[-1].campaign_id)).run()
         return folders[-1].path
 
     yield run_campaign
     for folder in folders:
-        assert marked(folder.path.name) == []
+        assert marked(folder.campaign_id) == []
 
 
 def manifests(folder):

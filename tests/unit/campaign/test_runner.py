@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.base import Finding, Severity
-from harness.campaign import events
+from harness.campaign import events, experiment_run
 from harness.campaign.folder import create, open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate, expand
@@ -443,6 +443,21 @@ def test_replicas_whose_load_has_no_image_are_not_left_running(stage):
 
     assert [deployment.stopped for deployment in on.backend.deployments] == [True, True]
     assert tried(on) == []
+
+
+def test_what_sends_carries_the_campaigns_own_mark(stage, monkeypatch):
+    marks = []
+
+    def begin_load(*_args, campaign_id, **_named):
+        marks.append(campaign_id)
+        raise BackendError("nobody sends.")
+
+    monkeypatch.setattr(experiment_run, "begin_load", begin_load)
+    scenario = {"kind": "http", "rate": 10}
+    on = stage(workloads=[WorkloadSpec(name="tiny", factory="a:b", scenario=scenario)], replicas=[1])
+    on.runner().run()
+
+    assert set(marks) == {on.folder.campaign_id}
 
 
 class LosesAReplicaMeanwhile(FakeBackend):
