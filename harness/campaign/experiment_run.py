@@ -141,14 +141,14 @@ class Attempt:
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
-        said = [sentence for name in WAIT_POLL_S if name in self.steps for sentence in self.steps[name].reasons]
+        failed = {failure.message for failure in self.failures}
+        said = [each for name in ("preflight", "deploy") if name in self.steps for each in self.steps[name].reasons]
         said += [self._stopping()["why"]] if self._stopping() else []
-        remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", sentence) for sentence in said]
+        remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", each) for each in said if each not in failed]
         open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
         data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
         clients = [*self._judge_scenario(), *self._judge_server()]
-        hostile = self._judge_hostile()
-        self.findings = [*hostile, *remarks, *data, *ignored_settings(self.statuses), *clients]
+        self.findings = [*self._judge_hostile(), *remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
             self.findings,
             failures=self.failures,
