@@ -1,5 +1,6 @@
 """Scenario http in a cluster: requests come from pods of it, whose logs become one."""
 
+import numpy as np
 import pytest
 
 from harness.backends.kubernetes import backend
@@ -14,7 +15,8 @@ from harness.metrics.prometheus.recording_target import Origin
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
-from harness.traffic.scenario_result import FILE_NAME
+from harness.traffic.figures import REQUEST
+from harness.traffic.scenario_result import FILE_NAME, LOAD_LOG
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.fake_metrics import FakeGpus
@@ -152,3 +154,5 @@ def test_a_pod_that_cannot_send_any_more_is_said(http, driver, monkeypatch):
     result = read_object(next(folder.path.glob("tiny_r2_*")) / FILE_NAME)
     assert result["validity"]["valid"] is False
     assert 0 < result["results"]["offered_per_s"] <= 1.25 * RATE, "of the other, which a busy machine starts late"
+    log = np.fromfile(next(folder.path.glob("tiny_r2_*")) / LOAD_LOG, dtype=REQUEST)
+    assert np.diff(np.sort(log["intended_ns"])) == pytest.approx(1e9 / RATE, rel=0.001), "and of the other every one"
