@@ -18,7 +18,7 @@
     │   ├── ReplicaDiedError     8   a replica ended by itself; carries its last log lines
     │   ├── ClusterError         8   the Kubernetes API was not reached, or refused
     │   ├── AwayError            8   what is needed may come back by itself: a campaign waits for it
-    │   └── ImageError           8   a pod's image cannot be had: the campaign stops before it writes off its experiments
+    │   └── ImageError           8   a pod's image cannot be had: what needs it is still to be run, and not written off
     ├── MetricsError             9   a metric could not be read
     │   ├── PrometheusError      9   the server refused, timed out or answered with an error
     │   │   └── PrometheusUnavailableError 9 it did not answer at all; asking again later may help
@@ -233,7 +233,7 @@ class AwayError(BackendError):
 
 
 class ImageError(BackendError):
-    """A pod's image cannot be had, so that no later experiment could run either."""
+    """A pod's image cannot be had, so that no experiment that needs it could run either."""
 
 
 class MetricsError(HarnessError):

@@ -76,6 +76,8 @@ class CampaignRunner:
         self._gpus = gpus
         self._interrupted = threading.Event()
         self._attempt: Attempt | None = None
+        self._left_out: list[str] = []
+        self._lacking: dict[tuple[str, str], ImageError] = {}
 
     def interrupt(self) -> None:
         """End as soon as the replicas have drained. Safe to call from a signal handler."""
@@ -92,7 +94,8 @@ class CampaignRunner:
         Raises:
             ConflictError: another harness holds the campaign.
             StorageError: the disk refuses; what is there stays.
-            ImageError: the image of a pod cannot be had; the experiment that needs it first and all later ones are still to be run.
+            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run, and where the plan
+                follows from the results, all later ones.
             CampaignInterruptedError: ``interrupt`` was called, SIGINT or SIGTERM came, or what is needed was away for too long.
         """
         with self._folder.lock():
@@ -111,6 +114,7 @@ class CampaignRunner:
             self._listener(events.Notice(sentence))
         surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
         statuses: dict[str, Status] = {}
+        position = 0
         begun = False
         for experiments in stages(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence))):
             found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
@@ -120,16 +124,16 @@ class CampaignRunner:
                 begun = True
             for experiment in experiments:
                 status = found[experiment.experiment_id]
-                position = len(statuses) + 1
+                position += 1
                 if status is None and out_of_time(self._folder):
                     continue
                 if status is None:
                     pending.remove(experiment)
-                    remaining_s = estimate(pending).total_s
-                    status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
-                    ended = events.ExperimentEnds(experiment.experiment_id, position, status, reasons, remaining_s)
-                    self._listener(ended)
-                statuses[experiment.experiment_id] = status
+                    status = self._status(experiment, position, estimate(pending).total_s, surroundings)
+                if status is not None:
+                    statuses[experiment.experiment_id] = status
+        if self._left_out:
+            raise self._lack_of_images() from next(iter(self._lacking.values()))
         journal.append("campaign-ends")
         return Outcome(statuses, explained(ladders(self._folder)) | self._victims(statuses))
 
@@ -172,6 +176,36 @@ class CampaignRunner:
         journal.append("set-aside", experiment=experiment.experiment_id, why=why, place=str(place))
         self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and does not count: {why}"))
 
+    def _status(
+        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
+    ) -> Status | None:
+        """Run it, and tell how it ended; None where an image that it needs cannot be had: what needs others is run."""
+        name = experiment.experiment_id
+        images = experiment.workload.name, experiment.condition_name  # which are those of all that have both alike
+        if images not in self._lacking:
+            try:
+                status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
+            except ImageError as error:
+                self._lacking[images] = error
+                self._listener(events.Notice(f"{name} cannot be run: {error.message}"))
+            else:
+                self._listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
+                return status
+        self._left_out.append(name)
+        if self._folder.spec.open_ended:
+            raise self._lack_of_images() from self._lacking[images]  # what to run next would follow from this one
+        return None
+
+    def _lack_of_images(self) -> ImageError:
+        """Names what is still to be run."""
+        later = f" and {len(self._left_out) - 1} more" if len(self._left_out) > 1 else ""
+        causes = " ".join(dict.fromkeys(error.message for error in self._lacking.values()))
+        advice = " ".join(dict.fromkeys(error.advice for error in self._lacking.values()))
+        return ImageError(
+            f"the campaign {self._folder.path} has still to run {self._left_out[0]}{later}: {causes}",
+            advice=f"{advice} Then go on with: harness resume {self._folder.path}",
+        )
+
     def _experiment(
         self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
     ) -> tuple[Status, Sequence[str]]:
@@ -182,7 +216,7 @@ class CampaignRunner:
             self._attempt = attempt
             if self._interrupted.is_set():
                 raise self._interruption()
-            self._measure(attempt)
+            attempt.measure()
             if self._interrupted.is_set():
                 raise self._interruption()
             if attempt.storage_error is not None:
@@ -203,15 +237,6 @@ class CampaignRunner:
                 self._set_aside(experiment, surroundings.journal, attempt.failures[-1].message)
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
-
-    def _measure(self, attempt: Attempt) -> None:
-        try:
-            attempt.measure()
-        except ImageError as error:
-            raise ImageError(
-                f"the campaign {self._folder.path} stops at {attempt.experiment.experiment_id}: {error.message}",
-                advice=f"{error.advice} Then go on with: harness resume {self._folder.path}",
-            ) from error
 
     def _interruption(self) -> CampaignInterruptedError:
         return CampaignInterruptedError(

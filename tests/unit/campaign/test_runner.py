@@ -373,7 +373,9 @@ def test_an_image_that_is_not_there_stops_the_campaign_and_writes_no_experiment_
     on.backend.rehearsal = NO_IMAGE if where == "rehearsal" else []
     on.backend.deploy_errors = [NO_IMAGE] if where == "deploy" else []
 
-    with pytest.raises(ImageError, match=rf"stops at {ONE}: .*(manifest unknown|is not in the store)") as caught:
+    with pytest.raises(
+        ImageError, match=rf"has still to run {ONE} and 1 more: .*(manifest unknown|is not in the store)"
+    ) as caught:
         on.runner().run()
 
     assert caught.value.exit_code == BackendError.exit_code
@@ -386,6 +388,56 @@ def test_an_image_that_is_not_there_stops_the_campaign_and_writes_no_experiment_
     on.backend = FakeBackend()
     assert on.runner().run().statuses == {ONE: Status.VALID, TWO: Status.VALID}
     assert verify_campaign(on.folder.path).ok
+
+
+class LacksOneImage(FakeBackend):
+    """Nobody has the image of the workload `gone`, nor that of a neighbour."""
+
+    def deploy(self, experiment, *args, **named):
+        if experiment.workload.name == "gone" or experiment.neighbours:
+            raise NO_IMAGE
+        return super().deploy(experiment, *args, **named)
+
+
+def test_what_needs_other_images_is_run_where_one_is_not_there(stage):
+    workloads = [WorkloadSpec(name=name, factory="a:b") for name in ("gone", "tiny")]
+    on = stage(workloads=workloads, conditions=[ConditionSpec(name="alone"), BESIDE], replicas=[1, 2])
+    on.backend = LacksOneImage()
+
+    with pytest.raises(ImageError) as caught:
+        on.runner().run()
+
+    one, two = (f"tiny_r{replicas}_time-slicing_alone_rep1" for replicas in (1, 2))
+    found = {each.experiment_id: each.status for each in campaign_status(on.folder.path).experiments}
+    assert {name for name, status in found.items() if status == "VALID"} == {one, two}
+    assert set(found.values()) == {"VALID", "pending"}
+    first, *others = [name for name, status in found.items() if status == "pending"]
+    cause = f"has still to run {first} and {len(others)} more: {NO_IMAGE.message}"
+    assert caught.value.message == f"the campaign {on.folder.path} {cause}"
+    assert caught.value.advice == f"{NO_IMAGE.advice} Then go on with: harness resume {on.folder.path}"
+    begun = [event for event in on.events if isinstance(event, events.StepBegins) and event.step == "deploy"]
+    assert [
+        event.experiment_id for event in begun if "gone_r2" in event.experiment_id
+    ] == []  # as gone_r1, which failed
+    assert [event.number for event in begun] == [list(found).index(event.experiment_id) + 1 for event in begun]
+    said = [event.message for event in on.events if isinstance(event, events.Notice)]
+    assert f"{first} cannot be run: {NO_IMAGE.message}" in said
+
+    on.backend = FakeBackend()
+    assert set(on.runner().run().statuses.values()) == {Status.VALID}
+    assert len(on.backend.deployments) == len(found) - 2
+    assert verify_campaign(on.folder.path).ok
+
+
+def test_a_plan_that_follows_from_its_results_stops_at_the_first_image_that_is_not_there(stage):
+    workloads = [WorkloadSpec(name=name, factory="a:b") for name in ("gone", "tiny")]
+    on = stage(workloads=workloads, repeats={"until_known": {}}, order="interleaved")
+    on.backend = LacksOneImage()
+
+    with pytest.raises(ImageError, match=r"has still to run gone_r1_time-slicing_rep1: .*manifest unknown"):
+        on.runner().run()
+
+    assert on.backend.deployments == []
 
 
 @pytest.mark.parametrize(("where", "step", "waited_s"), [("rehearsal", "preflight", 50), ("deploy", "deploy", 300)])
