@@ -95,7 +95,7 @@ class Experiment:
             return self._tidy(pd.read_parquet(path), _SAMPLES)
 
     def latencies(self) -> pd.DataFrame:
-        """Every single request: ``series`` (the replica), ``start``, ``latency_s``, ``recorded``.
+        """Every single request: ``series`` (the replica), ``start``, ``latency_s``, ``recorded``; of the logs that are there.
 
         ``recorded`` says whether it ended within the recording; only those enter the figures. Raises StorageError,
         ResultsPathError.

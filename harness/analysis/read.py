@@ -19,7 +19,7 @@ from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
-from harness.results.layout import CAMPAIGN_JSON, STATE, TELEMETRY, metric_files
+from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -112,19 +112,28 @@ class ExperimentData:
             raise NotMeasuredError(f"{metric} has no series {name}")
         return table[name]
 
+    def latency_logs(self) -> list[Path]:
+        """The logs of all replicas. Raises NotMeasuredError when one is not there: the others are not the experiment."""
+        listed = [name for name in self.manifest.files if name.startswith(f"{LATENCIES}/")]
+        missing = sum(not (self.folder / name).is_file() for name in listed)
+        if missing:
+            found = f"only {len(listed) - missing}" if missing < len(listed) else "none"
+            raise NotMeasuredError(f"{found} of {len(listed)} latency logs in this copy")
+        paths = latencies.kept(self.folder)
+        if not paths:
+            raise NotMeasuredError("the replicas wrote no latency log")
+        return paths
+
     def replica_latencies_s(self) -> list[Floats]:
         """Latencies, in seconds, of the requests that ended within the recording; one array per replica.
 
         By their end, as the recorder counts them: where requests queue, many begin long before they are answered.
-        Raises NotMeasuredError when no latency log was kept.
+        Raises NotMeasuredError when a latency log is not there.
         """
-        paths = latencies.kept(self.folder)
-        if not paths:
-            raise NotMeasuredError("the replicas wrote no latency log")
         begin_ns = round(self.manifest.start_s * _NS)
         end_ns = begin_ns + round(self.duration_s * _NS)
         found = []
-        for path in paths:
+        for path in self.latency_logs():
             records = latencies.read(path)
             ends_ns = latencies.ended_ns(records)
             inside = (ends_ns >= begin_ns) & (ends_ns < end_ns)

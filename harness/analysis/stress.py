@@ -403,9 +403,9 @@ def _each(runs: Sequence[Run], name: str) -> list[float]:
 
 def _figures(data: ExperimentData) -> dict[str, Estimate]:
     """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
-    paths = latencies.kept(data.folder)
-    if not paths or data.duration_s <= 0:
-        raise NotMeasuredError("the replicas wrote no latency log")
+    paths = data.latency_logs()
+    if data.duration_s <= 0:
+        raise NotMeasuredError("nothing was recorded")
     records = np.concatenate([latencies.read(path) for path in paths])
     starts_s = records["start_ns"] / _NS - data.manifest.start_s
     latencies_s = records["latency_ns"] / _NS

@@ -14,7 +14,7 @@ from harness.analysis.measures import MEASURES, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
+from harness.results import FileEntry, Status, atomic_write, finalise, latencies, read_manifest
 from harness.results.files import sha256_of
 from harness.results.layout import metric_files
 from tests.unit.results.synthetic import (
@@ -254,12 +254,21 @@ def test_a_damaged_experiment_is_not_used(copy: Path) -> None:
 
 
 def test_latencies_left_behind_cost_the_percentiles_only(copy: Path) -> None:
-    for latencies in copy.glob("*/latencies"):
-        shutil.rmtree(latencies)
+    for folder in copy.glob("*/latencies"):
+        shutil.rmtree(folder)
     found = analyse(copy)
     assert not any(experiment.damage for experiment in found.experiments)
-    assert "latency log" in cell(found, 1).absent["latency_p50_exact"]
+    assert cell(found, 1).absent["latency_p50_exact"] == "none of 1 latency logs in this copy"
     assert cell(found, 1).estimates["throughput"].n == 3
+
+
+def test_percentiles_of_some_replicas_are_none_of_the_experiment(copy: Path) -> None:
+    experiment = copy / "resnet50_r3_time-slicing_rep1"
+    latencies.kept(experiment)[0].unlink()
+    found = measure(read_experiment(experiment))
+    assert "latency_p99_exact" not in found.figures
+    assert found.absent["latency_p99_exact"] == "only 2 of 3 latency logs in this copy"
+    assert cell(analyse(copy), 3).estimates["latency_p99_exact"].n == 2
 
 
 def test_what_is_missing_is_said_with_how_far_it_came(tmp_path: Path) -> None:
