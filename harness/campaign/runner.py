@@ -76,7 +76,6 @@ class CampaignRunner:
         self._gpus = gpus
         self._interrupted = threading.Event()
         self._attempt: Attempt | None = None
-        self._left_out: list[str] = []
         self._lacking: dict[tuple[str, str], ImageError] = {}
 
     def interrupt(self) -> None:
@@ -94,8 +93,8 @@ class CampaignRunner:
         Raises:
             ConflictError: another harness holds the campaign.
             StorageError: the disk refuses; what is there stays.
-            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run, and where the plan
-                follows from the results, all later ones.
+            ImageError: the image of a pod cannot be had; the experiments that need it are still to be run, and what follows
+                from their results.
             CampaignInterruptedError: ``interrupt`` was called, SIGINT or SIGTERM came, or what is needed was away for too long.
         """
         with self._folder.lock():
@@ -132,8 +131,7 @@ class CampaignRunner:
                     status = self._status(experiment, position, estimate(pending).total_s, surroundings)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
-        if self._left_out:
-            raise self._lack_of_images() from next(iter(self._lacking.values()))
+            self._refuse_lack([each for each in experiments if each.experiment_id not in statuses])
         journal.append("campaign-ends")
         return Outcome(statuses, explained(ladders(self._folder)) | self._victims(statuses))
 
@@ -181,30 +179,30 @@ class CampaignRunner:
     ) -> Status | None:
         """Run it, and tell how it ended; None where an image that it needs cannot be had: what needs others is run."""
         name = experiment.experiment_id
-        images = experiment.workload.name, experiment.condition_name  # which are those of all that have both alike
-        if images not in self._lacking:
-            try:
-                status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
-            except ImageError as error:
-                self._lacking[images] = error
-                self._listener(events.Notice(f"{name} cannot be run: {error.message}"))
-            else:
-                self._listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
-                return status
-        self._left_out.append(name)
-        if self._folder.spec.open_ended:
-            raise self._lack_of_images() from self._lacking[images]  # what to run next would follow from this one
-        return None
+        if _images(experiment) in self._lacking:
+            return None
+        try:
+            status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
+        except ImageError as error:
+            self._lacking[_images(experiment)] = error
+            self._listener(events.Notice(f"{name} cannot be run: {error.message}"))
+            return None
+        self._listener(events.ExperimentEnds(name, position, status, reasons, remaining_s))
+        return status
 
-    def _lack_of_images(self) -> ImageError:
-        """Names what is still to be run."""
-        later = f" and {len(self._left_out) - 1} more" if len(self._left_out) > 1 else ""
-        causes = " ".join(dict.fromkeys(error.message for error in self._lacking.values()))
-        advice = " ".join(dict.fromkeys(error.advice for error in self._lacking.values()))
-        return ImageError(
-            f"the campaign {self._folder.path} has still to run {self._left_out[0]}{later}: {causes}",
+    def _refuse_lack(self, unfinished: Sequence[ExperimentSpec]) -> None:
+        """Raise ImageError where some of them lack an image; it names what is still to be run."""
+        left_out = [each.experiment_id for each in unfinished if _images(each) in self._lacking]
+        if not left_out:
+            return
+        errors = list(self._lacking.values())
+        later = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        causes = " ".join(dict.fromkeys(error.message for error in errors))
+        advice = " ".join(dict.fromkeys(error.advice for error in errors))
+        raise ImageError(
+            f"the campaign {self._folder.path} has still to run {left_out[0]}{later}: {causes}",
             advice=f"{advice} Then go on with: harness resume {self._folder.path}",
-        )
+        ) from errors[0]
 
     def _experiment(
         self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
@@ -265,6 +263,11 @@ class CampaignRunner:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+
+
+def _images(experiment: ExperimentSpec) -> tuple[str, str]:
+    """What decides which images an experiment needs: names of its workload and of its condition."""
+    return experiment.workload.name, experiment.condition_name
 
 
 def _wants_retry(attempt: Attempt, verdict: Verdict) -> bool:
