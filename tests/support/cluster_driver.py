@@ -42,9 +42,15 @@ MPS_DAEMON = "mps-control-daemon"
 
 
 def own_address() -> str:
-    """An address of this machine that is no loopback: an API server hands nothing on to loopback."""
+    """An address of this machine that is no loopback, to which a real API server hands nothing on.
+
+    A machine without a network has loopback only, with which the fake API server does.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("198.51.100.1", 9))  # nothing is sent
+        try:
+            probe.connect(("198.51.100.1", 9))  # nothing is sent
+        except OSError:
+            return "127.0.0.1"
         return probe.getsockname()[0]
 
 
