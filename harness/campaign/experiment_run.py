@@ -39,8 +39,7 @@ from harness.errors import (
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.quality import Finding, Severity
-from harness.metrics.scrape import Missing
-from harness.metrics.sources import GpuSource
+from harness.metrics.sources import GpuSource, hottest_celsius
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
@@ -65,6 +64,7 @@ class Surroundings:
     Attributes:
         gpus: whose temperature ends a cool-down.
         rehearsed: the backend has rehearsed in this run; set by the first attempt that did.
+        interrupted: set by whoever wants the campaign to end; it ends every wait, which a death does not.
     """
 
     folder: CampaignFolder
@@ -74,6 +74,7 @@ class Surroundings:
     listener: Listener
     gpus: Callable[[], GpuSource] = NvmlGpus
     rehearsed: bool = False
+    interrupted: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(slots=True)
@@ -84,7 +85,7 @@ class Attempt:
         remaining_after_s: phases of the campaign's later experiments, seconds.
         failures: of the steps that failed, in order.
         remarks: what the current step noticed without failing; kept with it in the manifest.
-        abort: set by a death that ends the attempt, or by an interruption.
+        abort: ends a start or a recording; set by a death that ends the attempt, or by an interruption.
     """
 
     experiment: ExperimentSpec
@@ -246,7 +247,7 @@ class Attempt:
                         f"the campaign {path} pauses after waiting {now_s - since_s:.0f} s: {error.message}",
                         advice=f"{error.advice} When it is back, go on with: harness resume {path}".lstrip(),
                     ) from error
-                if clock.wait_until(min(now_s + WAIT_POLL_S[step], since_s + limit_s), self.abort):
+                if clock.wait_until(min(now_s + WAIT_POLL_S[step], since_s + limit_s), self.shared.interrupted):
                     raise  # the runner says that it was interrupted
                 waited_s = clock.now_s() - since_s
                 self.remarks = [f"waited {waited_s:.0f} s for what was away: {error.message}"]
@@ -313,6 +314,9 @@ class Attempt:
             if self._deployment is not None:
                 self._deployment.stop(timeout_s=self.experiment.drain_timeout_s)
                 self._deployment, self.deaths = None, []
+                self.abort.clear()  # a death in what was given up ends nothing else
+                if self.shared.interrupted.is_set():
+                    self.abort.set()
             with storage_errors(folder):
                 if folder.exists():
                     shutil.rmtree(folder)
@@ -416,8 +420,7 @@ class Attempt:
         return BackendError(f"interrupted {when}.")
 
     def _clean_up(self) -> None:
-        if self._deployment is None:
-            return
+        assert self._deployment is not None  # noqa: S101 - measure calls it only then
         if self._load is not None:  # before the servers go: what it cannot send is no error of theirs
             self.unclean_ends += self._load.stop()
         self._ask(self._deployment)
@@ -479,22 +482,16 @@ class Attempt:
             raise VerificationError(f"{problem.path}: {problem.message}", advice="Check the disk (dmesg, smartctl).")
 
     def _cool_down(self) -> None:
-        timing, clock = self.experiment.timing, self.shared.clock
+        timing, clock, interrupted = self.experiment.timing, self.shared.clock, self.shared.interrupted
         deadline_s = self.ended_s + timing.cooldown_s
         if timing.cooldown_gpu_celsius is None:
-            clock.wait_until(deadline_s, self.abort)
+            clock.wait_until(deadline_s, interrupted)
             return
         with closing(self.shared.gpus()) as gpus:
             while clock.now_s() < deadline_s and self._hottest(gpus) > timing.cooldown_gpu_celsius:
-                if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), self.abort):
+                if clock.wait_until(min(clock.now_s() + COOLDOWN_POLL_S, deadline_s), interrupted):
                     return
 
     def _hottest(self, gpus: GpuSource) -> float:
         there = self._deployment.hottest_celsius() if self._deployment else None
-        return _hottest(gpus) if there is None else there
-
-
-def _hottest(gpus: GpuSource) -> float:
-    """Temperature of the hottest device in degrees Celsius; one that does not tell counts as hot."""
-    readings = [usage.gauges["temperature_celsius"] for usage in gpus.read()]
-    return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)
+        return hottest_celsius(gpus.read()) if there is None else there

@@ -111,7 +111,15 @@ class CampaignRunner:
         journal.append("campaign-begins")
         for sentence in self._backend.sweep():
             self._listener(events.Notice(sentence))
-        surroundings = Surroundings(self._folder, self._backend, self._clock, journal, self._listener, self._gpus)
+        surroundings = Surroundings(
+            self._folder,
+            self._backend,
+            self._clock,
+            journal,
+            self._listener,
+            self._gpus,
+            interrupted=self._interrupted,
+        )
         statuses: dict[str, Status] = {}
         position = 0
         begun = False

@@ -38,15 +38,32 @@ def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnaly
     if best:
         output.table(*goodput.table(best))
     if analysis is not None:
-        show(analysis)
+        show(analysis, told=sentences)
 
 
-def show(analysis: CampaignAnalysis) -> None:
-    """Print the figures, a line per workload, sharing mode, replica count and condition."""
+def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
+    """Print what the report begins with, and a line of figures per workload, sharing mode, replica count and condition.
+
+    Args:
+        analysis: of the campaign.
+        told: sentences that have been printed already.
+    """
+    from harness.analysis.goodput import bests
+    from harness.analysis.headline import concerns, headline
+    from harness.analysis.interference import interference
+
+    for sentence in headline(analysis, bests(analysis.spec, analysis.ladders), interference(analysis)):
+        if sentence not in told:
+            output.sentence(sentence)
+    if analysis.cells:
+        _table(analysis)
+    if weak := concerns(analysis):
+        output.sentence(f"Before you use it: {'; '.join(weak)}.")
+
+
+def _table(analysis: CampaignAnalysis) -> None:
     from harness.analysis.format import DASH, number, with_interval
 
-    if not analysis.cells:
-        return
     conditions = any(cell.condition for cell in analysis.cells)
     energies = any("energy" in cell.estimates for cell in analysis.cells)
     rows = []

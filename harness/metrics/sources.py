@@ -7,7 +7,8 @@ Every source has one real implementation here in the package and one fake in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -58,6 +59,12 @@ class GpuUsage:
 
     gauges: Mapping[str, float | Missing]
     process_memory_bytes: Mapping[int, int] | Missing
+
+
+def hottest_celsius(devices: Iterable[GpuUsage]) -> float:
+    """Temperature of the hottest of them; infinite where there is none, or one does not tell."""
+    readings = [device.gauges["temperature_celsius"] for device in devices]
+    return max((math.inf if isinstance(reading, Missing) else reading for reading in readings), default=math.inf)
 
 
 class ReplicaSource(Protocol):

@@ -517,21 +517,30 @@ def test_what_sends_carries_the_campaigns_own_mark(stage, monkeypatch):
     assert set(marks) == {on.folder.campaign_id}
 
 
-class LosesAReplicaMeanwhile(FakeBackend):
-    """One dies while the pods that send wait for their image; they cannot be placed later."""
+class LosesReplicasMeanwhile(FakeBackend):
+    """Some die while the pods that send wait for their image; they cannot be placed later."""
+
+    def __init__(self, dying):
+        super().__init__()
+        self._dying = dying
 
     def load_pods(self, *_args, **_named):
         if len(self.deployments) > 1:
             raise BackendError("no room.")
-        self.deployments[0].die(0, at_s=1.0)
+        for index in self._dying:
+            self.deployments[0].die(index, at_s=1.0)
         raise NO_REGISTRY
 
 
-def test_a_death_in_a_start_that_was_given_up_is_no_death_of_the_next(stage):
+@pytest.mark.parametrize(
+    ("dying", "wanted"),
+    [([0], OnReplicaDeath.DEGRADE), ([0, 1], OnReplicaDeath.DEGRADE), ([0], OnReplicaDeath.RETRY)],
+)
+def test_a_death_in_a_start_that_was_given_up_is_no_death_of_the_next_and_ends_no_wait(stage, dying, wanted):
     scenario = {"kind": "http", "rate": 10}
     workload = WorkloadSpec(name="tiny", factory="a:b", scenario=scenario)
-    on = stage(workloads=[workload], replicas=[2], limits=Limits(retries=0))
-    on.backend = LosesAReplicaMeanwhile()
+    on = stage(workloads=[workload], replicas=[2], limits=Limits(retries=0, on_replica_death=wanted))
+    on.backend = LosesReplicasMeanwhile(dying)
     on.runner().run()
 
     (experiment,) = on.folder.path.glob("tiny_r2_*")
@@ -767,6 +776,18 @@ def test_a_cool_down_ends_when_the_gpus_are_cool_or_its_time_is_over(stage, cels
 
     cool_down = next(e for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down")
     assert cool_down.seconds == pytest.approx(rest_s, abs=1.5)
+
+
+@pytest.mark.parametrize("celsius", [None, 20])
+def test_a_death_cuts_no_cool_down_short(stage, celsius):
+    timing = TIMING.model_copy(update={"cooldown_gpu_celsius": celsius})
+    on = stage(replicas=[1], timing=timing, limits=Limits(retries=1))
+    die_at(on, 5)
+
+    on.runner(gpus=lambda: FakeGpus(1)).run()
+
+    rests = [e.seconds for e in on.events if isinstance(e, events.StepEnds) and e.step == "cool-down"]
+    assert rests == [pytest.approx(TIMING.cooldown_s, abs=1.5)] * 2
 
 
 def test_gpus_of_other_machines_end_a_cool_down_by_what_the_backend_knows(stage):

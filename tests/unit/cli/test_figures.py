@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from harness.analysis import report
 from harness.analysis.campaign import analyse
+from harness.analysis.headline import concerns, headline
 from harness.campaign.gate import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
@@ -38,7 +39,34 @@ def shown(analysis, capsys, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
     figures.show(analysis)
     said = capsys.readouterr()
-    return said.out.splitlines(), said.err
+    return [line for line in said.out.splitlines() if line not in around(analysis)], said.err
+
+
+def around(analysis):
+    """What is said before the table, and after it."""
+    answer = headline(analysis, [], None)
+    assert answer
+    return [*answer, f"Before you use it: {'; '.join(concerns(analysis))}."]
+
+
+def test_the_answer_comes_before_the_table_and_what_weakens_it_after(analysis, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    *answer, weak = around(analysis)
+    figures.show(analysis)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[: len(answer)] == answer
+    assert lines[len(answer)].startswith("workload ")
+    assert lines[-1] == weak
+    assert "1 of 7 runs are INVALID and left out" in weak
+
+    figures.show(analysis, told=answer)
+    assert capsys.readouterr().out.startswith("workload "), "nothing is said twice"
+
+
+def test_without_a_whole_run_it_says_why_there_is_no_table(analysis, capsys):
+    damaged = [replace(each, damage=["throughput.csv: its sum differs"]) for each in analysis.experiments]
+    figures.show(replace(analysis, experiments=damaged, cells=[]))
+    assert capsys.readouterr().out.startswith("Before you use it: ")
 
 
 def test_the_table_has_a_line_per_cell_with_its_figures_and_verdict(analysis, capsys, monkeypatch):
@@ -179,11 +207,12 @@ def test_report_prints_the_figures_then_its_path_and_json_has_the_same(analysis,
     plain = CliRunner().invoke(app, ["report", folder]).stdout.splitlines()
     document = json.loads(CliRunner().invoke(app, ["report", folder, "--json"]).stdout)
 
-    assert plain[0].startswith("workload ")
     assert "\033" not in "".join(plain)
     assert plain[-1] == f"report: {document['report']}" == f"report: {folder}/report.html"
     assert len(written) == 2
-    for cell, line in zip(document["figures"], plain[1:-1], strict=True):
+    header, *lines = [line for line in plain[:-1] if line not in around(analysis)]
+    assert header.startswith("workload ")
+    for cell, line in zip(document["figures"], lines, strict=True):
         assert [cell["workload"], cell["sharing"], str(cell["replicas"])] == line.split()[:3]
         assert cell["verdict"] == line.split()[-1]
         measures = cell["measures"]
@@ -200,7 +229,8 @@ def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analy
 
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")
-    assert [line.split()[0] for line in lines] == (["workload", *["resnet50"] * 4] if wanted else [])
+    table = [line.split()[0] for line in lines if line not in around(analysis)]
+    assert table == (["workload", *["resnet50"] * 4] if wanted else [])
     assert len(written) == wanted
 
 

@@ -61,7 +61,7 @@ def test_children_count_while_they_run_and_after(spawn):
     ended = trees.read()[0]
     assert isinstance(running, ProcessUsage)
     assert isinstance(ended, ProcessUsage)
-    assert running.cpu_s > 0.2
+    assert running.cpu_s > 0.15  # the parent alone has used a few hundredths; readings are in ticks of 10 ms
     assert ended.cpu_s >= running.cpu_s - 0.05  # its time has passed on to its parent
     assert ended.memory_bytes < running.memory_bytes
     assert trees.pids(0) == {parent.pid}
