@@ -41,6 +41,7 @@ from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
+from harness.errors import counted
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
@@ -228,7 +229,9 @@ def _entry(cell: Cell, name: str) -> Entry:
     if name in _RATIOS:
         spread = ratio_interval(estimate)
     state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
-    small = tuple(part for part in (spread, state) if part)
+    fewer = name in cell.estimates and estimate.n < len(cell.used)
+    runs = f"of {counted(estimate.n, 'run')}" if fewer else ""
+    small = tuple(part for part in (spread, state, runs) if part)
     return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small, value=estimate.mean)
 
 

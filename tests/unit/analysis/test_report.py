@@ -18,7 +18,7 @@ from harness.analysis.measures import MEASURES
 from harness.analysis.narrative import answers, caveats
 from harness.analysis.report import report_of, write_report
 from harness.errors import HarnessError, ResultsPathError
-from harness.results import Manifest, Status
+from harness.results import Manifest, Status, latencies
 from harness.results.files import sha256_of
 from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
 
@@ -274,6 +274,14 @@ def test_many_degraded_runs_take_one_sentence(tmp_path: Path) -> None:
     write_campaign(tmp_path, replicas=[1], repeats=6, shape=degraded)
     (sentence,) = [sentence for sentence in caveats(analyse(tmp_path)) if "DEGRADED" in sentence]
     assert sentence.startswith("6 of 6 experiments are DEGRADED")
+
+
+def test_a_figure_of_fewer_runs_than_the_line_says_of_how_many_it_is(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "some", replicas=[1], repeats=3, shape=Shape(record_s=4))
+    latencies.kept(folder / "resnet50_r1_time-slicing_rep2")[0].unlink()
+    (cell,) = analyse(folder).cells
+    assert report._entry(cell, "latency_p99_exact").small[-1] == "of 2 runs"
+    assert len(report._entry(cell, "throughput").small) == 1
 
 
 def test_a_ratio_shows_its_whole_interval(folder: Path) -> None:
