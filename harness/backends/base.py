@@ -88,11 +88,16 @@ class ReplicaDeath:
         out_of_memory = self.exit_code == OUT_OF_MEMORY or self.reason == "OOMKilled"
         return ReasonCode.OUT_OF_MEMORY if out_of_memory else ReasonCode.REPLICA_DIED
 
-    def __str__(self) -> str:
-        said = " | ".join(self.last_lines) or "it printed nothing"
+    @property
+    def brief(self) -> str:
+        """Who ended, and how."""
         whose = f" of the neighbour {self.neighbour}" if self.neighbour else ""
         server = "the server of " if self.of_server else ""
-        return f"{server}replica {self.replica}{whose} {self._how()}; last lines: {said}"
+        return f"{server}replica {self.replica}{whose} {self._how()}"
+
+    def __str__(self) -> str:
+        """The same, with what it said last."""
+        return f"{self.brief}; last lines: {' | '.join(self.last_lines) or 'it printed nothing'}"
 
     def _how(self) -> str:
         if self.exit_code is None:

@@ -415,7 +415,7 @@ class Attempt:
 
     def _aborted(self, when: str) -> BackendError:
         if self.deaths:
-            said = "; ".join(str(death) for death in self.deaths)
+            said = "; ".join(death.brief for death in self.deaths)  # each is told with its last lines by itself
             return BackendError(f"stopped {when}: {said}.", code=self.deaths[0].code)
         return BackendError(f"interrupted {when}.")
 

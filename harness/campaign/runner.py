@@ -229,9 +229,7 @@ class CampaignRunner:
                 raise attempt.storage_error
             verdict = attempt.judge()
             if tries_left and _wants_retry(attempt, verdict):
-                self._listener(
-                    events.Notice(f"{experiment.experiment_id} is tried again: {'; '.join(verdict.reasons)}")
-                )
+                self._listener(events.Notice(f"{experiment.experiment_id} is tried again: {' '.join(verdict.reasons)}"))
             elif attempt.publish(verdict):
                 attempt.cool_down()
                 if self._interrupted.is_set():

@@ -31,6 +31,8 @@ COUNT_SLACK = 0.01
 ACTIVE_SHARE = "active_share"
 STALL_SHARE = 0.10
 """A replica that serves nothing in this last share of the recording had stopped."""
+TELLING_VALUES = 2
+"""A counter begins at 0 with the recording: its first value says nothing of what was served."""
 REQUESTS_PER_WINDOW = 10
 """With fewer requests in a tenth of the recording, one more or less looks like a change of speed."""
 WINDOW_ADVICE = "Requests take longer than the window: raise rate_window_s or step_s."
@@ -268,21 +270,14 @@ def _replicas(
 
     Who is asked at times of its own may rest where few requests are due; what was asked and never answered is judged as such.
     """
-    totals = experiment.metrics.get("total_count")
-    if not totals:
-        return
-    measured = [f"replica-{replica}" for replica in range(experiment.replicas)]
-    beside = [
-        name
-        for name in totals
-        if neighbour_of(name) not in {"", *waiting} and series_name(POOLED, neighbour_of(name)) != name
-    ]
-    idle, stopped = [], []
-    for name in [*measured, *beside]:
-        series = totals.get(name)
-        values = series.values if series is not None else np.empty(0)
+    counts = _counts_of_replicas(experiment, waiting)
+    measured = {name for name in counts if not neighbour_of(name)}
+    idle, unknown, stopped = [], [], []
+    for name, values in counts.items():
         served = values[~np.isnan(values)]
-        if not len(served) or served.max() == 0:
+        if len(served) < TELLING_VALUES and not served.any():
+            unknown.append(name)
+        elif served.max() == 0:
             idle.append(name)
         elif neighbour_of(name) in bursty or (
             open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
@@ -291,15 +286,34 @@ def _replicas(
         elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
             stopped.append(name)
     advice = "Look at the replica's log; run the experiment again."
-    if set(measured) <= set(idle):
-        message = "No replica served a single request while recording."
-        yield Finding(Severity.INVALID, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
-    elif idle:
-        message = f"{', '.join(idle)} served no request while recording."
-        yield Finding(Severity.DEGRADED, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
+    nothing = Severity.INVALID if measured <= {*idle, *unknown} else Severity.DEGRADED
+    if unknown:
+        message = (
+            f"Whether {', '.join(unknown)} served requests while recording is not known: "
+            f"total_count has fewer than {TELLING_VALUES} values of each."
+        )
+        yield Finding(nothing, ReasonCode.NO_VALUE, "total_count", message, advice)
+    if idle:
+        all_idle = "No replica served a single request while recording."
+        message = all_idle if measured <= {*idle} else f"{', '.join(idle)} served no request while recording."
+        yield Finding(nothing, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
     if stopped:
         message = f"{', '.join(stopped)} served nothing in the last {STALL_SHARE:.0%} of the recording."
         yield Finding(Severity.DEGRADED, ReasonCode.STALLED_REPLICA, "total_count", message, advice)
+
+
+def _counts_of_replicas(experiment: ExperimentColumns, waiting: Collection[str]) -> dict[str, np.ndarray]:
+    """The counter of every measured replica, and of every neighbour's but those that wait; nothing where it was not asked for."""
+    totals = experiment.metrics.get("total_count")
+    if not totals:
+        return {}
+    measured = [f"replica-{replica}" for replica in range(experiment.replicas)]
+    beside = [
+        name
+        for name in totals
+        if neighbour_of(name) not in {"", *waiting} and series_name(POOLED, neighbour_of(name)) != name
+    ]
+    return {name: totals[name].values if name in totals else np.empty(0) for name in [*measured, *beside]}
 
 
 def _growth(values: np.ndarray) -> float:

@@ -10,14 +10,14 @@ import psutil
 import pytest
 
 from harness.backends.kubernetes import deployment as deployment_module
-from harness.backends.kubernetes import objects, pod_monitor
+from harness.backends.kubernetes import nodes, objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.traffic.figures import Window, of_replicas
-from tests.support.cluster_driver import ClusterDriver
+from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually
 
@@ -241,6 +241,7 @@ def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
 
     held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
     assert notices == [held]
+    wait_for(lambda: any(nodes.withdrawn(node, GPU) for node in deployment._watchman._nodes.objects), SEEN_WITHIN_S)
     withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
     assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=DRAINED_S)] == [
         held[: len(withdrawn)],
