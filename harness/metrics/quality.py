@@ -263,6 +263,41 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
             return
 
 
+class _Served(StrEnum):
+    """What a replica's counter tells of the requests that it served."""
+
+    SOME = "some"
+    NOTHING = "nothing"
+    NOTHING_AT_THE_END = "nothing at the end"
+    UNKNOWN = "unknown"
+    UNKNOWN_AT_THE_END = "unknown at the end"
+
+
+_END = f"in the last {STALL_SHARE:.0%} of the recording"
+_FEW = f"is not known: total_count has fewer than {TELLING_VALUES} values of each"
+_SAID = {
+    _Served.UNKNOWN: (ReasonCode.NO_VALUE, f"Whether {{}} served requests while recording {_FEW}."),
+    _Served.NOTHING: (ReasonCode.IDLE_REPLICA, "{} served no request while recording."),
+    _Served.UNKNOWN_AT_THE_END: (ReasonCode.MISSING_VALUES, f"Whether {{}} served requests {_END} {_FEW} there."),
+    _Served.NOTHING_AT_THE_END: (ReasonCode.STALLED_REPLICA, f"{{}} served nothing {_END}."),
+}
+
+
+def _served(values: np.ndarray, *, may_rest: bool) -> _Served:
+    """A value that is missing tells nothing of the replica, only that nobody could read it."""
+    present = values[~np.isnan(values)]
+    if len(present) < TELLING_VALUES and not present.any():
+        return _Served.UNKNOWN
+    if present.max() == 0:
+        return _Served.NOTHING
+    if may_rest or len(values) * STALL_SHARE < 1:
+        return _Served.SOME
+    end = values[-int(len(values) * STALL_SHARE) - 1 :]
+    if np.count_nonzero(~np.isnan(end)) < TELLING_VALUES:
+        return _Served.UNKNOWN_AT_THE_END
+    return _Served.NOTHING_AT_THE_END if _growth(end) == 0 else _Served.SOME
+
+
 def _replicas(
     experiment: ExperimentColumns, bursty: frozenset[str], waiting: Collection[str], *, open_loop: bool
 ) -> Iterator[Finding]:
@@ -272,34 +307,21 @@ def _replicas(
     """
     counts = _counts_of_replicas(experiment, waiting)
     measured = {name for name in counts if not neighbour_of(name)}
-    idle, unknown, stopped = [], [], []
+    found: dict[_Served, list[str]] = {each: [] for each in _Served}
     for name, values in counts.items():
-        served = values[~np.isnan(values)]
-        if len(served) < TELLING_VALUES and not served.any():
-            unknown.append(name)
-        elif served.max() == 0:
-            idle.append(name)
-        elif neighbour_of(name) in bursty or (
-            open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
-        ):
-            continue
-        elif len(values) * STALL_SHARE >= 1 and _growth(values[-int(len(values) * STALL_SHARE) - 1 :]) == 0:
-            stopped.append(name)
+        asked_seldom = open_loop and name in measured and _growth(values) * STALL_SHARE < REQUESTS_PER_WINDOW
+        found[_served(values, may_rest=asked_seldom or neighbour_of(name) in bursty)].append(name)
+    useless = measured <= {*found[_Served.NOTHING], *found[_Served.UNKNOWN]}
     advice = "Look at the replica's log; run the experiment again."
-    nothing = Severity.INVALID if measured <= {*idle, *unknown} else Severity.DEGRADED
-    if unknown:
-        message = (
-            f"Whether {', '.join(unknown)} served requests while recording is not known: "
-            f"total_count has fewer than {TELLING_VALUES} values of each."
-        )
-        yield Finding(nothing, ReasonCode.NO_VALUE, "total_count", message, advice)
-    if idle:
-        all_idle = "No replica served a single request while recording."
-        message = all_idle if measured <= {*idle} else f"{', '.join(idle)} served no request while recording."
-        yield Finding(nothing, ReasonCode.IDLE_REPLICA, "total_count", message, advice)
-    if stopped:
-        message = f"{', '.join(stopped)} served nothing in the last {STALL_SHARE:.0%} of the recording."
-        yield Finding(Severity.DEGRADED, ReasonCode.STALLED_REPLICA, "total_count", message, advice)
+    for served, (code, sentence) in _SAID.items():
+        names = found[served]
+        if not names:
+            continue
+        invalid = useless and served in {_Served.NOTHING, _Served.UNKNOWN}
+        message = sentence.format(", ".join(names))
+        if served is _Served.NOTHING and measured <= {*names}:
+            message = "No replica served a single request while recording."
+        yield Finding(Severity.INVALID if invalid else Severity.DEGRADED, code, "total_count", message, advice)
 
 
 def _counts_of_replicas(experiment: ExperimentColumns, waiting: Collection[str]) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from harness.errors import ReasonCode
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
 from harness.metrics.quality import TOP_BOUND_S, Severity, judge
 from harness.metrics.row_builder import NO_REQUESTS
@@ -134,12 +135,25 @@ def test_one_idle_replica_degrades(judged):
     assert of(findings, Severity.INVALID) == []
 
 
-@pytest.mark.parametrize("last", [200.0, (None, "gone")])
-def test_a_replica_that_stopped_before_the_end_degrades(judged, last):
+@pytest.mark.parametrize(
+    ("last", "code", "said"),
+    [
+        (200.0, ReasonCode.STALLED_REPLICA, "replica-0 served nothing in the last 10% of the recording."),
+        (
+            (None, "gone"),
+            ReasonCode.MISSING_VALUES,
+            "Whether replica-0 served requests in the last 10% of the recording",
+        ),
+    ],
+)
+def test_a_replica_that_stopped_before_the_end_degrades_and_one_that_could_not_be_read_is_not_said_to(
+    judged, last, code, said
+):
     def change(columns):
         columns["total_count", "replica-0"][40:] = [last] * 20
 
-    assert any("replica-0 served nothing in the last 10%" in f.message for f in of(judged(change), Severity.DEGRADED))
+    degraded = [f for f in of(judged(change), Severity.DEGRADED) if "in the last 10%" in f.message]
+    assert [(f.code, f.message.startswith(said)) for f in degraded] == [(code, True)]
 
 
 def test_a_single_missing_value_is_a_remark_and_many_degrade(judged):
