@@ -77,14 +77,17 @@ def lack_of_memory(
         neighbours: what their replicas say of themselves, by name.
     """
     for name in [each.workload.name for each in experiment.neighbours if each.workload.target == MEMORY_HOG]:
-        said = neighbours.get(name, [])
-        refusals = sum(int(status.get("memory_refusals") or 0) for status in said)
-        held_gb = sum(int(status.get("held_bytes_most") or 0) for status in said) / 1e9
+        told = [status for status in neighbours.get(name, []) if "memory_refusals" in status]
+        refusals = sum(int(status["memory_refusals"]) for status in told)
+        held_gb = sum(int(status.get("held_bytes_most") or 0) for status in told) / 1e9
         starved = [death for death in deaths if not death.neighbour and death.code is ReasonCode.OUT_OF_MEMORY]
         if not (refusals or starved):
-            message = f"Who runs out of memory beside {name} is not known: it held {held_gb:.1f} GB at most and was refused none."
+            held = f"it held {held_gb:.1f} GB at most and was refused none" if told else "it did not say what it held"
+            message = f"Who runs out of memory beside {name} is not known: {held}."
             yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
             continue
         victims = ", ".join(f"replica {death.replica}" for death in starved) or "none"
-        message = f"Out of memory: {name}, {refusals} times with {held_gb:.1f} GB held at most; of the measured replicas {victims}."
+        itself = f"{name}, {refusals} times with {held_gb:.1f} GB held at most; " if told else ""
+        unsaid = "" if told else f" What {name} held it did not say."
+        message = f"Out of memory: {itself}of the measured replicas {victims}.{unsaid}"
         yield Finding(Severity.INFO, ReasonCode.OUT_OF_MEMORY, "", message)

@@ -69,8 +69,9 @@ def test_where_nobody_serves_any_more_the_figures_are_none(tmp_path):
     [
         ([{"memory_refusals": 7, "held_bytes_most": 5_000_000_000}], [], Severity.INFO, "7 times with 5.0 GB held at most; of the measured replicas none"),
         ([{"memory_refusals": 7}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "of the measured replicas replica 1."),
-        ([{}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "0 times with 0.0 GB held at most; of the measured replicas replica 1"),
-        ([{"held_bytes_most": 10**9}], [ReplicaDeath(1, 0.0, 1)], Severity.DEGRADED, "is not known: it held 1.0 GB at most"),
+        ([{}], [ReplicaDeath(1, 0.0, 4)], Severity.INFO, "Out of memory: of the measured replicas replica 1. What memory-hog held it did not say."),
+        ([{}], [], Severity.DEGRADED, "is not known: it did not say what it held."),
+        ([{"memory_refusals": 0, "held_bytes_most": 10**9}], [ReplicaDeath(1, 0.0, 1)], Severity.DEGRADED, "is not known: it held 1.0 GB at most"),
     ],
 )  # fmt: skip
 def test_the_verdict_says_who_ran_out_of_memory(said, deaths, severity, says):
