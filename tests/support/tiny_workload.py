@@ -125,23 +125,35 @@ def with_children(settings):
     return Tiny()
 
 
-class _OneAtATime(Tiny):
-    """A device that serves one request at a time, whoever asks: neighbours slow each other, loaded machine or not."""
+class _Crowded(Tiny):
+    """A device whose users get a share each: a request takes as many times longer as there are users.
+
+    So long that a loaded machine, which is late to wake who sleeps, adds little to it.
+    """
 
     def __init__(self, device: Path) -> None:
-        self.device = device.open("w")
+        device.mkdir(exist_ok=True)
+        self.device = device
+        self.seat = (device / str(os.getpid())).open("w")
+        fcntl.flock(self.seat, fcntl.LOCK_EX)  # let go by whoever ends, however that is
 
     def infer(self) -> int:
-        fcntl.flock(self.device, fcntl.LOCK_EX)
-        time.sleep(3 * SERVICE_S)
-        fcntl.flock(self.device, fcntl.LOCK_UN)
-        time.sleep(SERVICE_S / 2)  # in which one of the others gets it
+        time.sleep(0.02 * sum(map(_taken, self.device.iterdir())))
         return 1
 
 
-def one_at_a_time(settings):
-    """Option `device`: a file that stands for it."""
-    return _OneAtATime(Path(settings.options["device"]))
+def _taken(seat: Path) -> bool:
+    with seat.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def crowded(settings):
+    """Option `device`: a folder that stands for it."""
+    return _Crowded(Path(settings.options["device"]))
 
 
 class _Shared(Tiny):

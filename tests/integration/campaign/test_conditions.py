@@ -20,7 +20,7 @@ pytestmark = pytest.mark.integration
 CAMPAIGN = """
 name: crowd
 workloads:
-  - {{name: victim, factory: "tests.support.tiny_workload:one_at_a_time", options: {{device: {device}}}}}
+  - {{name: victim, factory: "tests.support.tiny_workload:crowded", options: {{device: {device}}}}}
 replicas: [1]
 repeats: 3
 order: random
@@ -28,7 +28,7 @@ conditions:
   - name: alone
   - name: crowded
     neighbours:
-      - workload: {{name: noisy, factory: "tests.support.tiny_workload:one_at_a_time", options: {{device: {device}}}}}
+      - workload: {{name: noisy, factory: "tests.support.tiny_workload:crowded", options: {{device: {device}}}}}
         replicas: 3
 timing: {{step_s: 0.2, stabilise_s: 0, record_s: 1.2, cooldown_s: 0}}
 metrics: [throughput, total_count, latency_p50]

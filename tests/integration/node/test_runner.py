@@ -32,7 +32,10 @@ pytestmark = [
 T = TypeVar("T")
 
 HEAD = "- name: Try\n  hosts: all\n  gather_facts: false\n  tasks:\n"
-SLEEP = "    - name: Sleep\n      ansible.builtin.command: sleep 300\n"
+SLEEP_S = f"300.{os.getpid()}"
+"""Nobody else on the machine sleeps as long, such as another run of these tests."""
+SLEEP = f"    - name: Sleep\n      ansible.builtin.command: sleep {SLEEP_S}\n"
+SLEEPS = f"sleep\0{SLEEP_S}".encode()
 
 
 @pytest.fixture
@@ -207,7 +210,7 @@ def test_a_run_that_takes_too_long_is_stopped(project: Path, timeout_s: float) -
     assert summary.duration_s < 60
     with pytest.raises(NodeTimeoutError):
         summary.require_ok()
-    assert not any(b"sleep\x00300" in command_line(pid) for pid in descendants(1))
+    assert not any(SLEEPS in command_line(pid) for pid in descendants(1))
 
 
 def test_runs_work_outside_the_main_thread(project: Path) -> None:
@@ -229,12 +232,12 @@ def test_an_interrupt_ends_every_process_and_says_so(project: Path) -> None:
     with pytest.raises(NodeInterruptedError) as caught:
         NodeRunner(project, listener=interrupt).run(RunRequest(Path("play.yml")))
     assert caught.value.exit_code == 130
-    assert not any(b"sleep\x00300" in command_line(pid) for pid in descendants(1))
+    assert not any(SLEEPS in command_line(pid) for pid in descendants(1))
 
 
 def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> None:
     """SIGKILL gives no chance to clean up: the supervisor does it."""
-    (project / "play.yml").write_text(HEAD + SLEEP.replace("300", "301"))
+    (project / "play.yml").write_text(HEAD + SLEEP)
     program = (
         "import sys; from pathlib import Path; from harness.node.runner import NodeRunner, RunRequest;"
         "NodeRunner(Path(sys.argv[1]), listener=lambda e: print(type(e).__name__, flush=True))"
@@ -253,7 +256,7 @@ def test_a_killed_harness_leaves_neither_processes_nor_files(project: Path) -> N
 
 def sleepers(pid: int) -> list[int]:
     below = descendants(pid)
-    return below if any(b"sleep\x00301" in command_line(child) for child in below) else []
+    return below if any(SLEEPS in command_line(child) for child in below) else []
 
 
 def wait_for(condition: Callable[[], T], timeout_s: float = 200.0) -> T:
