@@ -270,21 +270,23 @@ class _Served(StrEnum):
     NOTHING = "nothing"
     NOTHING_AT_THE_END = "nothing at the end"
     UNKNOWN = "unknown"
-    UNKNOWN_AT_THE_END = "unknown at the end"
 
 
-_END = f"in the last {STALL_SHARE:.0%} of the recording"
-_FEW = f"is not known: total_count has fewer than {TELLING_VALUES} values of each"
 _SAID = {
-    _Served.UNKNOWN: (ReasonCode.NO_VALUE, f"Whether {{}} served requests while recording {_FEW}."),
+    _Served.UNKNOWN: (
+        ReasonCode.NO_VALUE,
+        f"Whether {{}} served requests while recording is not known: fewer than {TELLING_VALUES} values of total_count each.",
+    ),
     _Served.NOTHING: (ReasonCode.IDLE_REPLICA, "{} served no request while recording."),
-    _Served.UNKNOWN_AT_THE_END: (ReasonCode.MISSING_VALUES, f"Whether {{}} served requests {_END} {_FEW} there."),
-    _Served.NOTHING_AT_THE_END: (ReasonCode.STALLED_REPLICA, f"{{}} served nothing {_END}."),
+    _Served.NOTHING_AT_THE_END: (
+        ReasonCode.STALLED_REPLICA,
+        f"{{}} served nothing in the last {STALL_SHARE:.0%} of the recording.",
+    ),
 }
 
 
 def _served(values: np.ndarray, *, may_rest: bool) -> _Served:
-    """A value that is missing tells nothing of the replica, only that nobody could read it."""
+    """A value that is missing tells nothing of the replica, only that nobody could read it; ``_gaps`` says so."""
     present = values[~np.isnan(values)]
     if len(present) < TELLING_VALUES and not present.any():
         return _Served.UNKNOWN
@@ -293,9 +295,8 @@ def _served(values: np.ndarray, *, may_rest: bool) -> _Served:
     if may_rest or len(values) * STALL_SHARE < 1:
         return _Served.SOME
     end = values[-int(len(values) * STALL_SHARE) - 1 :]
-    if np.count_nonzero(~np.isnan(end)) < TELLING_VALUES:
-        return _Served.UNKNOWN_AT_THE_END
-    return _Served.NOTHING_AT_THE_END if _growth(end) == 0 else _Served.SOME
+    told = np.count_nonzero(~np.isnan(end)) >= TELLING_VALUES
+    return _Served.NOTHING_AT_THE_END if told and _growth(end) == 0 else _Served.SOME
 
 
 def _replicas(

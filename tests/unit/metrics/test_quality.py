@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 import pytest
 
-from harness.errors import ReasonCode
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
 from harness.metrics.quality import TOP_BOUND_S, Severity, judge
 from harness.metrics.row_builder import NO_REQUESTS
@@ -136,24 +135,21 @@ def test_one_idle_replica_degrades(judged):
 
 
 @pytest.mark.parametrize(
-    ("last", "code", "said"),
+    ("last", "said"),
     [
-        (200.0, ReasonCode.STALLED_REPLICA, "replica-0 served nothing in the last 10% of the recording."),
-        (
-            (None, "gone"),
-            ReasonCode.MISSING_VALUES,
-            "Whether replica-0 served requests in the last 10% of the recording",
-        ),
+        (200.0, "replica-0 served nothing in the last 10% of the recording."),
+        ((None, "gone"), "total_count replica-0: 20 of 60 values are missing: gone."),
     ],
 )
 def test_a_replica_that_stopped_before_the_end_degrades_and_one_that_could_not_be_read_is_not_said_to(
-    judged, last, code, said
+    judged, last, said
 ):
     def change(columns):
         columns["total_count", "replica-0"][40:] = [last] * 20
 
-    degraded = [f for f in of(judged(change), Severity.DEGRADED) if "in the last 10%" in f.message]
-    assert [(f.code, f.message.startswith(said)) for f in degraded] == [(code, True)]
+    degraded = [finding.message for finding in of(judged(change), Severity.DEGRADED)]
+    assert said in degraded
+    assert sum("in the last 10%" in message for message in degraded) == (last == 200.0)
 
 
 def test_a_single_missing_value_is_a_remark_and_many_degrade(judged):
@@ -327,7 +323,7 @@ def test_a_neighbour_that_serves_nothing_degrades_and_does_not_invalidate(judged
     said = [finding.message for finding in of(found, Severity.DEGRADED)]
     assert "throughput of the neighbour whisper has no value at all: no replica could be read." in said
     assert (
-        "Whether whisper/replica-0 served requests while recording is not known: total_count has fewer than 2 values of each."
+        "Whether whisper/replica-0 served requests while recording is not known: fewer than 2 values of total_count each."
     ) in said
 
 
