@@ -20,6 +20,14 @@ NAMES = ("resnet50-training", "bert-training")
 QUICK = {"resnet50-training": {}, "bert-training": {"tokens": 32, "learning_rate": 1e-3}}
 
 
+@pytest.fixture
+def weights():
+    """Random ones, each time the same: of about every sixtieth draw rounding alone makes other losses in the fifth step."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 def made(name, options=None, **changes):
     settings = {"workload": name, "device": "cpu", "batch_size": 16, "options": TINY | QUICK[name] | (options or {})}
     return registry.load(Settings(**settings | changes))
@@ -41,6 +49,7 @@ def reference_losses(model, optimizer, pool, steps):
     return found
 
 
+@pytest.mark.usefixtures("weights")
 def test_resnet50_training_is_what_plain_torch_makes_of_the_transformers_model(tmp_path):
     config = transformers.ResNetConfig(embedding_size=16, hidden_sizes=[32, 64], depths=[1, 2], num_labels=10)
     theirs = transformers.ResNetForImageClassification(config).train()
@@ -55,6 +64,7 @@ def test_resnet50_training_is_what_plain_torch_makes_of_the_transformers_model(t
     torch.testing.assert_close(ours_running, running, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.usefixtures("weights")
 def test_bert_training_is_what_plain_torch_makes_of_the_transformers_model(tmp_path):
     config = transformers.DistilBertConfig(
         dim=48, hidden_dim=96, n_heads=4, n_layers=2, vocab_size=500, num_labels=3,
