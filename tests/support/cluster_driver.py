@@ -42,9 +42,9 @@ MPS_DAEMON = "mps-control-daemon"
 
 
 def own_address() -> str:
-    """An address of this machine that is no loopback, to which a real API server hands nothing on.
+    """An address of this machine: no loopback, to which a real API server hands nothing on.
 
-    A machine without a network has loopback only, with which the fake API server does.
+    Where there is no network it is loopback all the same, which is enough for the fake API server.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:

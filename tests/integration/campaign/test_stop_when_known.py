@@ -42,8 +42,8 @@ def test_a_recording_ends_on_the_grid_when_its_figures_are_known(tmp_path):
     )
 
     manifest = read_manifest(experiment)
-    # Other tests may take the CPU for a step or more, and 25 ms are a hundredth of 2.5 s; nothing else may be wrong.
-    starved = ("Throughput was not steady", "no answer in time", "no replica could be read", "in the same time")
+    # Other tests may take the CPU for a step or more; nothing else may be wrong.
+    starved = ("Throughput was not steady", "no answer in time", "no replica could be read")
     assert [reason for reason in manifest.verdict.reasons if not any(sign in reason for sign in starved)] == []
     # What infer() returned counts, whatever batch the campaign names.
     assert all(each["requests"] == each["inputs"] > 0 for each in manifest.replicas)
