@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.throttling import held_back
-from harness.results import latencies
+from harness.results.latencies import requests_between_readings
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
 
@@ -27,8 +28,14 @@ def judge_data(
     """What the files of an attempt say; nothing, where nothing was recorded. ``open_loop``, ``waiting``: as of ``judge``."""
     if summary is None or summary.end_s is None:
         return []
-    requests = latencies.requests_between_readings(folder, summary.start_s, summary.end_s, summary.step_s)
-    found = judge(folder, rows=summary.rows, requests=requests, open_loop=open_loop, waiting=waiting)
+    logged = partial(
+        requests_between_readings,
+        folder,
+        start_s=summary.start_s,
+        step_s=summary.step_s,
+        late_s=summary.answered_within_s or 0.0,
+    )
+    found = judge(folder, rows=summary.rows, logged=logged, open_loop=open_loop, waiting=waiting)
     return [*found, *held_back(folder / TELEMETRY)]
 
 

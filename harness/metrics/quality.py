@@ -7,7 +7,7 @@ beside it, ``info`` ones that nothing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -43,6 +43,10 @@ _GRID_TOLERANCE_S = 0.0011
 _ALL_BUT_ROUNDING = 1 - 1e-9
 
 
+Logged = Callable[[Mapping[str, tuple[float, float]]], Mapping[str, tuple[int, int]]]
+"""Fewest and most requests in the replicas' logs by series name, between two rows each, given in seconds since row 0."""
+
+
 class Severity(StrEnum):
     """What a finding means for the experiment's verdict."""
 
@@ -74,7 +78,7 @@ def judge(
     folder: Path,
     *,
     rows: int | None = None,
-    requests: Mapping[str, tuple[int, int]] | None = None,
+    logged: Logged | None = None,
     open_loop: bool = False,
     waiting: Collection[str] = (),
 ) -> list[Finding]:
@@ -83,8 +87,7 @@ def judge(
     Args:
         folder: the experiment's folder, finished or not.
         rows: rows that every series must have; None: as many as the longest.
-        requests: fewest and most requests in each replica's own log between the readings of the first and the last row, by
-            series name (``replica-0``); None: not compared.
+        logged: what the replicas' own logs hold, to compare their counters with; None: not compared.
         open_loop: requests come at times of their own, so that throughput varies as those do.
         waiting: neighbours that do nothing until their time: what they lack is no flaw, and the others have two states.
     """
@@ -111,7 +114,7 @@ def judge(
         ),
         *_replicas(experiment, bursty, waiting, open_loop=open_loop),
         *_saturation(experiment),
-        *_counts(experiment, {name: n for name, n in (requests or {}).items() if neighbour_of(name) not in waiting}),
+        *(_counts(experiment, logged, waiting) if logged is not None else ()),
         *_steadiness(experiment, uneven=open_loop or "" in bursty or bool(waiting)),
     ]
 
@@ -360,21 +363,24 @@ def _saturation(experiment: ExperimentColumns) -> Iterator[Finding]:
             )
 
 
-def _counts(experiment: ExperimentColumns, requests: Mapping[str, tuple[int, int]]) -> Iterator[Finding]:
-    """The counter's growth against the requests in the replica's own log."""
-    totals = experiment.metrics.get("total_count", {})
-    for name, (fewest, most) in requests.items():
-        if name not in totals or not len(totals[name].present):
-            continue
-        counted = float(totals[name].present[-1])
-        logged = min(max(counted, fewest), most)
+def _counts(experiment: ExperimentColumns, logged: Logged, waiting: Collection[str]) -> Iterator[Finding]:
+    """The counter's growth against the requests in the replica's own log, between the first and the last of its readings."""
+    grown, rows_s = {}, {}
+    for name, series in experiment.metrics.get("total_count", {}).items():
+        read = np.flatnonzero(~np.isnan(series.values))
+        if len(read) >= TELLING_VALUES and neighbour_of(name) not in waiting:
+            grown[name] = float(series.values[read[-1]] - series.values[read[0]])
+            rows_s[name] = float(series.elapsed_s[read[0]]), float(series.elapsed_s[read[-1]])
+    for name, (fewest, most) in logged(rows_s).items():
+        counted = grown[name]
+        in_log = min(max(counted, fewest), most)
         # Each end of the recording may fall between a request and its log record.
-        if abs(counted - logged) > max(2.0, COUNT_SLACK * max(counted, logged)):
+        if abs(counted - in_log) > max(2.0, COUNT_SLACK * max(counted, in_log)):
             yield Finding(
                 Severity.DEGRADED,
                 ReasonCode.COUNTS_DISAGREE,
                 "total_count",
-                f"{name} counted {counted:g} requests and logged {logged:g} in the same time.",
+                f"{name} counted {counted:g} requests and logged {in_log:g} in the same time.",
                 "The replica was restarted, or its log is incomplete; do not use its percentiles.",
             )
 

@@ -135,7 +135,7 @@ class Recorder:
             if not too_late:
                 recording.punctuality.add(lateness_s)
                 deadline_s = time_ms / MS_PER_S + self._timeout_s
-                recording.observe(time_ms, deadline_s, self._clock, counting=index > 0)
+                recording.observe(time_ms, deadline_s, self._clock, index)
             if index >= 0:
                 self._sink.write(recording.rows(time_ms, missed=too_late))
                 if self._on_tick is not None:
@@ -160,10 +160,11 @@ class _Recording:
         self._statistics = RowStatistics()
         self._rows = 0
         self._missed = 0
+        self._answered_within_s = 0.0
         self.punctuality = LatenessHistogram()
 
-    def observe(self, time_ms: int, deadline_s: float, clock: Clock, *, counting: bool) -> None:
-        """Read everything once: ask the replicas, read the machine while they answer, take the answers."""
+    def observe(self, time_ms: int, deadline_s: float, clock: Clock, row: int) -> None:
+        """Read everything once: ask the replicas, read the machine while they answer, take the answers. ``row`` < 0: before row 0."""
         sources, wanted = self._sources, self._wanted
         scraping = bool(wanted & REPLICA_SOURCES)
         if scraping:
@@ -173,7 +174,9 @@ class _Recording:
         pressure = {source: sources.pressure.read(source) for source in wanted & PRESSURE_SOURCES}
         gpus = sources.gpus.read() if wanted & GPU_SOURCES else []
         replicas = sources.replicas.collect(deadline_s - clock.now_s()) if scraping else []
-        self._computer.observe(time_ms, Reading(replicas, processes, gpus, pressure), counting=counting)
+        if row >= 0:
+            self._answered_within_s = max(self._answered_within_s, clock.now_s() - time_ms / MS_PER_S)
+        self._computer.observe(time_ms, Reading(replicas, processes, gpus, pressure), counting=row > 0)
 
     def rows(self, time_ms: int, *, missed: bool) -> list[Row]:
         """Every row of one grid time, those of absent metrics included."""
@@ -201,6 +204,7 @@ class _Recording:
             metrics=metrics,
             absent=self._absent,
             warnings=list(_warnings(metrics, self._rows, self._missed)),
+            answered_within_s=self._answered_within_s,
         )
 
 

@@ -53,6 +53,8 @@ class RecordingSummary:
         metrics: by name, of those that this machine can give.
         absent: reasons by name, of those that it cannot.
         warnings: sentences for the verdict.
+        answered_within_s: how long after its row's time, at most, a reading had its last answer; None: a server scraped, which
+            reads before that time.
         identities: what a series stands for, by series name (pod, node, device), where names alone do not say.
     """
 
@@ -65,6 +67,7 @@ class RecordingSummary:
     metrics: dict[str, MetricSummary]
     absent: dict[str, str]
     warnings: list[str] = field(default_factory=list)
+    answered_within_s: float | None = None
     identities: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ A log is a row of little-endian pairs of int64: start of the request (Unix nanos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -118,35 +118,45 @@ def requests_within(folder: Path, begin_s: float, end_s: float) -> dict[str, int
     return found
 
 
-def requests_between_readings(folder: Path, begin_s: float, end_s: float, step_s: float) -> dict[str, tuple[int, int]]:
-    """Fewest and most requests by which a counter can have grown that was read up to a step before each row, as by a server that scrapes.
+def requests_between_readings(
+    folder: Path, rows_s: Mapping[str, tuple[float, float]], *, start_s: float, step_s: float, late_s: float
+) -> dict[str, tuple[int, int]]:
+    """Fewest and most requests by which a counter can have grown between the readings for two rows.
 
-    Both readings are equally early; how early nobody says.
+    Either reading may have been up to a step before its row, as that of a server that scrapes; both equally early, how early
+    nobody says. And each by itself may have been late.
 
     Args:
         folder: as of ``requests_within``.
-        begin_s: time of the first row, seconds since the epoch.
-        end_s: that of the last row.
+        rows_s: times of the two rows by series name, seconds since row 0; of other series nothing is counted.
+        start_s: time of row 0, seconds since the epoch.
         step_s: from row to row.
+        late_s: how long after its row, at most, a reading was.
 
     Returns:
-        Fewest and most by series name.
+        Fewest and most by series name; replicas without a log are left out.
 
     Raises:
         ResultsPathError: a Parquet file is not ours.
         StorageError: a file cannot be read.
     """
     earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * 1e9).astype(np.int64)
-    begins_ns, ends_ns = round(begin_s * 1e9) - earlier_ns, round(end_s * 1e9) - earlier_ns
+    late_ns = round(late_s * 1e9)
     found = {}
     for name, parts in logs(folder):
-        counts = np.zeros(_READINGS, dtype=np.int64)
+        if name not in rows_s:
+            continue
+        begins_ns, ends_ns = (round((start_s + row_s) * 1e9) - earlier_ns for row_s in rows_s[name])
+        fewest, most = np.zeros((2, _READINGS), dtype=np.int64)
         for part in parts:
             done_ns = np.sort(ended_ns(part))
-            counts += np.searchsorted(done_ns, ends_ns, side="right") - np.searchsorted(
-                done_ns, begins_ns, side="right"
+            begun, begun_late, over, over_late = (
+                np.searchsorted(done_ns, times_ns, side="right")
+                for times_ns in (begins_ns, begins_ns + late_ns, ends_ns, ends_ns + late_ns)
             )
-        found[name] = int(counts.min()), int(counts.max())
+            fewest += over - begun_late
+            most += over_late - begun
+        found[name] = int(fewest.min()), int(most.max())
     return found
 
 

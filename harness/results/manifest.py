@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from itertools import chain, repeat
@@ -165,6 +166,12 @@ class Manifest(StrictModel):
     def gpus(self) -> list[Gpu]:
         """The GPUs that the replicas ran on."""
         return self.provenance.used_by(self.replicas)
+
+    @property
+    def answered_within_s(self) -> float:
+        """How long after its row's time, at most, a reading was; 0 where nobody says: a server scraped, or an earlier version recorded."""
+        said = self.recording.get("answered_within_s")
+        return said if isinstance(said, float) and 0 <= said < math.inf else 0.0
 
     @property
     def inputs_per_request(self) -> float | None:

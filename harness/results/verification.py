@@ -7,6 +7,7 @@ import math
 import os
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from harness.config.condition import waiting
@@ -248,9 +249,12 @@ def _check_tables(folder: Path, manifest: Manifest, outcome: Verification) -> No
 
 def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> None:
     """Judge the data again: a verdict better than the data deserve is a problem, anything else new a note."""
-    step_s = manifest.experiment.timing.step_s
-    logged = requests_between_readings(
-        folder, manifest.start_s, manifest.start_s + (manifest.rows - 1) * step_s, step_s
+    logged = partial(
+        requests_between_readings,
+        folder,
+        start_s=manifest.start_s,
+        step_s=manifest.experiment.timing.step_s,
+        late_s=manifest.answered_within_s,
     )
     # Without a code: found by a version that kept none.
     known = {(finding.get("code"), finding.get("metric")) for finding in manifest.findings}
@@ -258,7 +262,7 @@ def _check_quality(folder: Path, manifest: Manifest, outcome: Verification) -> N
     for finding in judge(
         folder,
         rows=manifest.rows,
-        requests=logged,
+        logged=logged,
         open_loop=experiment.workload.open_loop,
         waiting=waiting(experiment.condition),
     ):

@@ -238,7 +238,24 @@ def test_a_missed_tick_has_rows_with_the_reason_and_the_grid_does_not_move():
     assert [row.timestamp_s for row in sink.series("throughput", "all")] == [START_S + k for k in range(6)]
     assert summary.lateness.missed == 2
     assert summary.lateness.max_s == pytest.approx(0.5)
+    assert summary.answered_within_s == pytest.approx(0.5)
     assert "2 of 6 ticks were missed" in summary.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("slow_scrape", "within_s"), [(WINDOW_SCRAPES - 2, 0.0), (WINDOW_SCRAPES - 1, 0.3), (WINDOW_SCRAPES + 2, 0.3)]
+)
+def test_a_recording_says_how_late_the_answers_of_its_rows_were(slow_scrape, within_s):
+    clock = SlowClock()
+
+    def answer(replica, scrape):
+        if replica == 1 and scrape == slow_scrape:
+            clock.time_s += 0.3
+        return served()(replica, scrape)
+
+    summary, _ = record(answer, clock=clock)
+    assert summary.answered_within_s == pytest.approx(within_s)
+    assert summary.lateness.max_s == 0
 
 
 def test_waking_ends_the_recording_and_keeps_its_rows():

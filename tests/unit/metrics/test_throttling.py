@@ -47,6 +47,6 @@ def test_a_gpu_that_runs_free_or_tells_nothing_is_not_named(tmp_path, masks):
 
 def test_the_telemetry_of_an_attempt_is_judged_with_its_data(tmp_path):
     telemetry(tmp_path / "telemetry.csv", 0x40)
-    summary = SimpleNamespace(start_s=0.0, end_s=1.0, rows=2, step_s=1.0)
+    summary = SimpleNamespace(start_s=0.0, end_s=1.0, rows=2, step_s=1.0, answered_within_s=0.0)
 
     assert any("slowed by heat" in finding.message for finding in judge_data(tmp_path, summary))

@@ -288,8 +288,30 @@ def test_requests_are_counted_when_they_finish(tmp_path: Path) -> None:
     (tmp_path / "replicas" / "replica-7").mkdir(parents=True)
     (tmp_path / "replicas" / "replica-7" / "latencies.bin").write_bytes(records.tobytes())
     assert latencies.requests_within(tmp_path, 1, 3) == {"replica-7": 2}
-    assert latencies.requests_between_readings(tmp_path, 2.5, 3.5, 1) == {"replica-7": (1, 1)}
-    assert latencies.requests_between_readings(tmp_path, 1, 1.5, 1) == {"replica-7": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("rows_s", "late_s", "counts"),
+    [
+        ((2.5, 3.5), 0.0, (1, 1)),
+        ((1.0, 1.5), 0.0, (0, 1)),
+        ((2.5, 3.5), 0.6, (0, 2)),
+        ((1.0, 3.0), 0.9, (1, 3)),
+    ],
+)
+def test_a_log_says_by_how_much_a_counter_can_have_grown_between_two_readings(
+    tmp_path: Path, rows_s: tuple[float, float], late_s: float, counts: tuple[int, int]
+) -> None:
+    records = np.zeros(4, dtype=latencies.RECORD)
+    records["start_ns"] = 1_000_000_000 * np.arange(100, 104)
+    records["latency_ns"] = 1_000_000_000
+    for name in ("replica-7", "replica-8"):
+        (tmp_path / "replicas" / name).mkdir(parents=True)
+        (tmp_path / "replicas" / name / "latencies.bin").write_bytes(records.tobytes())
+    found = latencies.requests_between_readings(
+        tmp_path, {"replica-7": rows_s, "replica-9": (0.0, 1.0)}, start_s=100.0, step_s=1.0, late_s=late_s
+    )
+    assert found == {"replica-7": counts}
 
 
 def test_verify_campaign_takes_every_experiment(tmp_path: Path) -> None:
