@@ -41,8 +41,10 @@ _GRID = """
   and all experiments share their timestamps. A series has `record_s / step_s + 1` rows, always.
 - A value is missing with a reason, never 0. A metric that the machine cannot give (no GPU, no PSI) has a row at every
   grid time, in the series named like its level (`gpu`, `node`), without a value and with the reason.
-- A reading that begins late keeps its grid time, and the lateness is in the recording's summary. A reading that is late by a
-  whole step or more is missed: its rows say so.
+- A reading that begins late keeps its grid time, and the lateness is in the recording's summary, as is how late the last answer
+  to a reading came (`answered_within_s`). A reading that begins late by a whole step or more is missed: its rows say so.
+- What a replica counted is compared with the requests in its own log between the first and the last of its readings, within
+  1 % and what late answers, or a server's scrapes before their rows, explain. Where they disagree the experiment is DEGRADED.
 - Rates and quantiles look back over a window of 4 steps (`rate_window_s` sets another), `(t - window, t]`, which holds
   4 scrapes. The recorder scrapes for one window before row 0, so that row 0 is as good as any other.
 - `rate()`, with its extrapolation and its handling of resets, and `histogram_quantile()` are computed as Prometheus computes
