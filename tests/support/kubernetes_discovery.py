@@ -29,7 +29,7 @@ def _named(prefix: str, values: Mapping[str, str]) -> dict[str, str]:
 
 
 def pod_targets(pods: Sequence[Object]) -> list[Object]:
-    """Targets of role ``pod``, one per declared port, as a file for ``file_sd_configs``."""
+    """Targets of role ``pod``, one per declared port, as ``static_configs`` have them."""
     groups = []
     for pod in pods:
         metadata, spec, status = pod["metadata"], pod["spec"], pod["status"]

@@ -269,9 +269,8 @@ def _configuration(folder: Path, pods: list[Object], nodes: list[Object], api: s
         job.pop(UNKNOWN_TO_DEBIAN, None)
         (discovery,) = job.pop("kubernetes_sd_configs")
         found = pod_targets(selected(pods, discovery)) if discovery["role"] == "pod" else node_targets(nodes)
-        path = folder / f"{job['job_name']}.json"
-        path.write_text(json.dumps(found))
-        job["file_sd_configs"] = [{"files": [str(path)]}]
+        # Not in files: each takes one of the machine's 128 inotify instances, and without one has no target.
+        job["static_configs"] = found
     path = folder / "prometheus.yml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
     return path
