@@ -11,12 +11,15 @@ from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, batch_means, jain
 
 FROM_LOGS = "Throughput from the raw latency logs: no counter was recorded."
+WITH_LOGS = "Throughput with the raw latency logs: the counter of {} was not read in the first or the last row."
+WITHOUT_UNREAD = "Throughput without what {} served before the first or after the last reading of its counter: {}."
 _POOLED = "all"
 
 
 def pooled_rate(data: ExperimentData) -> tuple[float, str]:
-    """Requests per second of all replicas together, and a note when they do not come from the counters.
+    """Requests per second of all replicas together, and a note when they do not come from the counters alone.
 
+    The pooled counter stands still for a replica that could not be read, although that may have served: its log says it.
     Raises NotMeasuredError when there are neither counters nor logs.
     """
     try:
@@ -29,13 +32,23 @@ def pooled_rate(data: ExperimentData) -> tuple[float, str]:
         if data.duration_s <= 0:
             raise
         return requests / data.duration_s, FROM_LOGS
-    return float(counts.iloc[-1] - counts.iloc[0]) / float(counts.index[-1] - counts.index[0]), ""
+    unread = _unread(data.table("total_count"), _names(data))
+    if unread:
+        try:
+            data.latency_logs()
+            return sum(replica_rates(data)), WITH_LOGS.format(", ".join(unread))
+        except NotMeasuredError as error:
+            note = WITHOUT_UNREAD.format(", ".join(unread), error)
+    else:
+        note = ""
+    return float(counts.iloc[-1] - counts.iloc[0]) / float(counts.index[-1] - counts.index[0]), note
 
 
 def replica_rates(data: ExperimentData) -> list[float]:
     """Requests per second of each replica, in order, over the whole recording.
 
-    A replica that died early has served little, not little per second. Raises NotMeasuredError.
+    A replica that died early has served little, not little per second. What one served while its counter could not be read is
+    in its log. Raises NotMeasuredError.
     """
     if data.duration_s <= 0:
         raise NotMeasuredError("a rate takes at least two rows")
@@ -46,11 +59,13 @@ def replica_rates(data: ExperimentData) -> list[float]:
             return [len(latencies) / data.duration_s for latencies in data.replica_latencies_s()]
         except NotMeasuredError:
             raise error from None
-    names = [f"replica-{index}" for index in range(data.manifest.experiment.replicas)]
-    uncounted = [name for name in names if name not in counts]
+    names = _names(data)
+    logged = _logged(data) if _unread(counts, names) else {}
+    uncounted = [name for name in names if name not in counts and name not in logged]
     if uncounted:
         raise NotMeasuredError(f"not counted: {', '.join(uncounted)}")
-    return [float(counts[name].max() - counts[name].min()) / data.duration_s for name in names]
+    grown = {name: float(counts[name].max() - counts[name].min()) for name in names if name in counts}
+    return [max(grown.get(name, 0.0), logged.get(name, 0.0)) / data.duration_s for name in names]
 
 
 def within_run(data: ExperimentData) -> Estimate:
@@ -73,3 +88,22 @@ def _pooled_counts(data: ExperimentData) -> pd.Series[float]:
     if len(counts) < 2:
         raise NotMeasuredError("a rate takes at least two rows")
     return counts
+
+
+def _names(data: ExperimentData) -> list[str]:
+    return [f"replica-{index}" for index in range(data.manifest.experiment.replicas)]
+
+
+def _unread(counts: pd.DataFrame, names: Sequence[str]) -> list[str]:
+    """Who was not read in the first or the last row: its counter is not that of the whole recording, unless it has died."""
+    ends = counts.iloc[[0, -1]]
+    return [name for name in names if name not in ends or ends[name].isna().any()]
+
+
+def _logged(data: ExperimentData) -> dict[str, float]:
+    """Requests of the recording in each replica's log; empty when a log is not there."""
+    try:
+        names = [path.stem for path in data.latency_logs()]
+    except NotMeasuredError:
+        return {}
+    return dict(zip(names, map(float, map(len, data.replica_latencies_s())), strict=True))

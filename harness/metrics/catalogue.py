@@ -348,7 +348,7 @@ _STANDARD = (
         maximum=None,
         nonzero_expected=True,
         description="Requests finished since the first row, counted from the raw counter: row 0 is 0, a restarted "
-        "replica goes on counting, nothing is extrapolated. `all` keeps what a dead replica had served.",
+        "replica goes on counting, nothing is extrapolated. `all` keeps what a replica that is dead, or could not be read, had served before.",
     ),
 )
 

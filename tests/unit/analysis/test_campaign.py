@@ -213,6 +213,61 @@ def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
     assert measured.within is None
 
 
+def unread(experiment: Path, replica: str, between_s: tuple[float, float]) -> None:
+    """The replica's counter was not read in these rows, in which the pooled one stands where it stood."""
+    path = metric_files(experiment)["total_count"].path
+    table = pd.read_csv(path, dtype={"reason": object})
+    lost = (table["series"] == replica) & table["elapsed_s"].between(*between_s)
+    table.loc[lost, "value"] = float("nan")
+    table.loc[lost, "reason"] = "no answer in time"
+    each = table.pivot_table(index="elapsed_s", columns="series", values="value").drop(columns="all")
+    pooled = table["series"] == "all"
+    table.loc[pooled, "value"] = table.loc[pooled, "elapsed_s"].map(each.ffill().sum(axis=1))
+    table.to_csv(path, index=False)
+
+
+@pytest.mark.parametrize("between_s", [(15.0, 20.0), (0.0, 4.0), (0.0, 20.0)], ids=["end", "beginning", "always"])
+def test_what_a_replica_served_while_its_counter_could_not_be_read_is_in_its_log(
+    copy: Path, between_s: tuple[float, float]
+) -> None:
+    experiment = copy / "resnet50_r3_time-slicing_rep1"
+    whole = measure(read_experiment(experiment))
+    unread(experiment, "replica-1", between_s)
+
+    found = measure(read_experiment(experiment))
+
+    assert found.figures["throughput"] == pytest.approx(whole.figures["throughput"], rel=0.01)
+    assert found.replica_throughput == pytest.approx(whole.replica_throughput, rel=0.01)
+    assert found.figures["fairness"] == pytest.approx(whole.figures["fairness"], rel=0.01)
+    assert "Throughput with the raw latency logs: the counter of replica-1 was not read" in found.notes[0]
+
+
+def test_without_its_log_the_throughput_says_what_it_lacks(copy: Path) -> None:
+    experiment = copy / "resnet50_r3_time-slicing_rep1"
+    unread(experiment, "replica-1", (15.0, 20.0))
+    shutil.rmtree(experiment / "latencies")
+
+    found = measure(read_experiment(experiment))
+
+    truth = rates("resnet50", 3, SHAPE)
+    assert found.figures["throughput"] == pytest.approx(sum(truth) - truth[1] * 6 / 20, rel=0.02)
+    assert found.notes[0].startswith(
+        "Throughput without what replica-1 served before the first or after the last reading"
+    )
+    assert "0 of 3 latency logs are there" in found.notes[0]
+
+
+def test_a_reading_that_was_missed_within_the_recording_takes_nothing_from_the_throughput(copy: Path) -> None:
+    experiment = copy / "resnet50_r3_time-slicing_rep1"
+    whole = measure(read_experiment(experiment))
+    unread(experiment, "replica-1", (5.0, 9.0))
+
+    found = measure(read_experiment(experiment))
+
+    assert found.figures["throughput"] == pytest.approx(whole.figures["throughput"], rel=0.001)
+    assert found.notes == whole.notes
+
+
 def test_a_percentile_without_support_is_absent(tmp_path: Path) -> None:
     write_experiment(tmp_path, "whisper", 1, shape=Shape(record_s=8))
     (only,) = analyse(tmp_path).cells
