@@ -316,7 +316,7 @@ def _measure_rates(found: Measured, data: ExperimentData) -> None:
     try:
         found.within = within_run(data)
     except NotMeasuredError:
-        return  # The note has said that there are no counters.
+        return  # The note has said what there is of counters.
 
 
 def _measure_fairness(found: Measured, data: ExperimentData) -> None:

@@ -32,16 +32,15 @@ def pooled_rate(data: ExperimentData) -> tuple[float, str]:
         if data.duration_s <= 0:
             raise
         return requests / data.duration_s, FROM_LOGS
-    unread = _unread(data.table("total_count"), _names(data))
-    if unread:
-        try:
-            data.latency_logs()
-            return sum(replica_rates(data)), WITH_LOGS.format(", ".join(unread))
-        except NotMeasuredError as error:
-            note = WITHOUT_UNREAD.format(", ".join(unread), error)
-    else:
-        note = ""
-    return float(counts.iloc[-1] - counts.iloc[0]) / float(counts.index[-1] - counts.index[0]), note
+    counted = float(counts.iloc[-1] - counts.iloc[0]) / float(counts.index[-1] - counts.index[0])
+    unread = ", ".join(_unread(data.table("total_count"), _names(data)))
+    if not unread:
+        return counted, ""
+    try:
+        data.latency_logs()
+        return sum(replica_rates(data)), WITH_LOGS.format(unread)
+    except NotMeasuredError as error:
+        return counted, WITHOUT_UNREAD.format(unread, error)
 
 
 def replica_rates(data: ExperimentData) -> list[float]:
@@ -60,7 +59,8 @@ def replica_rates(data: ExperimentData) -> list[float]:
         except NotMeasuredError:
             raise error from None
     names = _names(data)
-    logged = _logged(data) if _unread(counts, names) else {}
+    unread = _unread(counts, names)
+    logged = {name: requests for name, requests in _logged(data).items() if name in unread} if unread else {}
     uncounted = [name for name in names if name not in counts and name not in logged]
     if uncounted:
         raise NotMeasuredError(f"not counted: {', '.join(uncounted)}")
@@ -69,8 +69,13 @@ def replica_rates(data: ExperimentData) -> list[float]:
 
 
 def within_run(data: ExperimentData) -> Estimate:
-    """Throughput of this one run with a batch-means interval over its steps. Raises NotMeasuredError."""
+    """Throughput of this one run with a batch-means interval over its steps.
+
+    Raises NotMeasuredError, also where a replica was not read at an end: the pooled counter stands still for it.
+    """
     counts = _pooled_counts(data)
+    if _unread(data.table("total_count"), _names(data)):
+        raise NotMeasuredError("not every counter was read in the first and the last row")
     return batch_means((np.diff(counts.to_numpy()) / np.diff(counts.index.to_numpy())).tolist())
 
 

@@ -240,6 +240,7 @@ def test_what_a_replica_served_while_its_counter_could_not_be_read_is_in_its_log
     assert found.replica_throughput == pytest.approx(whole.replica_throughput, rel=0.01)
     assert found.figures["fairness"] == pytest.approx(whole.figures["fairness"], rel=0.01)
     assert "Throughput with the raw latency logs: the counter of replica-1 was not read" in found.notes[0]
+    assert found.within is None
 
 
 def test_without_its_log_the_throughput_says_what_it_lacks(copy: Path) -> None:
