@@ -328,18 +328,19 @@ def _neighbours(cell: Cell) -> list[NeighbourCell]:
 
 def _neighbour_data(data: ExperimentData) -> list[NeighbourData]:
     manifest = data.manifest
-    return [
-        NeighbourData(
-            neighbour_folder(data.folder, each.workload.name),
-            manifest.model_copy(
-                update={
-                    "experiment": manifest.experiment.model_copy(
-                        update={"workload": each.workload, "replicas": each.replicas, "condition": None}
-                    ),
-                    "replicas": manifest.neighbours.get(each.workload.name, []),
-                }
-            ),
-            each.workload.name,
+    found = []
+    for each in manifest.experiment.neighbours:
+        folder = neighbour_folder(data.folder, each.workload.name)
+        inside = f"{folder.relative_to(data.folder).as_posix()}/"
+        files = {name.removeprefix(inside): file for name, file in manifest.files.items() if name.startswith(inside)}
+        own = manifest.model_copy(
+            update={
+                "files": files,
+                "experiment": manifest.experiment.model_copy(
+                    update={"workload": each.workload, "replicas": each.replicas, "condition": None}
+                ),
+                "replicas": manifest.neighbours.get(each.workload.name, []),
+            }
         )
-        for each in manifest.experiment.neighbours
-    ]
+        found.append(NeighbourData(folder, own, each.workload.name))
+    return found

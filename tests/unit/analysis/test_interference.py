@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -218,6 +219,20 @@ def test_neighbours_have_figures_of_their_own_and_enter_nobody_elses(found, anal
     assert whisper.estimates["fairness"].mean == pytest.approx(0.5)
     [beside] = [cell for cell in analysis.cells if cell.condition == "beside"]
     assert beside.estimates["throughput"].mean == pytest.approx(0.8 * sum(DRIFT.values()) / 3, rel=0.01)
+
+
+def test_percentiles_of_some_of_a_neighbours_replicas_are_none_of_it(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "conditions")
+    for experiment in copy.glob("*_beside_*"):
+        (neighbour_folder(experiment, "whisper") / "latencies" / "replica-1.parquet").unlink()
+
+    outcome = interference(analyse(copy))
+
+    assert outcome is not None
+    [whisper] = outcome.neighbours
+    assert "latency_p50_exact" not in whisper.estimates
+    assert whisper.absent["latency_p50_exact"] == "1 of 2 latency logs are there"
+    assert whisper.estimates["throughput"].n == 3
 
 
 def test_what_company_takes_at_most_and_kills_is_one_sentence(analysis):
