@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, batch_means, jain
+from harness.results.latencies import requests_within
 
 FROM_LOGS = "Throughput from the raw latency logs: no counter was recorded."
 WITH_LOGS = "Throughput with the raw latency logs: the counter of {} was not read in the first or the last row."
@@ -37,7 +38,6 @@ def pooled_rate(data: ExperimentData) -> tuple[float, str]:
     if not unread:
         return counted, ""
     try:
-        data.latency_logs()
         return sum(replica_rates(data)), WITH_LOGS.format(unread)
     except NotMeasuredError as error:
         return counted, WITHOUT_UNREAD.format(unread, error)
@@ -47,7 +47,7 @@ def replica_rates(data: ExperimentData) -> list[float]:
     """Requests per second of each replica, in order, over the whole recording.
 
     A replica that died early has served little, not little per second. What one served while its counter could not be read is
-    in its log. Raises NotMeasuredError.
+    in its log. Raises NotMeasuredError, also where that log is not there.
     """
     if data.duration_s <= 0:
         raise NotMeasuredError("a rate takes at least two rows")
@@ -59,13 +59,14 @@ def replica_rates(data: ExperimentData) -> list[float]:
         except NotMeasuredError:
             raise error from None
     names = _names(data)
+    served = {name: float(counts[name].max() - counts[name].min()) for name in names if name in counts}
     unread = _unread(counts, names)
-    logged = {name: requests for name, requests in _logged(data).items() if name in unread} if unread else {}
-    uncounted = [name for name in names if name not in counts and name not in logged]
-    if uncounted:
-        raise NotMeasuredError(f"not counted: {', '.join(uncounted)}")
-    grown = {name: float(counts[name].max() - counts[name].min()) for name in names if name in counts}
-    return [max(grown.get(name, 0.0), logged.get(name, 0.0)) / data.duration_s for name in names]
+    logged = _logged(data) if unread else {}
+    for name in unread:
+        if name not in logged:
+            raise NotMeasuredError(f"{name} wrote no latency log")
+        served[name] = max(served.get(name, 0.0), logged[name])
+    return [served[name] / data.duration_s for name in names]
 
 
 def within_run(data: ExperimentData) -> Estimate:
@@ -105,10 +106,7 @@ def _unread(counts: pd.DataFrame, names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in ends or ends[name].isna().any()]
 
 
-def _logged(data: ExperimentData) -> dict[str, float]:
-    """Requests of the recording in each replica's log; empty when a log is not there."""
-    try:
-        names = [path.stem for path in data.latency_logs()]
-    except NotMeasuredError:
-        return {}
-    return dict(zip(names, map(float, map(len, data.replica_latencies_s())), strict=True))
+def _logged(data: ExperimentData) -> dict[str, int]:
+    """Requests of the recording in each replica's log. Raises NotMeasuredError when a log is not there."""
+    data.latency_logs()
+    return requests_within(data.folder, data.manifest.start_s, data.manifest.start_s + data.duration_s)

@@ -256,6 +256,18 @@ def test_without_its_log_the_throughput_says_what_it_lacks(copy: Path) -> None:
         "Throughput without what replica-1 served before the first or after the last reading"
     )
     assert "0 of 3 latency logs are there" in found.notes[0]
+    assert found.absent["fairness"] == "0 of 3 latency logs are there"
+
+
+def test_a_replica_that_serves_alone_is_counted_by_its_log_where_it_could_not_be_read(copy: Path) -> None:
+    experiment = copy / "resnet50_r1_time-slicing_rep1"
+    whole = measure(read_experiment(experiment))
+    unread(experiment, "replica-0", (10.0, 20.0))
+
+    found = measure(read_experiment(experiment))
+
+    assert found.figures["throughput"] == pytest.approx(whole.figures["throughput"], rel=0.01)
+    assert "of replica-0 was not read" in found.notes[0]
 
 
 def test_a_reading_that_was_missed_within_the_recording_takes_nothing_from_the_throughput(copy: Path) -> None:
