@@ -35,7 +35,7 @@ from harness.results.tables import write_samples
 
 if TYPE_CHECKING:
     from harness.campaign.events import Event
-    from harness.config import CampaignSpec
+    from harness.spec import CampaignSpec
 
 RUN = ("workload", "replicas", "sharing", "condition", "mps_limits", "time_slice", "repeat")
 CELL = RUN[:-1]

@@ -13,13 +13,13 @@ from harness.analysis.read import ExperimentData, has_ended, last_steps, read_ca
 from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
 from harness.analysis.until_known import Progress, judge, share_of_look
-from harness.config import CampaignSpec, CellSpec
-from harness.config.sharing import mode_in_words
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
 from harness.results.manifest import Status
+from harness.spec import CampaignSpec, CellSpec
+from harness.spec.sharing import mode_in_words
 
 PACED = "requests come at a rate that was set, so that throughput says what was asked"
 REPEATS_FOLLOWED = (

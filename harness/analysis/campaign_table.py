@@ -11,8 +11,8 @@ from typing import Any
 from harness.analysis.campaign import CampaignAnalysis, Experiment
 from harness.analysis.comparability import MACHINE
 from harness.analysis.measures import ALL, Measure
-from harness.config import ExperimentSpec
 from harness.results.manifest import Manifest
+from harness.spec import ExperimentSpec
 
 DICTIONARY = "data_dictionary"
 REASONS = "missing_reasons"

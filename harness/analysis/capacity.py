@@ -12,7 +12,7 @@ from harness.analysis.comparison_model import Answer, Asked, Table, runs
 from harness.analysis.format import Entry, figure_entry, number, quantity, replicas_in_words, whole_interval
 from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.analysis.statistics import Estimate
-from harness.config import Sharing
+from harness.spec import Sharing
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, analyse, pooled_cell
 from harness.analysis.comparability import differences, refuse_unlike
-from harness.config import Order, Sharing
 from harness.errors import ResultsPathError, UsageError
 from harness.results.layout import WIDE
 from harness.results.manifest import Manifest
 from harness.results.published import opened
+from harness.spec import Order, Sharing
 
 
 class By(StrEnum):

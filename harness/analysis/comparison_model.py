@@ -9,8 +9,8 @@ from harness.analysis.campaign import Cell
 from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.figure_style import Picture
 from harness.analysis.format import Entry
-from harness.config import Sharing
 from harness.errors import UsageError
+from harness.spec import Sharing
 
 _MOST = 1_000_000_000
 """Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""

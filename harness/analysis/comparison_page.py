@@ -19,10 +19,10 @@ from harness.analysis.interference_tables import tables
 from harness.analysis.price import prices
 from harness.analysis.protection import NOT_MEASURED, ONE_MODE, Protection, protections
 from harness.analysis.report import environment, mps_limits
-from harness.config import Sharing
 from harness.errors import UsageError
 from harness.results import Manifest
 from harness.results.files import atomic_write
+from harness.spec import Sharing
 
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
     recommendation.answer,

@@ -12,7 +12,7 @@ from harness.analysis.comparison_model import Answer, Asked, Table, missing_mode
 from harness.analysis.comparison_plots import Points, bars
 from harness.analysis.format import DASH, Entry, figure_entry, quantity, replicas_in_words
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
-from harness.config import Sharing
+from harness.spec import Sharing
 
 BUSY_PERCENT = 90.0
 """A GPU that is idle for longer has time to give away, which hides what switching takes."""

@@ -9,7 +9,7 @@ from typing import Any
 from harness.analysis.format import DASH, number, with_interval
 from harness.analysis.statistics import Estimate, t_interval
 from harness.analysis.stress import Grade, Ladder, Served, in_words
-from harness.config import CampaignSpec, StressLoad, StressSpec
+from harness.spec import CampaignSpec, StressLoad, StressSpec
 
 _J_PER_KWH, _S_PER_H = 3.6e6, 3600.0
 _THOUSANDS = 1000.0

@@ -10,11 +10,11 @@ from harness.analysis.format import clipped, number, quantity, ratio_interval, w
 from harness.analysis.load_bands import LoadState, load_state
 from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, difference
-from harness.config.scenario import OPEN_LOOP, ScenarioKind
-from harness.config.workload import BUILTIN_WORKLOADS, WorkloadSpec
 from harness.errors import counted
 from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status
+from harness.spec.scenario import OPEN_LOOP, ScenarioKind
+from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FEW_REPEATS = 3
 UNSTEADY_CV = 0.05

@@ -10,8 +10,8 @@ from harness.analysis import bottleneck
 from harness.analysis.bottleneck import Finding
 from harness.analysis.format import number, quantity, with_interval
 from harness.analysis.statistics import Estimate, t_interval
-from harness.config.profile import ProfileCell
 from harness.results.profile import COLUMNS, Outcome, Point, ProfileManifest, read_manifest
+from harness.spec.profile import ProfileCell
 
 
 @dataclass(frozen=True, slots=True)

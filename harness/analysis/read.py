@@ -13,14 +13,14 @@ import numpy as np
 from pydantic import ValidationError
 
 from harness.analysis.distributions import Floats
-from harness.config import CampaignSpec
-from harness.config.faults import first_in_words
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
 from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
+from harness.spec import CampaignSpec
+from harness.spec.faults import first_in_words
 
 if TYPE_CHECKING:
     import pandas as pd

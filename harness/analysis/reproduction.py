@@ -17,8 +17,8 @@ from harness.analysis.compare import relative
 from harness.analysis.format import DASH, in_one_unit, number, whole_interval
 from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate, runs_needed
-from harness.config import MOST_REPEATS
 from harness.errors import UsageError
+from harness.spec import MOST_REPEATS
 
 COMPARED = ("throughput", "latency_p50_exact", "energy")
 """What decides unless told: the tail of a short recording varies more than these."""

@@ -22,11 +22,11 @@ from harness.analysis.format import number, quantity, replicas_in_words, with_in
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.analysis.statistics import Estimate, percentile, t_interval
-from harness.config import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.errors import ReasonCode
 from harness.results import latencies
 from harness.results.files import read_object
 from harness.results.manifest import Status
+from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.traffic import server_result
 from harness.traffic.slo import Outcome, unmet
 

@@ -19,7 +19,7 @@ from harness.analysis.figure_style import (
     style,
 )
 from harness.analysis.stress import Ladder, Point, in_words
-from harness.config import StressLoad, StressSpec
+from harness.spec import StressLoad, StressSpec
 
 _MS = 1e3
 _BROKEN = PALETTE[1]

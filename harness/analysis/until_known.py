@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from harness.analysis.format import number
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, ratio, student, t_interval
-from harness.config import FIRST_LOOK, CellSpec, UntilKnown
+from harness.spec import FIRST_LOOK, CellSpec, UntilKnown
 
 HOPELESS_FROM = 5
 """Repeats before a question may be given up: fewer do not tell the spread."""

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from harness.clock import Clock
-from harness.config import ExperimentSpec, Timing
 from harness.errors import ReasonCode
 from harness.metrics.catalogue import Metric
 from harness.metrics.recording import Recording
 from harness.metrics.rows import RowSink
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
+from harness.spec import ExperimentSpec, Timing
 
 Notify = Callable[[str], None]
 """Takes a sentence for whoever watches the campaign."""

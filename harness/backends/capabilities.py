@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from harness.config import CampaignSpec, ScenarioKind, ServerSpec, Timing
-from harness.config.sharing import FOUND
 from harness.errors import CampaignFileError
+from harness.spec import CampaignSpec, ScenarioKind, ServerSpec, Timing
+from harness.spec.sharing import FOUND
 
 LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.backends.base import Backend
 from harness.backends.local import LocalBackend
-from harness.config import CampaignSpec
+from harness.spec import CampaignSpec
 
 
 def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from harness.backends.base import Finding, Severity
 from harness.backends.devices import places
-from harness.config import Device, ExperimentSpec, WorkloadSpec
 from harness.errors import BackendError, counted
 from harness.metrics.nvml import GpuFacts
+from harness.spec import Device, ExperimentSpec, WorkloadSpec
 
 TOPOLOGY = Path("/sys/devices/system/cpu")
 _ADVICE = "Lower cpus_per_replica or the replicas, or start the harness where it may use more CPUs."

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import Device, ExperimentSpec
 from harness.errors import BackendError, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
+from harness.spec import Device, ExperimentSpec
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
 """Linux's own number of it (PROC_PID_INIT_INO)."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import supervisor
-from harness.config import LayerSpec, ServerSpec, Timing, WorkloadSpec
-from harness.config.condition import PRELOAD_VARIABLE
-from harness.config.server import OF_A_CONTAINER
+from harness.spec import LayerSpec, ServerSpec, Timing, WorkloadSpec
+from harness.spec.condition import PRELOAD_VARIABLE
+from harness.spec.server import OF_A_CONTAINER
 
 SERVER_FACTORY = "harness.replica.engine.workload:make"
 

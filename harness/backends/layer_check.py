@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.backends.base import Finding, Severity
 from harness.backends.environment import workload_environment
 from harness.backends.orphans import CAMPAIGN_VARIABLE
-from harness.config import ExperimentSpec, LayerSpec
+from harness.spec import ExperimentSpec, LayerSpec
 
 _CHECK = "layer"
 _OWN = frozenset(

@@ -17,8 +17,6 @@ from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
-from harness.config import Device, ExperimentSpec, WorkloadSpec
-from harness.config.condition import crashing
 from harness.errors import BackendError, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
@@ -27,6 +25,8 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
+from harness.spec import Device, ExperimentSpec, WorkloadSpec
+from harness.spec.condition import crashing
 
 POLL_S = 0.1
 ON_GPU_WITHIN_S = 10.0

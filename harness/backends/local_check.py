@@ -17,11 +17,11 @@ from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
-from harness.config.server import Protocol
 from harness.errors import ReasonCode, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
+from harness.spec import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
+from harness.spec.server import Protocol
 
 # Peak resident host memory and GPU memory of one replica in fp32, GB: of batch 1 and, for training, of each further
 # input. Rounded up from measured ones; those of training and diffusion on a GPU are reckoned from their parameters.

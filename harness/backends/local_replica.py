@@ -19,12 +19,12 @@ import psutil
 from harness.backends.cpus import deal
 from harness.backends.environment import layered
 from harness.backends.supervised import Lifeline
-from harness.config import ExperimentSpec, LayerSpec, WorkloadSpec
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
 from harness.metrics.sources import ReplicaTarget
 from harness.results import layout
 from harness.results.files import read_object
+from harness.spec import ExperimentSpec, LayerSpec, WorkloadSpec
 
 HEALTH_TIMEOUT_S = 2.0
 LAST_LINES = 5

@@ -18,9 +18,9 @@ import psutil
 
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
-from harness.config import MpsLimits
 from harness.errors import BackendError
 from harness.metrics.nvml import VISIBLE
+from harness.spec import MpsLimits
 
 CONTROL = "nvidia-cuda-mps-control"
 START_TIMEOUT_S = 10.0

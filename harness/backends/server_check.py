@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from harness.backends.base import Finding, Severity
 from harness.backends.local_replica import import_paths
-from harness.config import ServerSpec
-from harness.config.server import OF_A_CONTAINER
 from harness.extras import absent, advice_on
+from harness.spec import ServerSpec
+from harness.spec.server import OF_A_CONTAINER
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500

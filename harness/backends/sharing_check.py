@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.mps import CONTROL, foreign_daemons
-from harness.config import Device, ExperimentSpec
-from harness.config.sharing import FOUND
 from harness.errors import ReasonCode, counted
 from harness.metrics.nvml import GpuFacts
+from harness.spec import Device, ExperimentSpec
+from harness.spec.sharing import FOUND
 
 _CHECK = "sharing"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harness.analysis.format import number
-from harness.config.profile import CapacityGoal
+from harness.spec.profile import CapacityGoal
 
 TARGET_PERCENT, MARGIN_PERCENT = 85.0, 2.0
 """Of the GPU's memory: what a found batch may use at most, and how much less is near enough."""

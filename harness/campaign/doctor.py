@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from harness.backends.base import Finding, Severity
 from harness.campaign.plan import certain
 from harness.campaign.source import read_source
-from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
 from harness.metrics.nvml import gpu_facts
+from harness.spec import ExperimentSpec, KubernetesSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,6 @@ from harness.campaign.plan import estimate
 from harness.campaign.stopping import KnownWell
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
 from harness.clock import Clock
-from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.config.condition import crashing, waiting
 from harness.errors import (
     AwayError,
     BackendError,
@@ -47,6 +45,8 @@ from harness.results.experiment import finalise, verify_experiment
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
+from harness.spec import ExperimentSpec, OnReplicaDeath
+from harness.spec.condition import crashing, waiting
 from harness.traffic import scenario_result, server_result
 from harness.traffic.figures import Window
 

@@ -21,12 +21,12 @@ from pydantic import ValidationError
 
 from harness import __version__
 from harness.campaign.source import SHIPPED_PREFIX
-from harness.config import CampaignSpec
-from harness.config.faults import first_in_words
 from harness.errors import ConflictError, ResultsPathError, StorageError
 from harness.results import layout
 from harness.results.files import atomic_write, read_document, read_object, storage_error, storage_errors, sync_folder
 from harness.results.manifest import content_digest
+from harness.spec import CampaignSpec
+from harness.spec.faults import first_in_words
 
 LOCK = "lock"
 FORMAT = 2

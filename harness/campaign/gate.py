@@ -26,7 +26,7 @@ from harness.results.manifest import Status
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.reproduction import Line, Reproduced, Reproduction
-    from harness.config import CampaignSpec
+    from harness.spec import CampaignSpec
 
 WITHIN_PERCENT = 10.0
 MISSING = "MISSING"

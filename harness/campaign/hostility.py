@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import ReplicaDeath
-from harness.config import ExperimentSpec
-from harness.config.condition import crashing
-from harness.config.workload import MEMORY_HOG
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
 from harness.metrics.rows import neighbour_of
 from harness.results.latencies import requests_within
+from harness.spec import ExperimentSpec
+from harness.spec.condition import crashing
+from harness.spec.workload import MEMORY_HOG
 from harness.traffic.figures import Window
 
 AT_ONCE_S = 5.0

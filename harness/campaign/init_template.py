@@ -13,11 +13,11 @@ from pydantic.fields import FieldInfo
 from harness.backends.base import Severity
 from harness.backends.sharing_check import check_sharing
 from harness.campaign.plan import expand
-from harness.config import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
-from harness.config.load import parse_campaign
-from harness.config.model import StrictModel
-from harness.config.sharing import ANYWHERE, Sharing
 from harness.metrics.nvml import gpu_facts
+from harness.spec import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
+from harness.spec.load import parse_campaign
+from harness.spec.model import StrictModel
+from harness.spec.sharing import ANYWHERE, Sharing
 
 _LONGEST = 61
 """Characters that a campaign's name may have."""

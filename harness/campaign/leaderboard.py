@@ -16,11 +16,11 @@ from harness.analysis.measures import ALL
 from harness.analysis.statistics import Estimate
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
-from harness.config.sharing import mode_in_words
 from harness.errors import HarnessError, ResultsPathError
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.published import SUFFIX, is_archive, opened
+from harness.spec.sharing import mode_in_words
 
 _UNUSED = "none of its runs can be used: they are INVALID"
 FIGURES = ("inputs", "throughput", "latency_p99_exact", "energy")

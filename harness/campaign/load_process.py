@@ -14,10 +14,10 @@ import numpy as np
 from harness.backends.base import Backend, LoadPods
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
-from harness.config import Arrivals, ExperimentSpec, ScenarioKind
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
+from harness.spec import Arrivals, ExperimentSpec, ScenarioKind
 from harness.traffic.generator import LoadPlan
 from harness.traffic.requests_log import FIELDS, RECORD_BYTES
 from harness.traffic.scenario_result import LOAD_LOG

@@ -8,7 +8,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from harness.config import (
+from harness.errors import UsageError
+from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
+from harness.spec import (
     FIRST_LOOK,
     CampaignSpec,
     CellSpec,
@@ -18,8 +20,6 @@ from harness.config import (
     Sharing,
     WorkloadSpec,
 )
-from harness.errors import UsageError
-from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
 
 # What one experiment writes, measured on finished ones: bytes per row of a metric CSV and its share of the
 # Parquet and wide tables, bytes per telemetry reading, bytes per request (latency log while running, Parquet after).

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from harness.backends.base import IMAGE, Backend, Finding, Severity
 from harness.campaign.plan import estimate
-from harness.config import ExperimentSpec
 from harness.errors import AwayError, ImageError, PreflightError, ReasonCode
+from harness.spec import ExperimentSpec
 
 DISK_RESERVE_BYTES = 200_000_000
 

@@ -18,9 +18,9 @@ from harness.analysis.time_slices import Slices, Turns, turns
 from harness.backends.local_replica import import_paths
 from harness.backends.mps import MpsDaemon, foreign_daemons
 from harness.backends.supervised import Lifeline, await_end
-from harness.config import Sharing
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
+from harness.spec import Sharing
 
 COMMAND = (sys.executable, "-m", "harness.replica.time_slices")
 READY, GO, SLICES, LOG = "ready", "go", "slices.bin", "process.log"

@@ -18,8 +18,6 @@ from harness.backends.local_replica import import_paths
 from harness.backends.supervised import Lifeline, await_end
 from harness.campaign.batch_search import Search, Tried, search
 from harness.clock import SystemClock
-from harness.config import KubernetesSpec
-from harness.config.profile import CapacityGoal, ProfileCell, ProfileSpec
 from harness.errors import ExperimentsFailedError, UsageError
 from harness.metrics.telemetry import Telemetry
 from harness.results.files import atomic_write, read_object, storage_errors
@@ -40,6 +38,8 @@ from harness.results.profile import (
     write_manifest,
 )
 from harness.results.provenance import collect
+from harness.spec import KubernetesSpec
+from harness.spec.profile import CapacityGoal, ProfileCell, ProfileSpec
 
 COMMAND = (sys.executable, "-m", "harness.replica.profiling")
 TELEMETRY_INTERVAL_S = 0.1

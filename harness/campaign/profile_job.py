@@ -21,12 +21,12 @@ from harness.campaign.batch_search import MOST_BISECTIONS
 from harness.campaign.profile import Profile
 from harness.campaign.profile_pod import Given
 from harness.clock import SystemClock
-from harness.config import ExperimentSpec, Limits, Timing
-from harness.config.sharing import FOUND
 from harness.errors import BackendError, HarnessError, ReplicaDiedError
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Provenance
 from harness.results.profile import PLAN, POINTS, read_plan, read_point
+from harness.spec import ExperimentSpec, Limits, Timing
+from harness.spec.sharing import FOUND
 
 POLL_S = 0.5
 SEARCHED = ("throughput_inputs_per_s", "gpu_memory_peak_percent")

@@ -19,11 +19,11 @@ from typing import Any
 
 from harness.backends.kubernetes.objects import PROFILE_GIVEN
 from harness.campaign.profile import Profile, begin
-from harness.config.model import StrictModel
 from harness.errors import HarnessError
 from harness.results.files import atomic_write
 from harness.results.profile import FIGURES, POINTS, Plan, Point
 from harness.results.provenance import collect
+from harness.spec.model import StrictModel
 
 _LOG = logging.getLogger(__name__)
 STATUS = "status"

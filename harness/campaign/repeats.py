@@ -10,10 +10,10 @@ from harness.analysis.until_known import Figures, Progress, judge
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Event, Journal, read_events
 from harness.campaign.plan import estimate, expand
-from harness.config import ExperimentSpec, UntilKnown
 from harness.errors import HarnessError
 from harness.results import layout
 from harness.results.manifest import Status
+from harness.spec import ExperimentSpec, UntilKnown
 
 BLOCK, ENDS = "repeats-block", "repeats-end"
 

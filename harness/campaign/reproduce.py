@@ -10,10 +10,10 @@ from harness.backends import capabilities
 from harness.campaign.folder import open_folder
 from harness.campaign.source import GIVEN, CampaignSource
 from harness.campaign.verify import verify_campaign
-from harness.config import MOST_REPEATS
 from harness.errors import UsageError
 from harness.results.files import read_document
 from harness.results.layout import CAMPAIGN_YAML
+from harness.spec import MOST_REPEATS
 
 TIMES = 4
 """As many repeats as were published, at most: more narrow the interval little, for which the published ones stay as they are."""

@@ -20,13 +20,13 @@ from harness.campaign.repeats import out_of_time
 from harness.campaign.stages import stages
 from harness.campaign.stress import ladders
 from harness.clock import Clock, SystemClock
-from harness.config import ExperimentSpec, OnReplicaDeath
-from harness.config.condition import crashing
 from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.sources import GpuSource
 from harness.results.experiment import verify_experiment
 from harness.results.manifest import Status, Verdict, read_manifest
+from harness.spec import ExperimentSpec, OnReplicaDeath
+from harness.spec.condition import crashing
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from shlex import quote
 from urllib.parse import urlsplit
 
 from harness.backends import capabilities
-from harness.config import CampaignSpec
-from harness.config.load import parse_campaign
-from harness.config.yaml_tree import MAX_CHARACTERS
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import CATALOGUE
 from harness.results.files import storage_errors
 from harness.results.layout import CAMPAIGN_JSON, CAMPAIGN_YAML
+from harness.spec import CampaignSpec
+from harness.spec.load import parse_campaign
+from harness.spec.yaml_tree import MAX_CHARACTERS
 
 SHIPPED = Path(__file__).with_name("shipped")
 SHIPPED_PREFIX = "shipped:"

@@ -9,7 +9,7 @@ from harness.campaign import repeats, stress
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import expand
-from harness.config import ExperimentSpec
+from harness.spec import ExperimentSpec
 
 
 def stages(folder: CampaignFolder, journal: Journal, say: Callable[[str], None]) -> Iterator[list[ExperimentSpec]]:

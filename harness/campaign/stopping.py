@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
-from harness.config import StopWhenKnown
 from harness.results import layout
 from harness.results.latencies import Tail, ended_ns
+from harness.spec import StopWhenKnown
 
 LOG_LAG_S = 1.0
 """A request is on the disk within a second of its end; what ended later is left for the next look."""

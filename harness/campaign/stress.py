@@ -11,9 +11,9 @@ from harness.analysis.stress import Ladder, Run, climb, ladders_of, run_of
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import one_experiment
-from harness.config import CampaignSpec, CellSpec, ExperimentSpec
 from harness.errors import HarnessError
 from harness.results import layout
+from harness.spec import CampaignSpec, CellSpec, ExperimentSpec
 
 POINT, ENDS = "stress-point", "stress-ends"
 

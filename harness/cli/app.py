@@ -85,7 +85,7 @@ class _Panels(TyperGroup):
 
 def _plain(message: str) -> str:
     """What typer says of a value, in our words, with the choice that was probably meant."""
-    from harness.config.faults import plain
+    from harness.spec.faults import plain
 
     given, *choices = re.findall(r"'([^']+)'", message) or [""]
     close = difflib.get_close_matches(given, choices, n=1, cutoff=0.5)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.gate import Gate
     from harness.campaign.runner import Outcome
-    from harness.config import CampaignSpec, Timing
+    from harness.spec import CampaignSpec, Timing
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -415,7 +415,7 @@ def status(
 
 def schema() -> None:
     """Print the JSON Schema of the campaign file."""
-    from harness.config import CampaignSpec
+    from harness.spec import CampaignSpec
 
     output.document(CampaignSpec.model_json_schema())
 

@@ -36,8 +36,8 @@ def probe(
     from harness.analysis.time_slices import as_document, rows, sentence, time_slices
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
-    from harness.config import Sharing
     from harness.errors import UsageError
+    from harness.spec import Sharing
 
     if json:
         output.use_json()

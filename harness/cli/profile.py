@@ -10,7 +10,7 @@ from harness.cli import output
 from harness.cli.numbers import positive
 
 if TYPE_CHECKING:
-    from harness.config import KubernetesSpec
+    from harness.spec import KubernetesSpec
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
@@ -99,9 +99,9 @@ def profile(
     from pydantic import ValidationError
 
     from harness.campaign.profile import begin, new_plan
-    from harness.config.workload import BUILTIN_WORKLOADS
     from harness.errors import UsageError
     from harness.results.layout import stamp
+    from harness.spec.workload import BUILTIN_WORKLOADS
 
     if json:
         output.use_json()
@@ -247,7 +247,7 @@ def _option(text: str) -> tuple[str, str | int | float | bool]:
 
 def _fault(error: Any) -> str:
     """The first thing that pydantic found, as a sentence."""
-    from harness.config.faults import in_words
+    from harness.spec.faults import in_words
 
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int))

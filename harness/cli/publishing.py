@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness.analysis.reproduction import Reproduction
     from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
-    from harness.config import CampaignSpec
+    from harness.spec import CampaignSpec
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

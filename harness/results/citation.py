@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.config.yaml_tree import read_tree
 from harness.errors import CampaignFileError, ResultsPathError, UsageError
 from harness.results.files import read_document
+from harness.spec.yaml_tree import read_tree
 
 MAX_CHARACTERS = 300
 _AUTHOR = re.compile(r"(?P<name>[^<>]+?)(?: +<(?:https://orcid\.org/)?(?P<orcid>\d{4}-\d{4}-\d{4}-\d{3}[\dX])>)?")

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from harness.config import ExperimentSpec
-from harness.config.faults import first_in_words
-from harness.config.model import StrictModel
 from harness.errors import ReasonCode, ResultsPathError
 from harness.results.files import read_document, storage_errors
 from harness.results.layout import MANIFEST
+from harness.spec import ExperimentSpec
+from harness.spec.faults import first_in_words
+from harness.spec.model import StrictModel
 
 SCHEMA_VERSION: Literal[1] = 1
 

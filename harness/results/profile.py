@@ -19,15 +19,15 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from harness.config import KubernetesSpec
-from harness.config.faults import first_in_words
-from harness.config.model import StrictModel
-from harness.config.profile import ProfileCell, ProfileSpec
 from harness.errors import ResultsPathError
 from harness.metrics.throttling import power_capped
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import from_iso
 from harness.results.manifest import FileEntry, Provenance, content_digest
+from harness.spec import KubernetesSpec
+from harness.spec.faults import first_in_words
+from harness.spec.model import StrictModel
+from harness.spec.profile import ProfileCell, ProfileSpec
 
 PLAN, MANIFEST, POINTS, POINTS_CSV = "plan.json", "profile.json", "points", "points.csv"
 FIGURES, MEASURED, LOG = "figures.json", "point.json", "replica.log"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from harness.config.condition import waiting
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
@@ -18,6 +17,7 @@ from harness.results.latencies import requests_between_readings
 from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
+from harness.spec.condition import waiting
 
 _GRID_TOLERANCE_S = 0.0011
 _RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."

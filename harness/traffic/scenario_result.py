@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.config import ExperimentSpec, ScenarioKind
 from harness.errors import ReasonCode, ResultsPathError
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import Provenance
+from harness.spec import ExperimentSpec, ScenarioKind
 from harness.traffic.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 
 NOTE = "MLPerf-like; not an MLPerf result."

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.config import ExperimentSpec, ServerSpec
-from harness.config.server import OPENAI
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
 from harness.results import latencies, layout
 from harness.results.files import read_object, storage_errors
+from harness.spec import ExperimentSpec, ServerSpec
+from harness.spec.server import OPENAI
 from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window, percentiles_ms
 from harness.traffic.slo import Judged, Sample, judge
 

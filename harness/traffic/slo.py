@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.config import ExperimentSpec
+from harness.spec import ExperimentSpec
 from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window
 
 SLICES = 20

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.config import CampaignSpec
+from harness.spec import CampaignSpec
 
 _HEAD = """# Every field of a campaign file
 
-<!-- Written by `python -m scripts.pages` from the models that read the file; edit `harness/config/` instead. -->
+<!-- Written by `python -m scripts.pages` from the models that read the file; edit `harness/spec/` instead. -->
 
 What [campaigns.md](campaigns.md) explains by examples, complete: type, range, default. The end of a name is its unit: `_s` is seconds,
 `_ms` milliseconds, `_bytes` bytes, `_gb` 10⁹ bytes, `_percent` percent, `_celsius` degrees. A field without a default must be given. A

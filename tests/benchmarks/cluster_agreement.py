@@ -28,7 +28,7 @@ import harness
 from harness.backends.kubernetes import objects
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.events import Event, Notice, StepBegins
-from harness.config import KubernetesSpec
+from harness.spec import KubernetesSpec
 from tests.benchmarks.beside_pod import BesidePod, NoGroupError, replica_of
 from tests.support.generated_load import ROOT
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import KubernetesSpec
 from harness.results import layout
+from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, api_server
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.cluster_trial import Trial

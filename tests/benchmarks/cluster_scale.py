@@ -26,8 +26,8 @@ from typing import Any, Self
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.informer import Watcher
-from harness.config import KubernetesSpec
-from harness.config.server import METRICS_PORT
+from harness.spec import KubernetesSpec
+from harness.spec.server import METRICS_PORT
 from tests.benchmarks.cluster_overhead import _count_requests
 from tests.benchmarks.export_campaign import backfill, ours
 from tests.integration.cluster.api_server import CONTROLLED, api_server, controllers

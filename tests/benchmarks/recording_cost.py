@@ -20,11 +20,11 @@ from scipy import stats
 
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.config import Execution, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.telemetry import Telemetry
 from harness.results import latencies, layout
+from harness.spec import Execution, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.support.fake_metrics import RowList
 
 SETTLE_S = 3.0

@@ -29,9 +29,9 @@ from scipy import stats
 from harness.backends.local import LocalBackend, LocalDeployment
 from harness.backends.mps import CONTROL
 from harness.clock import SystemClock
-from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
+from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.benchmarks.loop_efficiency import Bare, environment_for
 from tests.support.fake_metrics import RowList
 

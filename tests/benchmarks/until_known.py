@@ -36,11 +36,11 @@ from scipy.stats import f_oneway
 from harness.analysis.read import read_experiment
 from harness.analysis.statistics import ratio, t_interval
 from harness.analysis.until_known import Progress, Question, State, judge, questions
-from harness.config import CampaignSpec, CellSpec, UntilKnown
-from harness.config.load import parse_campaign
-from harness.config.timing import PRESETS
 from harness.results.layout import experiment_folders
 from harness.results.published import opened
+from harness.spec import CampaignSpec, CellSpec, UntilKnown
+from harness.spec.load import parse_campaign
+from harness.spec.timing import PRESETS
 from tests.benchmarks.stop_when_known import ROOT, Key, _replay
 
 LIMIT = 0.05

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from harness.backends.kubernetes.objects import load_job, workload
-from harness.config.kubernetes import KubernetesSpec, WorkloadKind
-from harness.config.sharing import Sharing
+from harness.spec.kubernetes import KubernetesSpec, WorkloadKind
+from harness.spec.sharing import Sharing
 from tests.support.experiments import experiment
 from tests.support.monitoring import manifest
 from tests.unit.ansible.tree import TEMPLATES, variables

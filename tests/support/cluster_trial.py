@@ -15,9 +15,9 @@ from harness.backends.kubernetes.deployment import RecordingMaker
 from harness.campaign.events import Event, RowsRecorded
 from harness.campaign.folder import open_folder
 from harness.campaign.runner import CampaignRunner
-from harness.config import KubernetesSpec
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget
+from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import own_address
 from tests.support.fake_metrics import FakeGpus
 

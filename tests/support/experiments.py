@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.campaign.journal import read_events
-from harness.config import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
+from harness.spec import CampaignSpec, ExperimentSpec, Limits, NeighbourSpec, Sharing, Timing, WorkloadSpec
 
 TINY = "tests.support.tiny_workload"
 FAST = {

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, Notify, RecordingRequest, ReplicaDeath, Send, unheard
-from harness.config import ExperimentSpec
 from harness.errors import BackendError, HarnessError
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget, Sources
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
+from harness.spec import ExperimentSpec
 from tests.support.fake_metrics import fake_sources, sample
 
 NOBODY = 2**22 + 1  # above the kernel's largest process id

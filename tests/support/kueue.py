@@ -8,7 +8,7 @@ import yaml
 
 from harness.backends.kubernetes import access, objects, queue_wait
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import KubernetesSpec
+from harness.spec import KubernetesSpec
 from tests.support.processes import eventually
 
 _OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}

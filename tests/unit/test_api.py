@@ -17,8 +17,8 @@ import harness
 from harness import api
 from harness.campaign import events
 from harness.campaign.publish import publish
-from harness.config import MpsSpec, Sharing
 from harness.errors import CampaignFileError, ResultsPathError, UsageError
+from harness.spec import MpsSpec, Sharing
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus

@@ -107,7 +107,7 @@ def test_the_site_builds_without_a_warning_and_its_pages_ask_no_other_host(tmp_p
 
 def test_the_campaign_on_the_page_is_valid():
     from harness.campaign.plan import expand
-    from harness.config.load import parse_campaign
+    from harness.spec.load import parse_campaign
 
     text, limits, conditions = blocks(ROOT / "docs" / "campaigns.md", "yaml")
 
@@ -119,7 +119,7 @@ def test_the_campaign_on_the_page_is_valid():
 
 def test_the_campaign_of_the_tutorial_is_valid():
     from harness.campaign.plan import expand
-    from harness.config.load import parse_campaign
+    from harness.spec.load import parse_campaign
 
     (text,) = blocks(ROOT / "docs" / "tutorial.md", "yaml")
 
@@ -128,7 +128,7 @@ def test_the_campaign_of_the_tutorial_is_valid():
 
 def test_the_campaigns_of_the_recipes_are_valid_and_its_pipelines_run_the_commands_shown():
     from harness.campaign.plan import expand
-    from harness.config.load import parse_campaign
+    from harness.spec.load import parse_campaign
 
     page = ROOT / "docs" / "recipes.md"
     divided, eight, github, gitlab = blocks(page, "yaml")

@@ -17,7 +17,7 @@ LAYERS = [
     ["backends", "node", "traffic"],
     ["results"],
     ["metrics"],
-    ["config"],
+    ["spec"],
     ["data", "extras"],
     ["errors", "clock", "supervisor"],
 ]
@@ -59,7 +59,7 @@ def test_dependencies_point_down(module):
 
 def test_the_check_sees_a_trespass():
     assert trespasses("metrics", {"results"}) == {"results"}
-    assert trespasses("config", {"cli", "errors"}) == {"cli"}
+    assert trespasses("spec", {"cli", "errors"}) == {"cli"}
     assert trespasses("replica", {"metrics"}) == {"metrics"}
     assert trespasses("node", {"backends"}) == {"backends"}
 

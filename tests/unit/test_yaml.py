@@ -63,7 +63,7 @@ def campaign_files() -> list[str]:
 @every(campaign_files())
 def test_every_campaign_file_is_valid(name):
     from harness.campaign.plan import expand
-    from harness.config.load import parse_campaign
+    from harness.spec.load import parse_campaign
 
     assert expand(parse_campaign((ROOT / name).read_text(), origin=name))
 

@@ -7,8 +7,8 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.config import GrafanaCost, KubernetesSpec
 from harness.data import data_path
+from harness.spec import GrafanaCost, KubernetesSpec
 
 ACCOUNT = "harness"
 ENFORCE = "pod-security.kubernetes.io/enforce"

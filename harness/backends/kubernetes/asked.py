@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from harness.backends.kubernetes.objects import Workload
-from harness.config.quantity import amount
+from harness.spec.quantity import amount
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]

@@ -16,9 +16,9 @@ from harness.backends.kubernetes.load_pods import Asked, LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.backends.kubernetes.parts import Part
 from harness.clock import Clock, SystemClock
-from harness.config import ExperimentSpec, KubernetesSpec, WorkloadSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.catalogue import CATALOGUE
+from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2

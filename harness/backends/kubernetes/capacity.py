@@ -8,8 +8,8 @@ from typing import Any
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.nodes import withdrawn
-from harness.config import KubernetesSpec
 from harness.errors import counted
+from harness.spec import KubernetesSpec
 
 Object = Mapping[str, Any]
 

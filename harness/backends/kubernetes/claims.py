@@ -17,8 +17,8 @@ from harness.backends.base import Notify
 from harness.backends.kubernetes import capacity
 from harness.backends.kubernetes.companion import Companion
 from harness.backends.kubernetes.rbac import Api
-from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 from harness.errors import BackendError
+from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 Object = Mapping[str, Any]
 

@@ -8,8 +8,8 @@ from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity, claims
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.rbac import Api
-from harness.config import ExperimentSpec, KubernetesSpec, Sharing
 from harness.errors import counted
+from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 _DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."
 _TWICE_ADVICE = (

@@ -23,8 +23,8 @@ import urllib3
 from harness.backends.kubernetes import api_errors
 from harness.backends.kubernetes.connect import Connection, connect
 from harness.backends.kubernetes.retry import LONGEST_PAUSE_S, SETTLING, TRANSIENT, Patience
-from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
+from harness.spec import KubernetesSpec
 
 FIELD_MANAGER = "gpu-sharing-harness"
 FIRST_CONTACT_S = 5.0

@@ -14,8 +14,8 @@ import urllib3
 import yaml
 
 from harness.backends.kubernetes import kubeconfig, token_end
-from harness.config import KubernetesSpec
 from harness.errors import ClusterError
+from harness.spec import KubernetesSpec
 
 CONNECTIONS = 16
 

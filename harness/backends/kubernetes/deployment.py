@@ -32,12 +32,12 @@ from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.backends.kubernetes.queue_wait import QueueWait
 from harness.clock import Clock
-from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
+from harness.spec import ExperimentSpec, KubernetesSpec
 
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
 

@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 
 from harness.backends.kubernetes.rbac import Api
-from harness.config import ExperimentSpec, KubernetesSpec, Sharing
-from harness.config.sharing import DIVIDED, WHOLE
 from harness.errors import BackendError, counted
+from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
+from harness.spec.sharing import DIVIDED, WHOLE
 
 CONFIG_LABEL = "nvidia.com/device-plugin.config"
 MPS_LABEL = "nvidia.com/mps.capable"

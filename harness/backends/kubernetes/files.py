@@ -12,8 +12,8 @@ from typing import Any
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.companion import Companion
 from harness.backends.server_check import check_files
-from harness.config import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
 from harness.errors import CampaignFileError
+from harness.spec import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
 
 FOLDER_VARIABLE, FOLDER = "GIVEN_DIR", "/var/run/given"
 """How the client is told of their folder, and that folder in a pod."""

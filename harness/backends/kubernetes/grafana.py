@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.backends.kubernetes.rbac import Api
-from harness.config import GrafanaCost, KubernetesSpec
 from harness.errors import ClusterError
+from harness.spec import GrafanaCost, KubernetesSpec
 
 BEFORE = "gpu-sharing-harness/replicas-before"
 BY = "gpu-sharing-harness/scaled-down-by"

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from harness.config.yaml_tree import SAFE_LOADER
+from harness.spec.yaml_tree import SAFE_LOADER
 
 Object = dict[str, Any]
 

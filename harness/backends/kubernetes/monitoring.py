@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
-from harness.config import ExperimentSpec, KubernetesSpec, WorkloadSpec
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.targets import Target, active, last_error
 from harness.metrics.prometheus.telemetry import FIELDS
 from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
+from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SKEW_S = 1.0
 """Clocks that differ by more than this are remarked upon; rates and rows do not care below it."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from harness.backends.base import Finding, Severity
-from harness.config import ExperimentSpec, MpsLimits
 from harness.errors import counted
+from harness.spec import ExperimentSpec, MpsLimits
 
 Object = Mapping[str, Any]
 

@@ -11,11 +11,11 @@ from typing import Any
 from harness.backends.base import RecordingRequest, ReplicaDeath
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.pods import PodReplica
-from harness.config import Device, Sharing
 from harness.errors import BackendError, ReasonCode
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
+from harness.spec import Device, Sharing
 
 Status = Mapping[str, Any]
 _ADVICE = (

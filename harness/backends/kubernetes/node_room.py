@@ -10,9 +10,9 @@ from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity
 from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Object, of_pod, of_workload
 from harness.backends.kubernetes.parts import Part
-from harness.config import KubernetesSpec
-from harness.config.quantity import amount, in_words
 from harness.errors import counted
+from harness.spec import KubernetesSpec
+from harness.spec.quantity import amount, in_words
 
 _ADVICE = "Reserve less, use fewer replicas, or nodes that have more: `kubernetes.node_selector`."
 _NAMED = 5

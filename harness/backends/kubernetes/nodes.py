@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.kubernetes.pods import Object, condition
-from harness.config.quantity import amount
 from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.spec.quantity import amount
 
 PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
 

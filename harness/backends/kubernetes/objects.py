@@ -19,14 +19,14 @@ from harness.backends.environment import client_settings, layered, scenario_envi
 from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.companion import Companion
 from harness.backends.mps import limits_environment
-from harness.config import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
-from harness.config.kubernetes import SharingBy
-from harness.config.pods import Placement
-from harness.config.resources import Resource
-from harness.config.server import METRICS_PORT as PORT
-from harness.config.server import PORT_PLACEHOLDER
-from harness.config.yaml_tree import SAFE_LOADER
 from harness.data import data_path
+from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
+from harness.spec.kubernetes import SharingBy
+from harness.spec.pods import Placement
+from harness.spec.resources import Resource
+from harness.spec.server import METRICS_PORT as PORT
+from harness.spec.server import PORT_PLACEHOLDER
+from harness.spec.yaml_tree import SAFE_LOADER
 
 REPLICA_DIR = "/var/run/replica"
 LAYER_DIR = "/var/run/layer"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.backends.kubernetes import objects
-from harness.config import ExperimentSpec, KubernetesSpec, ScenarioKind
 from harness.results.layout import neighbour_folder
+from harness.spec import ExperimentSpec, KubernetesSpec, ScenarioKind
 
 
 @dataclass(frozen=True, slots=True)

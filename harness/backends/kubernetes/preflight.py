@@ -27,9 +27,9 @@ from harness.backends.kubernetes.rbac import Api
 from harness.backends.kubernetes.retry import TRANSIENT
 from harness.backends.kubernetes.version import check_version, makes_jobs
 from harness.backends.layer_check import check_layer_of_image
-from harness.config import ExperimentSpec, GrafanaCost, KubernetesSpec
 from harness.errors import CampaignFileError, ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec
 
 API_SKEW_S = 3.0
 """The API server's clock is told in whole seconds, after a round trip."""

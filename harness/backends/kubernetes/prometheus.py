@@ -17,14 +17,14 @@ from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
-from harness.config import KubernetesSpec, Timing
-from harness.config.prometheus import PrometheusAccess
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.promql import Dialect, Labels
 from harness.metrics.recording import Recording
+from harness.spec import KubernetesSpec, Timing
+from harness.spec.prometheus import PrometheusAccess
 
 QUERY_TIMEOUT_S = 30.0
 _ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.backends.kubernetes.rbac import Api
-from harness.config import KubernetesSpec
 from harness.errors import ClusterError
+from harness.spec import KubernetesSpec
 
 API = "/apis/monitoring.coreos.com/v1"
 REPLICAS = {"app.kubernetes.io/part-of": "gpu-sharing-harness"}

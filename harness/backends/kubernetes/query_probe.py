@@ -16,7 +16,6 @@ import numpy as np
 
 from harness.backends.base import Finding, Severity
 from harness.clock import Clock
-from harness.config import Timing
 from harness.errors import NoDataError, PrometheusError
 from harness.metrics.catalogue import ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
@@ -24,6 +23,7 @@ from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.prometheus.targets import twice, why_unseen
 from harness.metrics.promql import render
 from harness.metrics.promql_math import MS_PER_S, to_ms
+from harness.spec import Timing
 
 SCRAPES = 8
 """Scrape intervals that a query may take, beyond its window, until it answers: discovery, a slow exporter, two scrapes."""

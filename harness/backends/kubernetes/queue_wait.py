@@ -8,8 +8,8 @@ from harness.backends.base import Notify
 from harness.backends.kubernetes import pods, rollout
 from harness.backends.kubernetes.access import KUEUE, KUEUE_VERSIONS
 from harness.backends.kubernetes.client import KubernetesApi, Object, selectors
-from harness.config import KubernetesSpec
 from harness.errors import BackendError
+from harness.spec import KubernetesSpec
 
 JOB_UID_LABEL = f"{KUEUE}/job-uid"
 """Of a Workload, by which Kueue queues a Job."""

@@ -10,7 +10,7 @@ from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Asked, Object, defaults, of_workload
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL, Workload, pods_path
 from harness.backends.kubernetes.rbac import Api
-from harness.config.quantity import amount, in_words
+from harness.spec.quantity import amount, in_words
 
 _TO_BE_STATED = ("cpu", "memory")
 """A quota that counts one of these refuses pods that do not state it."""

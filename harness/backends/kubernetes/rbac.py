@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from harness.backends.base import IMAGE, Finding, Severity
 from harness.backends.kubernetes.access import ENFORCE, KUEUE, KUEUE_VERSIONS, rights_to_wait
-from harness.config import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 from harness.errors import ClusterError
+from harness.spec import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 LISTED_IMAGES = 50

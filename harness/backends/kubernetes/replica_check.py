@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.backends.kubernetes import objects
-from harness.config import Device, ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ReasonCode
+from harness.spec import Device, ExperimentSpec, KubernetesSpec
 
 Statuses = Sequence[Mapping[str, Any]]
 """What each replica says of itself, with its pod."""

@@ -10,8 +10,8 @@ import yaml
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import mps_share
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MPS_LABEL
-from harness.config import ExperimentSpec, KubernetesSpec, Sharing
-from harness.config.sharing import DIVIDED, WHOLE
+from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
+from harness.spec.sharing import DIVIDED, WHOLE
 
 Object = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ PRODUCT_LABEL = "nvidia.com/gpu.product"
 MIG_LABEL = "nvidia.com/mig.strategy"
 GKE_LABEL = "cloud.google.com/gke-gpu-sharing-strategy"
 GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
-CONFIG_ANNOTATION = "gpu-sharing-harness/config"
+CONFIG_ANNOTATION = "gpu-sharing-harness/spec"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {mode.traits.label: mode for mode in Sharing if mode.traits.label}
 _OF_GKE = {mode.traits.gke: mode for mode in Sharing if mode.traits.gke}

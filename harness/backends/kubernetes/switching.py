@@ -22,8 +22,8 @@ from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_
 from harness.backends.kubernetes.pods import condition
 from harness.backends.kubernetes.rbac import Api
 from harness.clock import Clock
-from harness.config import ExperimentSpec, KubernetesSpec
 from harness.errors import BackendError, ClusterError
+from harness.spec import ExperimentSpec, KubernetesSpec
 
 NODES = "/api/v1/nodes"
 SWITCHED = "gpu-sharing-harness/switched"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.rbac import Api
-from harness.config import ExperimentSpec, KubernetesSpec, ScenarioKind, WorkloadKind
+from harness.spec import ExperimentSpec, KubernetesSpec, ScenarioKind, WorkloadKind
 
 LEAST = (1, 29)
 """From which version on a Job takes `backoffLimitPerIndex`."""

@@ -30,7 +30,7 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One server; the fields are those of ``server`` in the campaign file (harness/config/server.py).
+    """One server; the fields are those of ``server`` in the campaign file (harness/spec/server.py).
 
     Attributes:
         settle_s: after so many seconds of the load the recording begins.

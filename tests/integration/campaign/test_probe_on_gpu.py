@@ -5,7 +5,7 @@ import torch
 
 from harness.analysis.time_slices import time_slices
 from harness.campaign.probe import gpu_to_probe, probe
-from harness.config import Sharing
+from harness.spec import Sharing
 
 pytestmark = [
     pytest.mark.integration,

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from harness.campaign.verify import verify_campaign
-from harness.config import StressSpec
+from harness.spec import StressSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 

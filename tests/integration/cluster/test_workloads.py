@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.kubernetes.objects import workload
-from harness.config import KubernetesSpec, WorkloadSpec
+from harness.spec import KubernetesSpec, WorkloadSpec
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, Cluster, found
 from tests.integration.cluster.playbook import Run, home, play, possible
 from tests.support.experiments import experiment

@@ -17,7 +17,7 @@ from harness.backends.kubernetes import rbac
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import SWITCHED
-from harness.config import KubernetesSpec
+from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_NOT, Cluster, api_server, controllers
 from tests.support.cluster_driver import CONFIG_LABEL, GPU, ClusterDriver
 from tests.support.experiments import experiment

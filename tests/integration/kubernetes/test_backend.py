@@ -13,9 +13,9 @@ from harness.backends.kubernetes import deployment as deployment_module
 from harness.backends.kubernetes import nodes, objects, pod_monitor
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import ConditionSpec, LayerSpec, ScenarioSpec
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
 from harness.results import latencies, layout
+from harness.spec import ConditionSpec, LayerSpec, ScenarioSpec
 from harness.traffic.figures import Window, of_replicas
 from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment

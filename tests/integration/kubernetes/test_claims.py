@@ -14,10 +14,10 @@ from harness.backends.kubernetes import claims, deployment, preflight
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.config import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.manifest import Status, read_manifest
+from harness.spec import ConditionSpec, MpsLimits, Sharing, SharingBy, WorkloadKind
 from tests.support.cluster_trial import Switching
 from tests.support.dra_driver import CLASSES, GROUP, DraDriver
 from tests.support.experiments import TINY, WorkloadSpec, campaign, experiment, neighbour

@@ -12,10 +12,10 @@ from harness.backends.kubernetes.switching import SWITCHED
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import Sharing
 from harness.results import layout
 from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
+from harness.spec import Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL
 from tests.support.cluster_trial import Switching

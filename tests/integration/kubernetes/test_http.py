@@ -8,13 +8,13 @@ from harness.campaign import events, experiment_run
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import WorkloadSpec
 from harness.errors import BackendError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
+from harness.spec import WorkloadSpec
 from harness.traffic.figures import REQUEST
 from harness.traffic.scenario_result import FILE_NAME, LOAD_LOG
 from tests.support.cluster_trial import Trial

@@ -17,7 +17,6 @@ from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.clock import SystemClock
-from harness.config import ConditionSpec, Sharing
 from harness.errors import BackendError, ReasonCode
 from harness.metrics.catalogue import select
 from harness.metrics.csv_reader import read_experiment
@@ -26,6 +25,7 @@ from harness.metrics.prometheus.exporter import export
 from harness.results import latencies, layout
 from harness.results.manifest import Status, read_manifest
 from harness.results.origin import read_origin
+from harness.spec import ConditionSpec, Sharing
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment, neighbour

@@ -13,9 +13,9 @@ from harness.backends.kubernetes import objects
 from harness.campaign.profile import begin, new_plan
 from harness.campaign.profile_job import ProfileJob
 from harness.campaign.verify import verify_campaign
-from harness.config import KubernetesSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.results.profile import POINTS, Outcome, read_manifest
+from harness.spec import KubernetesSpec
 from tests.support.cluster_driver import ROOT
 from tests.support.experiments import PROFILE
 

@@ -12,11 +12,11 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes.monitoring import check_prometheus, cost_of
 from harness.backends.kubernetes.query_probe import rehearse
 from harness.clock import SystemClock
-from harness.config import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.prometheus.targets import active
+from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.integration.metrics.pages import Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
 from tests.support.ports import free_port

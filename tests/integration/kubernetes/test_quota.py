@@ -8,8 +8,8 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import objects, parts
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.quota import check_quota
-from harness.config import WorkloadSpec
 from harness.errors import ClusterError
+from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually
 

@@ -14,12 +14,12 @@ from harness.backends.kubernetes.objects import CAMPAIGN_LABEL
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import SloSpec, WorkloadSpec
-from harness.config.sharing import FOUND
 from harness.errors import BackendError, ReplicaDiedError
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies, layout
 from harness.results.manifest import read_manifest
+from harness.spec import SloSpec, WorkloadSpec
+from harness.spec.sharing import FOUND
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus

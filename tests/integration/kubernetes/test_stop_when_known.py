@@ -13,10 +13,10 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.stopping import KnownWell
 from harness.campaign.verify import verify_campaign
 from harness.clock import SystemClock
-from harness.config import StopWhenKnown, WorkloadSpec
 from harness.metrics.catalogue import select
 from harness.results import layout
 from harness.results.manifest import read_manifest
+from harness.spec import StopWhenKnown, WorkloadSpec
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign, experiment
 from tests.support.fake_metrics import FakeGpus, RowList

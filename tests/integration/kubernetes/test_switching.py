@@ -8,9 +8,9 @@ from harness.analysis.report import mps_limits
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.config import ConditionSpec, MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.results.manifest import Status, read_manifest
+from harness.spec import ConditionSpec, MpsLimits, Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL
 from tests.support.cluster_trial import Switching

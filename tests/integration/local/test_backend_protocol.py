@@ -10,10 +10,10 @@ from harness.backends.base import RecordingRequest, Severity
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.config import KubernetesSpec, Timing
 from harness.errors import BackendError
 from harness.metrics.catalogue import select
 from harness.results import layout
+from harness.spec import KubernetesSpec, Timing
 from tests.support.cluster_driver import ClusterDriver
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import experiment

@@ -13,10 +13,10 @@ import pytest
 from harness.backends.base import RecordingRequest
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.config import ConditionSpec, LayerSpec, Timing
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.catalogue import select
 from harness.results import layout
+from harness.spec import ConditionSpec, LayerSpec, Timing
 from tests.support.experiments import experiment, neighbour
 from tests.support.fake_metrics import RowList
 from tests.support.processes import DRAINED_S, eventually, marked

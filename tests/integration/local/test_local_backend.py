@@ -16,10 +16,10 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.backends.orphans import end_strays
-from harness.config import WorkloadSpec
 from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
+from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually, marked
 

@@ -15,10 +15,10 @@ import pytest
 
 from harness.backends.local import LocalBackend
 from harness.backends.mps import CONTROL
-from harness.config import MpsLimits, Sharing
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
+from harness.spec import MpsLimits, Sharing
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.config import WorkloadSpec
 from harness.replica.engine.ledger import FIELDS
+from harness.spec import WorkloadSpec
 from tests.support import random_vlm
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked

@@ -23,12 +23,12 @@ from harness.backends.local import LocalBackend
 from harness.backends.server_check import check_server
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
-from harness.config import Device, SloSpec, WorkloadSpec
 from harness.errors import BackendError, ObjectiveMissedError, ReasonCode
 from harness.metrics.nvml import GpuFacts
 from harness.replica.engine.ledger import FIELDS
 from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
+from harness.spec import Device, SloSpec, WorkloadSpec
 from harness.traffic import server_result
 from harness.traffic.figures import Window
 from tests.support import forked

@@ -11,10 +11,10 @@ from harness.backends.kubernetes.prometheus import direct
 from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given
-from harness.config import KubernetesSpec
-from harness.config.prometheus import PrometheusAccess
 from harness.errors import CampaignFileError, PrometheusError
 from harness.metrics.prometheus.recording_target import Origin
+from harness.spec import KubernetesSpec
+from harness.spec.prometheus import PrometheusAccess
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
 from tests.support.guarded_proxy import GuardedProxy
 

@@ -13,10 +13,10 @@ import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.prometheus import direct, server
-from harness.config import KubernetesSpec
-from harness.config.prometheus import PrometheusAccess
 from harness.errors import PrometheusError
 from harness.node.checks import monitoring
+from harness.spec import KubernetesSpec
+from harness.spec.prometheus import PrometheusAccess
 from tests.integration.monitoring.watched import DEBIAN, watched_cluster
 from tests.support import monitoring_access
 from tests.support.certificates import vouched_for

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.report import write_report
-from harness.config import Sharing
 from harness.results import Status
 from harness.results.layout import metric_files
+from harness.spec import Sharing
 from tests.integration.report.browser import Page, browser, chromium
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 

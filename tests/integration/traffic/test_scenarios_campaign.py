@@ -8,8 +8,8 @@ from harness.backends.local import LocalBackend
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import WorkloadSpec
 from harness.results.manifest import Status, read_manifest
+from harness.spec import WorkloadSpec
 from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked

@@ -19,7 +19,7 @@ from harness.analysis.campaign import analyse
 from harness.analysis.campaign_table import COLUMNS, DICTIONARY, REASONS
 from harness.analysis.measures import ALL
 from harness.analysis.report import report_of
-from harness.config import MpsSpec, Sharing
+from harness.spec import MpsSpec, Sharing
 from tests.unit.results.synthetic import Shape, write_campaign
 
 ROOT = Path(__file__).parents[3]

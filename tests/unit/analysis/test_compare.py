@@ -11,9 +11,9 @@ from harness.analysis.comparison_input import By, Place, Pool, gather, gathered
 from harness.analysis.report import report_of
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish
-from harness.config import ConditionSpec, MpsSpec, Sharing
 from harness.errors import ResultsPathError, UnlikeResultsError, UsageError
 from harness.results import Status
+from harness.spec import ConditionSpec, MpsSpec, Sharing
 from tests.unit.results.synthetic import MPS_CAPACITY, Shape, rates, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=4, noise=0.005)

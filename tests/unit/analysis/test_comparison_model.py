@@ -21,8 +21,8 @@ from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_
 from harness.analysis.recommendation import choices
 from harness.analysis.report import mps_limits
 from harness.analysis.statistics import Estimate, t_interval
-from harness.config import ConditionSpec, MpsLimits, Sharing
 from harness.errors import UsageError
+from harness.spec import ConditionSpec, MpsLimits, Sharing
 from tests.unit.results.synthetic import SERVICE_S, Shape, rates, write_campaign
 
 SHAPE = Shape(record_s=4, noise=0.005)

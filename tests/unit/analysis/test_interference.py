@@ -22,13 +22,13 @@ from harness.analysis.interference_tables import tables
 from harness.analysis.protection import Protection, protections
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
-from harness.config import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.rows import Row, series_name
 from harness.results import ExperimentWriter, Status, finalise
 from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
 from harness.results.manifest import Verdict
+from harness.spec import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 
 SHAPE = Shape(gpu=False, record_s=20)

@@ -19,9 +19,9 @@ from harness.analysis.figure_style import new_figure
 from harness.analysis.report import write_report
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.timeline_plots import timeline
-from harness.config import Sharing
 from harness.results import Manifest, Status, finalise
 from harness.results.layout import metric_files
+from harness.spec import Sharing
 from tests.unit.results.synthetic import (
     METRICS,
     START_S,

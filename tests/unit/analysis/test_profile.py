@@ -4,9 +4,9 @@ import pytest
 
 from harness.analysis.profile import ProfileAnalysis, analyse_profile
 from harness.analysis.profile_report import write_profile_report
-from harness.config.profile import ProfileCell, ProfileSpec
 from harness.results.manifest import Host, Provenance, Software
 from harness.results.profile import POINTS, Curve, Outcome, Plan, Point, write_manifest
+from harness.spec.profile import ProfileCell, ProfileSpec
 from tests.unit.analysis.test_bottleneck import PLANTED, Cause
 
 HOST = Host(

@@ -9,9 +9,9 @@ import pytest
 from harness.analysis import goodput
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import Breakage, Grade, Run, Served, climb
-from harness.config import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
+from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
 from harness.traffic.slo import Outcome
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")

@@ -6,7 +6,7 @@ import pytest
 from harness.analysis.campaign import Cell, Key, shared
 from harness.analysis.statistics import difference, student, t_interval
 from harness.analysis.until_known import State, judge, questions, share_of_look
-from harness.config import ConditionSpec, MpsSpec, Sharing, UntilKnown
+from harness.spec import ConditionSpec, MpsSpec, Sharing, UntilKnown
 from tests.benchmarks.until_known import HARD, false_answers
 from tests.support.experiments import campaign
 

@@ -198,7 +198,7 @@ def test_the_package_alone_brings_nothing_else_of_the_harness(tmp_path):
 
 
 def test_the_tag_is_the_version_of_the_harness_which_a_campaign_asks_for():
-    from harness.config.kubernetes import IMAGE
+    from harness.spec.kubernetes import IMAGE
 
     assert resolved("__workload_image_reference") == IMAGE
     assert resolved("__workload_image_reference", workload_image_tag="x").endswith("/workload:x")

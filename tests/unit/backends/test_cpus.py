@@ -6,9 +6,9 @@ import pytest
 
 from harness.backends import cpus
 from harness.backends.base import Severity
-from harness.config import ConditionSpec, NeighbourSpec, WorkloadSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts
+from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
 from tests.support.experiments import experiment
 
 

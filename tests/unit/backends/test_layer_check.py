@@ -8,7 +8,7 @@ from harness.backends.base import Severity
 from harness.backends.environment import layered
 from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
-from harness.config import ConditionSpec, LayerSpec
+from harness.spec import ConditionSpec, LayerSpec
 from tests.support.experiments import experiment, neighbour
 
 LIBRARY = sys.executable  # an ELF file that is on every machine

@@ -5,7 +5,7 @@ import types
 import pytest
 
 from harness.backends.local_replica import LocalReplica, Seat
-from harness.config import WorkloadSpec
+from harness.spec import WorkloadSpec
 
 
 @pytest.fixture

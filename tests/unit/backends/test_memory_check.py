@@ -5,10 +5,10 @@ import pytest
 
 from harness.backends import local_check
 from harness.backends.base import Severity
-from harness.config import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
-from harness.config.workload import BUILTIN_WORKLOADS
 from harness.errors import ReasonCode
 from harness.metrics.nvml import GpuFacts
+from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
+from harness.spec.workload import BUILTIN_WORKLOADS
 
 
 def findings(name, replicas, *, check="memory", sharing=Sharing.TIME_SLICING, gpus=1, **workload):

@@ -12,9 +12,9 @@ from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import Seat
 from harness.backends.server_check import check_server
-from harness.config import Timing, WorkloadSpec
 from harness.replica.engine.settings import from_environment
 from harness.replica.registry import find_factory
+from harness.spec import Timing, WorkloadSpec
 from tests.support import local_tokenizers
 from tests.support.experiments import experiment
 

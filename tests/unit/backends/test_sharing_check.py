@@ -11,9 +11,9 @@ from harness.backends.base import Severity
 from harness.backends.devices import device_environment, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
-from harness.config import Device, MpsLimits, Sharing, WorkloadSpec
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts, gpu_facts
+from harness.spec import Device, MpsLimits, Sharing, WorkloadSpec
 from tests.support.experiments import experiment
 
 GPU = GpuFacts("NVIDIA H200", 150_000_000_000, 149_000_000_000, compute_mode="default")

@@ -5,8 +5,8 @@ import pytest
 from harness.campaign import events
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.config import ConditionSpec, NeighbourSpec, Timing, WorkloadSpec
 from harness.results.manifest import read_manifest
+from harness.spec import ConditionSpec, NeighbourSpec, Timing, WorkloadSpec
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus

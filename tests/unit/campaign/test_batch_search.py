@@ -3,7 +3,7 @@
 import pytest
 
 from harness.campaign.batch_search import MARGIN_PERCENT, TARGET_PERCENT, Tried, search
-from harness.config.profile import CapacityGoal
+from harness.spec.profile import CapacityGoal
 
 
 class Gpu:

@@ -6,11 +6,11 @@ import pytest
 
 from harness.backends.base import ReplicaDeath
 from harness.campaign.hostility import crashes, lack_of_memory
-from harness.config import ConditionSpec, NeighbourSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.latency_log import LatencyLog
 from harness.results import layout
+from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
 from harness.traffic.figures import Window
 from tests.support.experiments import experiment
 

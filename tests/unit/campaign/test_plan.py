@@ -4,7 +4,9 @@ import pytest
 
 from harness.campaign.plan import check_limits, estimate, expand
 from harness.campaign.source import read_source
-from harness.config import (
+from harness.errors import UsageError
+from harness.metrics.catalogue import select
+from harness.spec import (
     CampaignSpec,
     ConditionSpec,
     Limits,
@@ -17,8 +19,6 @@ from harness.config import (
     Timing,
     WorkloadSpec,
 )
-from harness.errors import UsageError
-from harness.metrics.catalogue import select
 from tests.support.experiments import campaign
 
 

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from harness.analysis.time_slices import Turns
 from harness.campaign import probe
 from harness.cli.app import app
-from harness.config import Sharing
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.replica import time_slices
+from harness.spec import Sharing
 
 GPU = GpuFacts("H200", 1 << 37, 1 << 37, uuid="GPU-1", compute_mode="default")
 BEGINS = """

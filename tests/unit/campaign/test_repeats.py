@@ -18,9 +18,9 @@ from harness.campaign.progress import campaign_status
 from harness.campaign.repeats import BLOCK, ENDS
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import Limits, Repeats, Sharing, Timing, UntilKnown
 from harness.errors import BackendError
 from harness.results.manifest import Status
+from harness.spec import Limits, Repeats, Sharing, Timing, UntilKnown
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, sample

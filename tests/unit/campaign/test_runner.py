@@ -18,7 +18,6 @@ from harness.campaign.plan import estimate, expand
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, WorkloadSpec
 from harness.errors import (
     BackendError,
     CampaignInterruptedError,
@@ -30,6 +29,7 @@ from harness.errors import (
 from harness.results.layout import metric_files
 from harness.results.manifest import Status
 from harness.results.tables import read_rows
+from harness.spec import ConditionSpec, Limits, NeighbourSpec, OnReplicaDeath, WorkloadSpec
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus, fake_sources, gpu_usage, sample
 from tests.support.simulated_clock import SimulatedClock

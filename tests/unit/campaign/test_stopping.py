@@ -1,7 +1,7 @@
 """What a recording says of why it was as long as it was."""
 
 from harness.campaign.stopping import KnownWell
-from harness.config import StopWhenKnown
+from harness.spec import StopWhenKnown
 
 
 def test_what_could_never_be_judged_is_not_called_wide(tmp_path):

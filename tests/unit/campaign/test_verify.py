@@ -13,11 +13,11 @@ from harness.campaign.journal import Journal, read_events
 from harness.campaign.progress import campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
-from harness.config import Timing
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of
 from harness.results.layout import REPORT_HTML, REPORT_SUMS
 from harness.results.manifest import content_digest
+from harness.spec import Timing
 from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend

@@ -19,7 +19,6 @@ from harness.campaign import gate as gates
 from harness.campaign import preflight
 from harness.cli import campaign, output
 from harness.cli.app import app
-from harness.config.load import parse_campaign
 from harness.errors import (
     DegradedError,
     ExperimentsFailedError,
@@ -34,6 +33,7 @@ from harness.errors import (
 from harness.results.layout import STATE
 from harness.results.manifest import Status
 from harness.results.profile import PLAN as PLAN_OF_PROFILE
+from harness.spec.load import parse_campaign
 from harness.traffic.figures import Window
 from harness.traffic.slo import P99_SHARE, fewest_requests, share_interval
 from tests.unit.results.synthetic import Shape, write_campaign

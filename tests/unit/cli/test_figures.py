@@ -17,10 +17,10 @@ from harness.analysis.headline import concerns, headline
 from harness.campaign.gate import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
-from harness.config import Sharing
 from harness.errors import counted
 from harness.results.layout import STATE
 from harness.results.manifest import Status
+from harness.spec import Sharing
 from tests.unit.results.synthetic import Shape, write_campaign, write_experiment
 
 SHAPE = Shape(record_s=5)

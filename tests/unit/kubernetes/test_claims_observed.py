@@ -3,8 +3,8 @@
 import pytest
 
 from harness.backends.kubernetes import claims
-from harness.config import KubernetesSpec, Sharing
 from harness.errors import BackendError
+from harness.spec import KubernetesSpec, Sharing
 from tests.support.experiments import experiment
 
 SPEC = KubernetesSpec(sharing_by="dra")

@@ -10,10 +10,10 @@ import pytest
 from harness.backends.kubernetes import client
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.informer import Watcher
-from harness.config import KubernetesSpec
 from harness.errors import BackendError, ClusterError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.replica.server import MetricsServer, Response
+from harness.spec import KubernetesSpec
 from tests.support.fake_cluster import FakeCluster, Review
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.processes import eventually

@@ -12,8 +12,8 @@ from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
+from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_cluster import FakeCluster
 

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from harness.backends.kubernetes import access, prometheus_operator, rbac
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.cli.app import app
-from harness.config import KubernetesSpec
 from harness.errors import UsageError
 from harness.replica.server import MetricsServer, Response
+from harness.spec import KubernetesSpec
 from tests.support import schemas
 from tests.support.fake_cluster import FakeCluster, Review
 

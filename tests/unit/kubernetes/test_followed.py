@@ -9,9 +9,9 @@ from harness.backends.kubernetes import artifacts, followed
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.pods import PodReplica
-from harness.config import KubernetesSpec
 from harness.replica.server import MetricsServer, Response
 from harness.results import layout
+from harness.spec import KubernetesSpec
 from tests.support.fake_cluster import FakeCluster
 from tests.support.processes import eventually
 

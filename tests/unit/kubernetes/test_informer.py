@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.informer import Watcher
-from harness.config import KubernetesSpec
+from harness.spec import KubernetesSpec
 from tests.support.fake_cluster import FakeCluster
 from tests.support.faulty_proxy import FaultyProxy
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from harness.backends.kubernetes.client import KubernetesApi
-from harness.config import KubernetesSpec
+from harness.spec import KubernetesSpec
 
 ENDS_S = 1_795_646_400
 

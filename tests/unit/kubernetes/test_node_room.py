@@ -5,7 +5,7 @@ import pytest
 from harness.backends.base import Severity
 from harness.backends.kubernetes import parts
 from harness.backends.kubernetes.node_room import check_room
-from harness.config import ConditionSpec, KubernetesSpec, ScenarioSpec, WorkloadSpec
+from harness.spec import ConditionSpec, KubernetesSpec, ScenarioSpec, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 
 HALF = KubernetesSpec(reserve={"cpu": "500m", "memory": "1Gi"})

@@ -11,9 +11,9 @@ import yaml
 from harness.backends.kubernetes.objects import count_of, load_job, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
-from harness.config.pods import NodeRequirement
 from harness.replica.engine.settings import from_environment
+from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
+from harness.spec.pods import NodeRequirement
 from tests.support import schemas
 from tests.support.experiments import experiment
 from tests.support.pod_security import violations

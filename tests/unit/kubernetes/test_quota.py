@@ -7,7 +7,7 @@ import pytest
 from harness.backends.base import Severity
 from harness.backends.kubernetes import parts
 from harness.backends.kubernetes.quota import check_quota
-from harness.config import ConditionSpec, KubernetesSpec, LayerSpec, ScenarioSpec, Sharing, SharingBy, WorkloadSpec
+from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, ScenarioSpec, Sharing, SharingBy, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 
 GPU = "nvidia.com/gpu"

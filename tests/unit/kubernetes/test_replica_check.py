@@ -5,8 +5,8 @@ import contextlib
 import pytest
 
 from harness.backends.kubernetes import replica_check
-from harness.config import KubernetesSpec, MpsLimits, Sharing, WorkloadSpec
 from harness.errors import BackendError, ReasonCode
+from harness.spec import KubernetesSpec, MpsLimits, Sharing, WorkloadSpec
 from tests.support.experiments import experiment
 
 SERVER = {"image": "registry.example/engine:1", "args": ["--port", "{port}"]}

@@ -12,8 +12,8 @@ from harness.backends.base import Severity
 from harness.backends.kubernetes import device_configs, preflight, switching
 from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
-from harness.config import ConditionSpec, KubernetesSpec, Sharing
 from harness.errors import BackendError
+from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
 from tests.support.fake_cluster import FakeCluster, Review

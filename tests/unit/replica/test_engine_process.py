@@ -7,11 +7,11 @@ import sys
 import pytest
 
 from harness.backends.environment import server_environment
-from harness.config import Timing, WorkloadSpec
 from harness.replica.engine import process as process_module
 from harness.replica.engine.process import HOST, ServerProcess, claimed_port
 from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, WorkloadError
+from harness.spec import Timing, WorkloadSpec
 from harness.supervisor import MOST_LOG_BYTES
 from tests.support.processes import eventually
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from harness.config.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS, SERVER, STREAMING_SERVER, WORKLOAD_OPTIONS
 from harness.metrics.catalogue import CATALOGUE
 from harness.replica import errors, hostile, registry
 from harness.replica.errors import CannotBeMetError, ExitCode
 from harness.replica.settings import Settings
+from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS, SERVER, STREAMING_SERVER, WORKLOAD_OPTIONS
 
 
 @pytest.fixture

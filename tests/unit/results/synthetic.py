@@ -16,7 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.config import (
+from harness.metrics.catalogue import STANDARD
+from harness.metrics.rows import Row
+from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
+from harness.results.latencies import RECORD
+from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
+from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.spec import (
     CampaignSpec,
     ConditionSpec,
     Device,
@@ -28,13 +34,7 @@ from harness.config import (
     Timing,
     WorkloadSpec,
 )
-from harness.config.sharing import settings_under
-from harness.metrics.catalogue import STANDARD
-from harness.metrics.rows import Row
-from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
-from harness.results.latencies import RECORD
-from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
-from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.spec.sharing import settings_under
 
 METRICS = tuple(STANDARD)
 GPU_METRICS = ("gpu_utilization", "gpu_memory", "gpu_power", "gpu_temperature")

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from harness.config import Sharing, SloSpec, WorkloadSpec
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies
+from harness.spec import Sharing, SloSpec, WorkloadSpec
 from harness.traffic import server_result, slo
 from harness.traffic.figures import Window
 from harness.traffic.server_result import REQUEST, evaluate

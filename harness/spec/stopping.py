@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag, field_validator
 
-from harness.config.model import StrictModel
+from harness.spec.model import StrictModel
 
 FIRST_LOOK = 3
 """Repeats of every cell before the first look: the spread of two runs says next to nothing."""

@@ -3,10 +3,10 @@
 import pytest
 
 from harness.campaign.source import read_source
-from harness.config import CampaignSpec
-from harness.config.load import parse_campaign
 from harness.errors import CampaignFileError
-from tests.unit.config.short_file import CONDITIONS, GOOD, faults
+from harness.spec import CampaignSpec
+from harness.spec.load import parse_campaign
+from tests.unit.spec.short_file import CONDITIONS, GOOD, faults
 
 OPTION = GOOD.replace("name: resnet50", "name: resnet50\n    options: {x: VALUE}")
 

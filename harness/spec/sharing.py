@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from harness.config.model import StrictModel
+from harness.spec.model import StrictModel
 
 
 class Sharing(StrEnum):

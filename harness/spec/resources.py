@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from harness.config.quantity import amount
+from harness.spec.quantity import amount
 
 Resource = Literal["cpu", "memory", "ephemeral-storage"]
 _BYTES = ("1Mi", "64Ti", Decimal(1))

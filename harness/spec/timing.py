@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness.config.model import StrictModel
-from harness.config.stopping import StopWhenKnown
+from harness.spec.model import StrictModel
+from harness.spec.stopping import StopWhenKnown
 
 MIN_STEP_S = 0.1
 RATE_WINDOW_STEPS = 4

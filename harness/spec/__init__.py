@@ -1,6 +1,6 @@
 """The campaign file: what to run, how long, and within which limits."""
 
-from harness.config.campaign import (
+from harness.spec.campaign import (
     CampaignSpec,
     ExperimentSpec,
     Limits,
@@ -8,25 +8,25 @@ from harness.config.campaign import (
     OnReplicaDeath,
     Order,
 )
-from harness.config.cell import CellSpec
-from harness.config.condition import ConditionSpec, LayerSpec, NeighbourSpec
-from harness.config.kubernetes import (
+from harness.spec.cell import CellSpec
+from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
+from harness.spec.kubernetes import (
     GrafanaCost,
     KubernetesSpec,
     PullPolicy,
     SharingBy,
     WorkloadKind,
 )
-from harness.config.pods import Toleration
-from harness.config.prometheus import PrometheusLabels
-from harness.config.scenario import Arrivals, ScenarioKind, ScenarioSpec
-from harness.config.server import Protocol, ServerSpec
-from harness.config.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
-from harness.config.slo import SloSpec
-from harness.config.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
-from harness.config.stress import Percentile, StressLoad, StressSpec
-from harness.config.timing import Timing
-from harness.config.workload import Device, Execution, Precision, WorkloadSpec
+from harness.spec.pods import Toleration
+from harness.spec.prometheus import PrometheusLabels
+from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
+from harness.spec.server import Protocol, ServerSpec
+from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
+from harness.spec.slo import SloSpec
+from harness.spec.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
+from harness.spec.stress import Percentile, StressLoad, StressSpec
+from harness.spec.timing import Timing
+from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
     "FIRST_LOOK",

@@ -11,11 +11,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.config.image import ImageReference
-from harness.config.model import StrictModel
-from harness.config.pods import SUBDOMAIN
-from harness.config.resources import Resources, refuse_lower
-from harness.config.server_requests import RequestsSpec, TraceSpec
+from harness.spec.image import ImageReference
+from harness.spec.model import StrictModel
+from harness.spec.pods import SUBDOMAIN
+from harness.spec.resources import Resources, refuse_lower
+from harness.spec.server_requests import RequestsSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
 METRICS_PORT, POD_PORT = 8000, 8080

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.config.model import StrictModel
-from harness.config.resources import Resources, refuse_lower
+from harness.spec.model import StrictModel
+from harness.spec.resources import Resources, refuse_lower
 
 NAME = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
 SUBDOMAIN = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from harness.config.model import StrictModel
+from harness.spec.model import StrictModel
 
 
 class PrometheusLabels(StrictModel):

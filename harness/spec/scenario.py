@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from harness.config.model import StrictModel
+from harness.spec.model import StrictModel
 
 TEST_SHARE = 0.85
 """Share of the recording that LoadGen's test takes when none is given: it must begin and end within it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.config.condition import ConditionSpec
-from harness.config.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
-from harness.config.workload import WorkloadSpec
+from harness.spec.condition import ConditionSpec
+from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
+from harness.spec.workload import WorkloadSpec
 
 
 class CellSpec(NamedTuple):

@@ -10,10 +10,10 @@ from harness.campaign import init_template
 from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.config import CampaignSpec, KubernetesSpec
-from harness.config.load import parse_campaign
 from harness.metrics.nvml import GpuFacts
-from tests.unit.config.short_file import GOOD, models
+from harness.spec import CampaignSpec, KubernetesSpec
+from harness.spec.load import parse_campaign
+from tests.unit.spec.short_file import GOOD, models
 
 
 def test_the_starter_is_valid_and_names_every_field():

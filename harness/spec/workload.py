@@ -9,9 +9,9 @@ from enum import StrEnum
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.config.model import StrictModel
-from harness.config.scenario import ScenarioKind, ScenarioSpec
-from harness.config.server import ServerSpec
+from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind, ScenarioSpec
+from harness.spec.server import ServerSpec
 
 BUILTIN_WORKLOADS = (
     "resnet50",

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.config.cell import CellSpec
-from harness.config.condition import ConditionSpec, NeighbourSpec, Replicas
-from harness.config.kubernetes import KubernetesSpec
-from harness.config.model import StrictModel
-from harness.config.scenario import ScenarioKind
-from harness.config.sharing import (
+from harness.spec.cell import CellSpec
+from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
+from harness.spec.kubernetes import KubernetesSpec
+from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind
+from harness.spec.sharing import (
     ANYWHERE,
     FOUND,
     Interval,
@@ -24,11 +24,11 @@ from harness.config.sharing import (
     TimeSlice,
     settings_under,
 )
-from harness.config.slo import SloSpec
-from harness.config.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
-from harness.config.stress import StressLoad, StressSpec
-from harness.config.timing import PRESETS, Timing, short_by_scrapes
-from harness.config.workload import WorkloadSpec
+from harness.spec.slo import SloSpec
+from harness.spec.stopping import FIRST_LOOK, Repeats, RepeatsOrNumber, UntilKnown
+from harness.spec.stress import StressLoad, StressSpec
+from harness.spec.timing import PRESETS, Timing, short_by_scrapes
+from harness.spec.workload import WorkloadSpec
 
 MAX_EXPERIMENTS = 10_000
 END_OF_REPLICA_S = 13.0

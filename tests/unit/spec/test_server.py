@@ -7,14 +7,14 @@ import pytest
 import yaml
 
 from harness.campaign.plan import expand
-from harness.config import WorkloadSpec
-from harness.config.load import parse_campaign
-from harness.config.sharing import FOUND
-from harness.config.workload import SERVER as SERVER_TARGET
-from harness.config.workload import STREAMING_SERVER
 from harness.errors import CampaignFileError, UsageError
 from harness.metrics.catalogue import CATALOGUE, REPLICA_SOURCES
 from harness.replica.engine.load import FOLLOW_S
+from harness.spec import WorkloadSpec
+from harness.spec.load import parse_campaign
+from harness.spec.sharing import FOUND
+from harness.spec.workload import SERVER as SERVER_TARGET
+from harness.spec.workload import STREAMING_SERVER
 
 SERVER = {"command": ["serve", "--port", "{port}"]}
 

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from harness.config.model import StrictModel
-from harness.config.workload import Execution, Precision, WorkloadSpec
+from harness.spec.model import StrictModel
+from harness.spec.workload import Execution, Precision, WorkloadSpec
 
 
 class CapacityGoal(StrEnum):

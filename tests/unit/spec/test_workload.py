@@ -4,11 +4,11 @@ import pytest
 
 from harness.backends.environment import workload_environment
 from harness.campaign.plan import expand
-from harness.config.load import parse_campaign
-from harness.config.workload import BUILTIN_WORKLOADS
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import STANDARD
 from harness.replica.settings import from_environment
+from harness.spec.load import parse_campaign
+from harness.spec.workload import BUILTIN_WORKLOADS
 
 FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}, batch_size: {batch_size}}}\n"
 

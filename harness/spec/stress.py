@@ -8,9 +8,9 @@ from enum import StrEnum
 
 from pydantic import Field, model_validator
 
-from harness.config.condition import MAX_REPLICAS
-from harness.config.model import StrictModel
-from harness.config.workload import WorkloadSpec
+from harness.spec.condition import MAX_REPLICAS
+from harness.spec.model import StrictModel
+from harness.spec.workload import WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
 MAX_POINTS = 256

@@ -7,9 +7,9 @@ from enum import StrEnum
 from pydantic import Field, model_validator
 
 import harness
-from harness.config.image import ImageReference
-from harness.config.pods import NAME, PodSettings
-from harness.config.prometheus import PrometheusAccess, PrometheusLabels
+from harness.spec.image import ImageReference
+from harness.spec.pods import NAME, PodSettings
+from harness.spec.prometheus import PrometheusAccess, PrometheusLabels
 
 IMAGE = f"localhost/gpu-sharing-harness/workload:{harness.__version__}"
 

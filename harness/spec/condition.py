@@ -7,10 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.config.image import ImageReference
-from harness.config.model import StrictModel
-from harness.config.scenario import ScenarioKind
-from harness.config.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
+from harness.spec.image import ImageReference
+from harness.spec.model import StrictModel
+from harness.spec.scenario import ScenarioKind
+from harness.spec.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
 
 MAX_REPLICAS = 256
 PRELOAD_VARIABLE = "LD_PRELOAD"

@@ -14,10 +14,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from harness.config.campaign import CampaignSpec, MetricSelection
-from harness.config.faults import in_words, is_union_tag
-from harness.config.yaml_tree import Fault, read_tree
 from harness.errors import CampaignFileError
+from harness.spec.campaign import CampaignSpec, MetricSelection
+from harness.spec.faults import in_words, is_union_tag
+from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
 _NUMBERS = {"int_type", "float_type"}

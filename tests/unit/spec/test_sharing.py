@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.kubernetes import device_configs
-from harness.config import MpsLimits, MpsSpec, Sharing, sharing
+from harness.spec import MpsLimits, MpsSpec, Sharing, sharing
 
 PACKAGE = Path(__file__).parents[3] / "harness"
 OF_THE_ROLES = {PACKAGE / "cli" / "node.py", *(PACKAGE / "node").rglob("*.py")}

@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness.config import CampaignSpec
-from harness.config.load import parse_campaign
-from harness.config.model import StrictModel
 from harness.errors import CampaignFileError
+from harness.spec import CampaignSpec
+from harness.spec.load import parse_campaign
+from harness.spec.model import StrictModel
 
 GOOD = """
 name: mine

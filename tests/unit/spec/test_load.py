@@ -8,13 +8,13 @@ import pytest
 from pydantic import ValidationError
 
 from harness.campaign.source import read_source, shipped_names
-from harness.config import CampaignSpec, KubernetesSpec, Timing, UntilKnown
-from harness.config.faults import first_in_words
-from harness.config.load import parse_campaign
-from harness.config.timing import short_by_scrapes
 from harness.errors import CampaignFileError
 from harness.metrics.steady import steady_state
-from tests.unit.config.short_file import CONDITIONS, GOOD, faults, models
+from harness.spec import CampaignSpec, KubernetesSpec, Timing, UntilKnown
+from harness.spec.faults import first_in_words
+from harness.spec.load import parse_campaign
+from harness.spec.timing import short_by_scrapes
+from tests.unit.spec.short_file import CONDITIONS, GOOD, faults, models
 
 
 def test_a_short_file_is_enough():

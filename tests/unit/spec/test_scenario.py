@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from harness.backends.environment import scenario_environment
-from harness.config import ScenarioKind, Timing, WorkloadSpec
-from harness.config.load import parse_campaign
 from harness.errors import CampaignFileError
 from harness.replica.settings import from_environment
+from harness.spec import ScenarioKind, Timing, WorkloadSpec
+from harness.spec.load import parse_campaign
 
 FILE = """
 name: mine

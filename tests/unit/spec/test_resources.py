@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.config.load import parse_campaign
 from harness.errors import CampaignFileError
-from tests.unit.config.short_file import GOOD
+from harness.spec.load import parse_campaign
+from tests.unit.spec.short_file import GOOD
 
 ON_CLUSTER = GOOD + "backend: kubernetes\nkubernetes:\n  "
 SERVED = (
