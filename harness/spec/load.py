@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from harness.errors import CampaignFileError
 from harness.spec.campaign import CampaignSpec, MetricSelection
 from harness.spec.faults import in_words, is_union_tag
+from harness.spec.model import FROM_FILE
 from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
@@ -43,7 +44,7 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
     if not faults:
         try:
             # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
-            spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True)
+            spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True, context=FROM_FILE)
         except ValidationError as error:
             faults = [_describe(tree, fault) for fault in error.errors(include_url=False)]
         else:

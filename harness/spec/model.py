@@ -7,6 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+FROM_FILE = "campaign file"
+"""The context of validation that refuses what was removed; results that were measured with it stay readable."""
+
 
 class StrictModel(BaseModel):
     """Unknown keys and NaN are errors, values are not coerced across kinds, instances do not change."""

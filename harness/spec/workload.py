@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import FROM_FILE, StrictModel
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 from harness.spec.server import ServerSpec
 
@@ -38,7 +38,7 @@ HOSTILE_WORKLOADS = {
 _LAYERS = ("model_size", "channels_last")
 _IMAGES = ("model_size", "image_shape", "samples", "images", "labels")
 WORKLOAD_OPTIONS = {
-    "resnet50": (*_LAYERS, "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8", "int8"),
+    "resnet50": (*_LAYERS, "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8"),
     "distilbert": ("model_size", "tokens", "fp8"),
     "whisper": ("model_size", "new_tokens"),
     "diffusion": ("model_size", "steps", "guidance"),
@@ -54,6 +54,8 @@ WORKLOAD_OPTIONS = {
     CRASH: ("after_s",),
 }
 """What replicas know; what an option may be they say themselves."""
+REMOVED_OPTIONS = {"int8": "`precision: fp16` with `options: {fp8: true}`, which is faster"}
+"""What takes their place; results that were measured with them stay readable."""
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
@@ -241,7 +243,7 @@ class WorkloadSpec(StrictModel):
         return next(filter(self.differs, names), "")
 
     @model_validator(mode="after")
-    def _known_or_own(self) -> WorkloadSpec:
+    def _known_or_own(self, info: ValidationInfo) -> WorkloadSpec:
         if self.server is not None:
             return self
         if self.factory is not None and self.model is not None:
@@ -273,13 +275,16 @@ class WorkloadSpec(StrictModel):
                 "recorded; use eager or compiled."
             )
         if self.factory is None:
-            self._refuse_unknown_options()
+            self._refuse_unknown_options(from_file=info.context == FROM_FILE)
         return self
 
-    def _refuse_unknown_options(self) -> None:
+    def _refuse_unknown_options(self, *, from_file: bool) -> None:
         known = WORKLOAD_OPTIONS.get(self.target, ())
         for given in self.options:
-            if given not in known:
+            if given in REMOVED_OPTIONS and self.target == "resnet50":
+                if from_file:
+                    raise ValueError(f"`options`: `{given}` is gone: say {REMOVED_OPTIONS[given]}.")
+            elif given not in known:
                 close = difflib.get_close_matches(given, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
                 raise ValueError(f"`options`: {self.target} has no option {given!r}; {hint}")

@@ -1,6 +1,6 @@
 """Whether images in host memory can keep a GPU as busy as images that are on it already, and how many images a second that is.
 
-    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6 [--format fp8] [--http] [--input jpeg]
+    python -m tests.benchmarks.fed_fully --batch-size 256 --seconds 3 --rounds 6 [--fp8] [--http] [--input jpeg]
 
 ResNet-50, each workload once with its input on the device and once in host memory (`input: host-uint8` or `jpeg`), loaded in one
 process and run in turn for `--seconds`, in the order A B B A, so that the card's clocks and its power cap meet both alike. Printed
@@ -77,7 +77,7 @@ def load(options: argparse.Namespace, execution: str, kind: str, *, cudnn_benchm
     """One workload, warm."""
     gpu = torch.cuda.is_available()
     own = {"model_size": "base" if gpu else "tiny", "input": kind, "channels_last": True, "fold_norms": True}
-    own |= {options.format: True} if options.format else {}
+    own |= {"fp8": True} if options.fp8 else {}
     workload = registry.load(
         Settings(
             workload="resnet50",
@@ -180,7 +180,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--precision", default="fp16", choices=("fp32", "fp16", "bf16"))
-    parser.add_argument("--format", choices=("fp8", "int8"), help="of the convolutions (default: the precision)")
+    parser.add_argument("--fp8", action="store_true", help="compute the convolutions in FP8")
     parser.add_argument("--input", default="host-uint8", choices=("host-uint8", "jpeg"), help="in host memory")
     parser.add_argument("--http", action="store_true", help="ask for it over HTTP")
     parser.add_argument("--executions", nargs="+", default=["cuda-graph"], choices=("eager", "compiled", "cuda-graph"))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from harness.replica.errors import SettingError
-from harness.replica.models import checkpoint, execution, jpeg, quantised
+from harness.replica.models import checkpoint, execution, fp8, jpeg
 from harness.replica.models.classifier import Classifier
 from harness.replica.models.folded import Folded
 from harness.replica.models.image_input import Answers, Feed, FromBytes, OnDemand, Resident
@@ -117,22 +117,21 @@ def fold_norms(model: nn.Module, *, fuse: bool) -> None:
                     parent.activation = nn.Identity()
 
 
-def quantise(model: ResNet, wanted: str, watch: Callable[[], object]) -> int:
-    """Have the folded convolutions after the stem compute in a format; returns how many they are.
+def use_fp8(model: ResNet, watch: Callable[[], object]) -> int:
+    """Have the folded convolutions after the stem compute in FP8; returns how many they are.
 
     Args:
         model: its normalisations are folded.
-        wanted: the format.
         watch: lets images through it, by whose numbers the scales are chosen.
     """
     stem, encoder = (cast("nn.Sequential", model.resnet.get_submodule(name)) for name in ("embedder", "encoder"))
-    dtype, convolutions = next(model.parameters()).dtype, quantised.replace(encoder)
+    dtype, convolutions = next(model.parameters()).dtype, fp8.watched_convolutions(encoder)
     with torch.inference_mode():
         watch()
-    for one in convolutions:
-        one.quantise(quantised.FORMATS[wanted])
-    stem.append(quantised.ToBytes(convolutions[0].scale_in, quantised.FORMATS[wanted]))
-    encoder.append(quantised.FromBytes(convolutions[-1].scale_out, dtype))
+    for convolution in convolutions:
+        convolution.quantise()
+    stem.append(fp8.ToFp8(convolutions[0].scale_in))
+    encoder.append(fp8.FromFp8(convolutions[-1].scale_out, dtype))
     return len(convolutions)
 
 
@@ -141,7 +140,7 @@ def _named(**modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(modules))
 
 
-OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark", *quantised.FORMATS)
+OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8")
 HOST, DEVICE, HOST_UINT8, JPEG = INPUTS = ("host", "device", "host-uint8", "jpeg")
 _FED = (HOST_UINT8, JPEG)
 """What a feed brings to the device."""
@@ -162,7 +161,7 @@ class ResNet50(Classifier):
         settings.known_options(*OPTIONS)
         shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
-        number_format = quantised.asked_format(settings, device)
+        in_fp8 = fp8.wants_fp8_convolutions(settings, device)
         torch.backends.cudnn.benchmark = settings.option("cudnn_benchmark", default=False)
         network = checkpoint.build(lambda: ResNet(shape), settings, device)
         model: nn.Module = network
@@ -197,10 +196,8 @@ class ResNet50(Classifier):
                 lambda: torch.randn(size, generator=generator).to(dtype, memory_format=layout), device
             )
             pool = [batch.to(device) for batch in pool] if kind == DEVICE else pool
-        if number_format:
-            facts[f"{number_format}_convolutions"] = quantise(
-                network, number_format, lambda: model(pool[0][:_WATCHED_IMAGES].to(device))
-            )
+        if in_fp8:
+            facts["fp8_convolutions"] = use_fp8(network, lambda: model(pool[0][:_WATCHED_IMAGES].to(device)))
         super().__init__(model, pool, settings, device)
         self._facts = facts | {"input": kind}
         self._ahead = ahead and kind != HOST

@@ -154,29 +154,27 @@ def test_a_gpu_s_convolutions_are_fused_and_change_no_answer():
     torch.testing.assert_close(logits, expected, rtol=0, atol=0.02 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8"])
 @pytest.mark.parametrize("execution", ["eager", "cuda-graph"])
-def test_convolutions_in_bytes_give_about_the_logits_of_the_others(name, execution):
+def test_convolutions_in_fp8_give_about_the_logits_of_the_others(execution):
     def made(device, **more):
-        options = {"channels_last": True, "fold_norms": True, name: True} | more
+        options = {"channels_last": True, "fold_norms": True, "fp8": True} | more
         way = execution if device == "cuda" else "eager"
         return registry.load(
             Settings(device=device, precision="fp16", execution=way, batch_size=3, seed=2, options=options)
         )
 
-    ours, computed_by_torch, plain = made("cuda"), made("cpu"), made("cuda", **{name: False})
+    ours, computed_by_torch, plain = made("cuda"), made("cpu"), made("cuda", fp8=False)
     with torch.inference_mode():
         found, same, expected = (one._forward(one.pool[0]).float().cpu() for one in (ours, computed_by_torch, plain))
-    assert ours.describe()[f"{name}_convolutions"] == 52
+    assert ours.describe()["fp8_convolutions"] == 52
     size = float(expected.pow(2).mean().sqrt())
     assert 0.001 < float((found - expected).pow(2).mean().sqrt()) / size < 0.15
     # The same sums, rounded; those that fall between two bytes may fall either way.
     assert float((found - same).pow(2).mean().sqrt()) / size < 0.03
 
 
-@pytest.mark.parametrize("name", ["fp8", "int8"])
-def test_channels_that_the_kernel_does_not_take_are_refused(name):
-    options = {"channels_last": True, "fold_norms": True, name: True} | TINY
+def test_channels_that_the_kernel_does_not_take_are_refused():
+    options = {"channels_last": True, "fold_norms": True, "fp8": True} | TINY
     with pytest.raises(SettingError, match="take the base model_size"):
         registry.load(Settings(device="cuda", precision="fp16", options=options))
 

@@ -1,11 +1,11 @@
-"""DistilBERT's matrices in FP8: near the numbers of the others, and refused where it cannot be."""
+"""DistilBERT's matrices and ResNet-50's convolutions in FP8: near the numbers of the others, and refused where it cannot be."""
 
 import pytest
 import torch
 
 from harness.replica.errors import SettingError
-from harness.replica.models import distilbert
-from harness.replica.models.fp8 import LARGEST, Fp8Linear
+from harness.replica.models import distilbert, resnet50
+from harness.replica.models.fp8 import LARGEST, Fp8Linear, to_fp8
 from harness.replica.settings import Settings
 
 
@@ -54,6 +54,43 @@ def test_the_model_says_how_many_matrices_are_in_fp8_and_gives_about_the_same_lo
     assert fp8.infer() == 4
 
 
-def test_fp8_beside_fp32_is_refused():
-    with pytest.raises(SettingError, match="goes with PRECISION fp16 or bf16"):
-        made("fp32", fp8=True)
+CONVOLVED = {"model_size": "tiny", "fold_norms": True, "channels_last": True}
+
+
+def resnet(precision="bf16", **options):
+    settings = Settings(device="cpu", precision=precision, batch_size=4, options=CONVOLVED | options)
+    return resnet50.make(settings)
+
+
+@pytest.mark.parametrize("source", ["host", "host-uint8"])
+def test_the_logits_of_convolutions_are_near_those_of_the_others(source):
+    plain, fp8 = resnet(input=source), resnet(input=source, fp8=True)
+
+    with torch.inference_mode():
+        expected, logits = (made.model(plain.pool[1]).float() for made in (plain, fp8))
+
+    apart = (logits - expected).pow(2).mean().sqrt() / expected.pow(2).mean().sqrt()
+    assert 0.01 < apart < 0.12, "rounded to a few bits, and not the same numbers"
+    assert fp8.describe()["fp8_convolutions"] == 8, "all but the stem"
+    assert fp8.describe()["parameters"] == plain.describe()["parameters"]
+    assert "fp8_convolutions" not in plain.describe()
+    assert fp8.infer() == 4
+    plain.close()
+    fp8.close()
+
+
+def test_what_is_too_large_is_the_largest_number():
+    assert to_fp8(torch.tensor([1e4, -1e4, 0.0, 2.6, -2.6])).float().tolist() == [LARGEST, -LARGEST, 0.0, 2.5, -2.5]
+
+
+@pytest.mark.parametrize(
+    ("make", "precision", "options", "says"),
+    [
+        (made, "fp32", {}, "goes with PRECISION fp16 or bf16"),
+        (resnet, "fp32", {}, "goes with PRECISION fp16 or bf16"),
+        (resnet, "bf16", {"fold_norms": False}, "needs fold_norms and channels_last"),
+    ],
+)
+def test_what_fp8_does_not_go_with_is_refused(make, precision, options, says):
+    with pytest.raises(SettingError, match=says):
+        make(precision, fp8=True, **options)

@@ -8,7 +8,7 @@ from harness.errors import CampaignFileError
 from harness.metrics.catalogue import STANDARD
 from harness.replica.settings import from_environment
 from harness.spec.load import parse_campaign
-from harness.spec.workload import BUILTIN_WORKLOADS
+from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}, batch_size: {batch_size}}}\n"
 
@@ -66,3 +66,10 @@ def test_the_priority_of_a_stream_reaches_the_replica():
     text = FILE.format(model="resnet50", batch_size="1, stream_priority: high")
     [workload] = parse_campaign(text, origin="c.yaml").workloads
     assert from_environment(workload_environment(workload)).stream_priority == "high"
+
+
+def test_int8_is_refused_in_a_file_and_names_fp8_and_stays_readable_in_results():
+    with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*`int8` is gone: say .*`options: {fp8: true}`"):
+        parse_campaign(FILE.format(model="resnet50", batch_size="1, options: {int8: true}"), origin="c.yaml")
+    measured = {"name": "resnet50", "options": {"int8": True}}
+    assert WorkloadSpec.model_validate(measured).options == {"int8": True}
