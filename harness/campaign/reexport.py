@@ -1,9 +1,9 @@
-"""Collect recorded experiments again: their CSVs, or everything that Prometheus knows of their time."""
+"""Collect the CSVs of recorded experiments again, from the Prometheus that has their samples."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,8 @@ from harness.errors import ResultsPathError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin
 from harness.results import layout
-from harness.results.archive import EVERYTHING, Archive, archive
 from harness.results.files import storage_errors
 from harness.results.from_prometheus import collect_each, recorded_window
-
-ARCHIVES = "archive"
 
 
 def experiments_in(path: Path) -> list[Path]:
@@ -55,41 +52,6 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
             (servers[origin.url], target, window) for target, (origin, window) in zip(targets, recorded, strict=True)
         ]
         return dict(zip(map(str, targets), collect_each(wanted), strict=True))
-
-
-def archive_all(
-    source: Path,
-    out: Path | None,
-    *,
-    url: str | None,
-    selectors: list[str] | None,
-    timeout_s: float,
-    say: Callable[[str], None],
-) -> dict[str, Archive]:
-    """Keep the samples of every experiment in ``source``; those that are kept already are left as they are.
-
-    Args:
-        source: a campaign or an experiment.
-        out: folder of the archives; None: ``archive`` in the campaign's folder.
-        url: of the server that has the samples; None: the one that recorded them.
-        selectors: of the series; None: all.
-        timeout_s: of one query.
-        say: told how far it has come.
-    """
-    found = {}
-    for folder in experiments_in(source):
-        target = (out or folder.parent / ARCHIVES) / folder.name
-        if target.exists() and folder != source:
-            say(f"{target} is there already.")
-            continue
-        origin, window = recorded_window(folder)
-        end_s = window.start_s + window.rows * window.step_s
-        with _server(folder, origin, url, timeout_s) as server:
-            say(f"{folder.name} from {server}")
-            found[str(target)] = archive(
-                server, target, window.start_s - window.window_s, end_s, selectors=selectors or [EVERYTHING], say=say
-            )
-    return found
 
 
 @contextlib.contextmanager

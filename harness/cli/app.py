@@ -40,6 +40,21 @@ _EXAMPLES = {
 """Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
 
 
+_SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
+_REMOVED = {
+    (
+        "archive",
+    ): "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
+    ("publish", "--sign"): _SIGN,
+    ("verify", "--signed-by"): _SIGN,
+    (
+        "verify-node",
+        "--profile",
+    ): "Run kube-bench (https://github.com/aquasecurity/kube-bench) on the node: --benchmark cis-1.12",
+}
+"""By command and option: what to use instead of what this version has no more."""
+
+
 class _Panels(TyperGroup):
     """Help that lists the commands by their panel, none cut short; rich does so, and takes longer to load than to read."""
 
@@ -54,7 +69,9 @@ class _Panels(TyperGroup):
                 formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Refuse what is empty (UsageError): a path of no characters is the folder where one stands, which nobody means."""
+        """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""
+        if not ctx.resilient_parsing:
+            _refuse_removed(args)
         empty = next((place for place, word in enumerate(args) if word == "" or _NOTHING_GIVEN.fullmatch(word)), None)
         if empty is not None and not ctx.resilient_parsing:
             which = args[empty].rstrip("=") or next(iter(args[empty - 1 : empty]), "harness")
@@ -81,6 +98,14 @@ class _Panels(TyperGroup):
             example = f"{command} {_EXAMPLES.get(name) or _newest_campaign()}"
             advice = f"{choices}{'. ' * bool(choices)}For instance: {example}"
             raise UsageError(f"{command} needs {name}: {help_text}", advice=advice) from error
+
+
+def _refuse_removed(args: list[str]) -> None:
+    command = next((word for word in args if not word.startswith("-")), "")
+    options = {word.partition("=")[0] for word in args}
+    for removed, advice in _REMOVED.items():
+        if removed[0] == command and options.issuperset(removed[1:]):
+            raise UsageError(f"harness {' '.join(removed)} was removed.", advice=advice)
 
 
 def _plain(message: str) -> str:

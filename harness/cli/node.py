@@ -11,7 +11,6 @@ from harness.cli import output
 from harness.cli.numbers import not_negative, positive
 
 if TYPE_CHECKING:
-    from harness.node.checks.cis import Report
     from harness.node.reboot import RebootReport
     from harness.node.runner import RunRequest
     from harness.node.summary import RunSummary
@@ -36,12 +35,6 @@ class SharingMode(StrEnum):
     EXCLUSIVE = "exclusive"
     TIME_SLICING = "time-slicing"
     MPS = "mps"
-
-
-class Profile(StrEnum):
-    """Benchmarks that a node can be judged by, section by section."""
-
-    CIS = "cis"
 
 
 def register(app: typer.Typer) -> None:
@@ -132,24 +125,18 @@ def verify_node(
         list[str] | None, typer.Option("--only", help="Only checks of this area (swap, crio...); repeatable.")
     ] = None,
     wait: Wait = 0.0,
-    profile: Annotated[
-        Profile | None, typer.Option("--profile", help="Every section of a benchmark instead, with PASS, WARN or FAIL.")
-    ] = None,
     json: Json = False,
 ) -> None:
     """Judge a node: one verdict with what was expected, found and is to be done; the same before and after a reboot.
 
     The JSON document is the verdict {ok, host, boot_id, checked_at, checks, not_applicable, others}; `others` holds
-    the verdicts on further nodes, and `ok` is true when all are. With --profile it is {profile, ok, nodes}.
+    the verdicts on further nodes, and `ok` is true when all are.
     """
     from harness.node.project import find_project
-    from harness.node.verify import VerifyRequest, verify, verify_profile
+    from harness.node.verify import VerifyRequest, verify
 
     _json(wanted=json)
     request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
-    if profile is not None:
-        _print_profile(verify_profile(find_project(), request), json=json)
-        return
     verdicts = verify(find_project(), request)
     if json:
         output.document(_verdict_document(verdicts))
@@ -283,26 +270,6 @@ def _print_verdict(verdict: "Verdict") -> None:
     for check in verdict.failed:
         output.sentence(str(check))
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
-
-
-def _print_profile(reports: "Sequence[Report]", *, json: bool) -> None:
-    from harness.errors import NodeError
-    from harness.node.checks.cis import PROFILE
-
-    if json:
-        nodes = [report.to_dict() for report in reports]
-        output.document({"profile": PROFILE, "ok": all(report.ok for report in reports), "nodes": nodes})
-    for report in reports if not json else ():
-        output.result(f"{report.host}: {PROFILE}")
-        rows = [[each.result, each.number, each.title, each.found, each.reason] for each in report.sections]
-        output.table(["", "section", "what holds", "found", "why it may be so"], rows)
-        output.result(f"{len(report.sections)} sections judged, {len(report.failed)} FAIL.")
-    left = [f"{report.host} {each.number}" for report in reports for each in report.unexplained]
-    if left:
-        raise NodeError(
-            f"{len(left)} sections are not kept and have no reason: {', '.join(left)}.",
-            advice="Run the cluster's roles again (playbooks/cluster.yml).",
-        )
 
 
 def _require_well(verdicts: "Sequence[Verdict]") -> None:

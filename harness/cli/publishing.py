@@ -62,33 +62,23 @@ def publish(
         Path | None,
         typer.Option("--citation", help="Authors, license, title, doi or url from a file in the form of CITATION.cff."),
     ] = None,
-    sign_with: Annotated[
-        Path | None,
-        typer.Option(
-            "--sign", metavar="KEY", help="Sign the archive with this SSH key: ARCHIVE.sig. See verify --signed-by."
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Verify a campaign and make one archive of it, described as RO-Crate and Croissant, which every command reads."""
     from harness.campaign.publish import publish as make_archive
     from harness.results.citation import citation as cited
-    from harness.results.signature import sign
 
     if json:
         output.use_json()
     said = cited(citation, author or (), licence)
     made = make_archive(path, out, citation=said, resolution_ns=resolution)
-    signature = sign(made, sign_with) if sign_with else None
     missing = [name for name, value in (("author", said.authors), ("license", said.licence)) if not value]
     if missing:
         output.note(f"note: {' and '.join(missing)} not stated in it: add --{' --'.join(missing)}, or --citation FILE.")
     if json:
-        signed = {"signature": str(signature)} if signature else {}
-        output.document({"archive": str(made), "bytes": made.stat().st_size, **signed})
+        output.document({"archive": str(made), "bytes": made.stat().st_size})
     else:
-        done = f"verified, signed by {signature}" if signature else "verified"
-        output.result(f"{made}: {made.stat().st_size / 1e6:.1f} MB, {done}. Read it with: harness report {made}")
+        output.result(f"{made}: {made.stat().st_size / 1e6:.1f} MB, verified. Read it with: harness report {made}")
 
 
 def reproduce(

@@ -1,4 +1,4 @@
-"""Commands about results: verify, report, compare, export, archive."""
+"""Commands about results: verify, report, compare, export."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (verify, report, compare, export, archive):
+    for command in (verify, report, compare, export):
         app.command(rich_help_panel="Results")(command)
 
 
@@ -32,27 +32,17 @@ def verify(
         ),
     ],
     *,
-    signers: Annotated[
-        Path | None,
-        typer.Option(
-            "--signed-by",
-            metavar="FILE",
-            help='Refuse a published set unless one of these signed it: lines as "NAME ssh-ed25519 AAAA...".',
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Hash, parse and count every result file again; compare it with its manifest, and a campaign with its plan.
 
-    This finds damage, not forgery: who can write the files can write their hashes, too. A signature finds both.
+    This finds damage, not forgery: who can write the files can write their hashes, too.
     """
     from harness.campaign.verify import verify_campaign
     from harness.results.published import opened
-    from harness.results.signature import signer_of
 
     if json:
         output.use_json()
-    signer = signer_of(path, signers) if signers else None
     with opened(path) as folder:
         outcome = verify_campaign(folder).of(path)
     if json:
@@ -73,7 +63,6 @@ def verify(
                     for p in outcome.problems
                 ],
                 "notes": outcome.notes,
-                **({"signed_by": signer} if signer else {}),
             }
         )
     for note in outcome.notes:
@@ -81,8 +70,7 @@ def verify(
     outcome.refuse()
     if not json:
         output.sentence(
-            f"{path}: {counted(outcome.experiments, 'experiment')}, {counted(outcome.files, 'file')}, all as their manifests say"
-            f"{f', signed by {signer}' if signer else ''}."
+            f"{path}: {counted(outcome.experiments, 'experiment')}, {counted(outcome.files, 'file')}, all as their manifests say."
         )
 
 
@@ -387,46 +375,6 @@ def export(
         output.document(summary)
     else:
         _print_export(out, summary)
-
-
-def archive(
-    path: Annotated[
-        Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of a campaign or of one experiment.")
-    ],
-    *,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="Folder of the archives; default: `archive` in the campaign's folder.")
-    ] = None,
-    prometheus: Annotated[
-        str | None, typer.Option("--prometheus", help="The server; default: the one that recorded.")
-    ] = None,
-    match: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--match", help="Selector of series to keep, e.g. '{namespace=\"inference\"}'; repeatable. Default: all."
-        ),
-    ] = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", callback=positive, help="Seconds that one query may take.")
-    ] = 60.0,
-    json: Json = False,
-) -> None:
-    """Keep everything that Prometheus knows of each experiment's time, as a database that Prometheus opens again.
-
-    What is archived can be exported again for ever: start a Prometheus on the database, with the command that is printed,
-    and give its address to `harness export --from`.
-    """
-    from harness.campaign.reexport import archive_all
-
-    if json:
-        output.use_json()
-    found = archive_all(path, out, url=prometheus, selectors=match, timeout_s=timeout_s, say=output.note)
-    if json:
-        output.document({target: one.to_dict() for target, one in found.items()})
-        return
-    for target, one in found.items():
-        output.result(f"{target}: {one.samples:,} samples of {one.series:,} series, {one.start} to {one.end}")
-        output.result(f"  open it: {one.open_with}")
 
 
 def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, *, json: bool) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.node.checks import Check, Node, registered
-from harness.node.checks.cis import Report
-from harness.node.checks.cis import judge as judge_cis
 from harness.node.checks.registry import CannotLookError, NotApplicableError
 from harness.node.connection import connect
 from harness.node.errors import NodeUnreachableError
@@ -59,16 +57,6 @@ def verify(project: Path, request: VerifyRequest) -> list[Verdict]:
     if not request.areas or ROLES_AREA in request.areas:
         _ask_roles(project, request, verdicts)
     return verdicts
-
-
-def verify_profile(project: Path, request: VerifyRequest) -> list[Report]:
-    """Every section of the CIS benchmark on every node of the request; the request's areas and wait count for nothing."""
-    names = (*REQUIRED_VARIABLES, *OPTIONAL_VARIABLES)
-    reports = []
-    for host, values in resolve(project, names, inventory=request.inventory, limit=request.limit).items():
-        with connect(project, host, request.inventory) as machine:
-            reports.append(judge_cis(host, Node(machine, Expected.from_variables(values))))
-    return reports
 
 
 def selected(areas: Sequence[str]) -> list[Check]:

@@ -36,7 +36,6 @@ DAMAGE = {
     "openssl x509 -req -in /run/ending.csr -copy_extensions copyall -CA ca.crt -CAkey ca.key -set_serial 7 -days 20 "
     "-out apiserver.crt",
     "kubernetes/serving-certificate": "rm /var/lib/kubelet/pki/kubelet-server-current.pem",
-    "cis/sections": "sed -i s/profiling=false/profiling=true/ /etc/kubernetes/manifests/kube-scheduler.yaml",
     "etcd/snapshot": "rm /var/lib/etcd-snapshots/*.tar",
     "kubeconfig/administrator": "chmod 644 /etc/kubernetes/admin.conf",
     "kubeconfig/users": "chown root: /home/ops/.kube/config",

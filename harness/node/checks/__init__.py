@@ -2,7 +2,7 @@
 
 # Importing registers them, in this order.
 from harness.node.checks import host, packages, crio, nvidia, driver  # noqa: F401, I001
-from harness.node.checks import kubernetes, profile, cluster, gpu, monitoring, workloads, cis  # noqa: F401
+from harness.node.checks import kubernetes, profile, cluster, gpu, monitoring, workloads  # noqa: F401
 from harness.node.checks.registry import Check, Node, registered
 
 __all__ = ["Check", "Node", "registered"]

@@ -12,11 +12,8 @@ import pytest
 import yaml
 from cryptography import x509
 
-from harness.node.checks import cis
 from tests.integration.cluster.api_server import MISSING, WHY_NOT, found
 from tests.unit.ansible.tree import ROOT, TEMPLATES, load, render, template, variables
-from tests.unit.node import hardened
-from tests.unit.node.healthy import machine, node
 
 KUBEADM = found("kubeadm")
 pytestmark = [
@@ -240,11 +237,13 @@ def test_kubeadm_gives_the_control_plane_its_settings_and_their_files(pods):
     assert len(files) == 4
 
 
-def test_the_flags_that_kubeadm_gives_keep_the_benchmark(pods):
-    commands = {name: spec["containers"][0]["command"] for name, spec in pods.items()}
-    flags = {name.replace("-", "_"): " ".join(word[2:] for word in words[1:]) for name, words in commands.items()}
-    paper = machine()
-    paper.commands[hardened.PS] = hardened.processes(**flags)
-    report = cis.judge("n", node(paper))
-    assert report.unexplained == []
-    assert [section.number for section in report.failed] == ["1.1.12"]
+def test_kubeadm_gives_the_control_plane_its_hardening(pods):
+    given = {name: set(spec["containers"][0]["command"]) for name, spec in pods.items()}
+    assert all("--profiling=false" in words for words in given.values())
+    assert {
+        "--authorization-mode=Node,RBAC",
+        "--service-account-extend-token-expiration=false",
+        "--kubelet-certificate-authority=/etc/kubernetes/pki/ca.crt",
+        "--encryption-provider-config=/etc/kubernetes/api-server/encryption.yaml",
+        "--audit-log-maxage=30",
+    } <= given["kube-apiserver"]

@@ -1,18 +1,15 @@
-"""``harness export --from`` and ``harness archive`` against a real Prometheus: the same rows, now and years later."""
+"""``harness export --from`` against a real Prometheus: the same rows again."""
 
 import json
-import shlex
 import shutil
-import subprocess
 
 import pytest
 
 from harness.metrics.prometheus.recording_target import Origin
 from harness.results import finalise
-from harness.results.files import sha256_of
 from harness.results.layout import attempt_folder
 from harness.results.origin import save_origin
-from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus, backfill, prometheus
+from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_attempt
@@ -122,51 +119,6 @@ def test_a_campaign_is_collected_whole_or_says_why_not(url, campaign, experiment
     assert list((tmp_path / "none").iterdir()) == []
 
 
-def test_what_is_archived_gives_the_same_rows_years_later(experiment, tmp_path):
-    assert harness("export", tmp_path / "now", "--from", experiment).returncode == 0
-    done = harness("archive", experiment, "--out", tmp_path / "kept")
-    assert done.returncode == 0, done.stderr
-
-    kept = tmp_path / "kept" / experiment.name
-    facts = json.loads((kept / "archive.json").read_text())
-    assert facts["files"] == {name: sha256_of(kept / name) for name in facts["files"]}
-    assert any(name.endswith("chunks/000001") for name in facts["files"])
-    assert facts["series"] == len({line.partition(" 1")[0].rpartition("}")[0] for line in lines()})
-    copy, _, start = facts["open_with"].partition(" && ")
-    subprocess.run(shlex.split(copy), check=True, cwd=tmp_path)
-    assert "--storage.tsdb.path=opened" in shlex.split(start)
-    folder = tmp_path / "later"
-    folder.mkdir()
-    with RunningPrometheus(folder, database=tmp_path / "opened") as later:
-        done = harness("export", tmp_path / "then", "--from", experiment, "--prometheus", later.url)
-    assert done.returncode == 0, done.stderr
-    assert tables(tmp_path / "then") == tables(tmp_path / "now")
-    assert harness("verify", experiment).returncode == 0
-
-
-def test_a_campaigns_archive_lies_beside_its_experiments_and_is_not_made_twice(campaign, experiment):
-    (campaign / "resnet50_r1_time-slicing_rep1").rename(campaign.with_name("elsewhere"))
-    first = harness("archive", campaign)
-    assert first.returncode == 0, first.stderr
-    assert (campaign / "archive" / experiment.name / "archive.json").is_file()
-    assert "is there already" in harness("archive", campaign).stderr
-    assert harness("verify", campaign).returncode == 0
-    again = harness("archive", experiment)
-    assert again.returncode == 6
-    assert "not overwritten" in again.stderr
-
-
-def test_an_archive_of_some_series(experiment, tmp_path):
-    selectors = ['{pod="resnet50-a"}', "inference_requests_total", 'up{job="nobody"}']
-    words = [word for selector in selectors for word in ("--match", selector)]
-    done = harness("archive", experiment, "--out", tmp_path / "kept", "--json", *words)
-
-    assert done.returncode == 0, done.stderr
-    [facts] = json.loads(done.stdout).values()
-    assert facts["series"] == 8 + 1  # all of one pod, and the requests of the other
-    assert facts["selectors"] == selectors
-
-
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
@@ -179,10 +131,6 @@ def test_an_archive_of_some_series(experiment, tmp_path):
         (["export", "OUT", "--from", "EMPTY"], 2, "holds no finished experiment"),
         (["export", "EMPTY", "--from", "EXPERIMENT"], 6, "never overwritten"),
         (["export", "OUT", "--from", "EXPERIMENT", "--prometheus", "DOWN"], 9, "cannot be reached"),
-        (["archive", "EXPERIMENT", "--out", "OUT", "--prometheus", "DOWN"], 9, "cannot be reached"),
-        (["archive", "EXPERIMENT", "--out", "OUT", "--match", "no_such_metric"], 9, "has no series of no_such_metric"),
-        (["archive", "EXPERIMENT", "--out", "OUT", "--match", "{"], 9, "refused label"),
-        (["archive", "LOCAL"], 2, "it was not recorded by a Prometheus server"),
     ],
 )
 def test_a_wrong_request_is_one_sentence_and_leaves_nothing(experiment, campaign, tmp_path, words, code, sentence):
@@ -204,10 +152,3 @@ def test_a_wrong_request_is_one_sentence_and_leaves_nothing(experiment, campaign
     assert "Traceback" not in done.stderr
     assert list(empty.iterdir()) == []
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
-
-
-def test_without_promtool_nothing_is_read(experiment, tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    done = harness("archive", experiment, "--out", tmp_path / "kept")
-    assert done.returncode == 2
-    assert "apt-get install prometheus" in done.stderr

@@ -9,12 +9,14 @@ import sys
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from harness.campaign.folder import create
 from harness.campaign.init_template import TEMPLATES
 from harness.campaign.source import shipped_names
 from harness.cli.app import app
 from harness.cli.numbers import not_negative
+from harness.errors import UsageError
 from tests.support import forked
 from tests.support.experiments import campaign
 
@@ -48,6 +50,22 @@ def test_help_names_every_command_and_every_exit_code():
 
     assert all(f" {command} " in said for command in COMMANDS)
     assert all(f" {code} " in said for code in (*range(15), 130))
+
+
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["archive", "results/x", "--out", "kept"], "snapshot"),
+        (["publish", "results/x", "--sign=key"], "minisign"),
+        (["verify", "x.tar.xz", "--signed-by", "signers"], "minisign"),
+        (["verify-node", "--profile", "cis"], "kube-bench"),
+    ],
+)
+def test_what_was_removed_names_what_to_use_instead(words, instead):
+    with pytest.raises(UsageError) as refused:
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert refused.value.exit_code == 2
+    assert instead in refused.value.advice
 
 
 def test_help_groups_the_commands_and_cuts_none_short():

@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.node.machine import FileState
 from tests.support.fake_machine import FakeMachine
-from tests.unit.node import hardened
 from tests.unit.node.healthy import (
     AUTHORITY_LASTS,
     BUS,
@@ -260,7 +259,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "the kubelet is not told of its drop-ins": (
         remove("/etc/default/kubelet"),
-        {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown", "cis/sections"},
+        {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown"},
     ),
     "the journal has no limit": (
         lambda paper: paper.commands.update({"systemd-analyze cat-config systemd/journald.conf": "#SystemMaxUse=\n"}),
@@ -497,10 +496,6 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "no snapshot is young": (lambda paper: paper.commands.update({SNAPSHOTS: ""}), {"etcd/snapshot"}),
     "no further snapshot is taken": (units("node-etcd-snapshot.timer", "inactive"), {"etcd/snapshot"}),
-    "the scheduler profiles": (
-        lambda paper: paper.commands.update({hardened.PS: hardened.processes(kube_scheduler="conf=/etc/kubernetes/s")}),
-        {"cis/sections"},
-    ),
     "the workload image is another version's": (
         lambda paper: paper.commands.update({"crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:0"]}]})}),
         {"workloads/image"},

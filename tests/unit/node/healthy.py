@@ -9,7 +9,6 @@ from harness.node.checks import Node, kubernetes, monitoring
 from harness.node.expected import NVIDIA_PACKAGES, Expected
 from harness.node.machine import FileState, PackageState, UnitState
 from tests.support.fake_machine import BOOT_ID_PATH, FakeMachine
-from tests.unit.node import hardened
 
 BOOT_ID = "11111111-2222-3333-4444-555555555555"
 STARTED_S = 1000.0
@@ -186,11 +185,9 @@ def machine() -> FakeMachine:
             "nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\nGPU 1: NVIDIA A16 (UUID: GPU-b)\n",
             "nvidia-smi": "Default\nDefault\n",
             "nvidia-smi -i 0": "NVIDIA A16, 15356 MiB, 8.6\n",
-            hardened.PS: hardened.processes(),
             SERVING_ENDS: "notAfter=Nov 24 10:00:00 2027 GMT\nCertificate will not expire\n",
             SERVING_SIGNED: "OK\n",
             SNAPSHOTS: "/var/lib/etcd-snapshots/20261123T030000Z.tar\n/var/lib/etcd-snapshots/20261124T030000Z.tar\n",
-            hardened.FIND: hardened.files(),
         },
         objects=_objects(),
         journals={"crio.service": ["line one", "no conmon"], "kubelet.service": ["cannot start"]},
@@ -258,8 +255,6 @@ def _files() -> dict[str, str]:
         "/var/run/cdi/nvidia.yaml": "kind: nvidia.com/gpu\n",
         "/etc/default/kubelet": "KUBELET_EXTRA_ARGS=--config-dir=/etc/kubernetes/kubelet.conf.d\n",
         "/var/lib/kubelet/config.yaml": "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: gpu.local\n",
-        "/etc/kubernetes/kubelet.conf.d/60-kept.conf": hardened.KUBELET,
-        "/etc/kubernetes/api-server/encryption.yaml": hardened.ENCRYPTION,
         "/etc/kubernetes/kubelet.conf.d/50-housekeeping.conf": KUBELET_LIMITS,
         "/etc/crictl.yaml": "runtime-endpoint: unix:///var/run/crio/crio.sock\n",
     }
