@@ -9,6 +9,7 @@ EXTRA_OF = {
     "safetensors": "replica",
     "mlperf_loadgen": "replica",
     "grpc": "grpc",
+    "kubernetes": "kubernetes",
     "tokenizers": "tokenizer",
     "fastapi": "serve",
     "uvicorn": "serve",

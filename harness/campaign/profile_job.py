@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 
 from harness.backends.base import ReplicaDeath
 from harness.backends.kubernetes import artifacts, objects, pods
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.pods import PodReplica
 from harness.campaign.batch_search import MOST_BISECTIONS

@@ -60,7 +60,7 @@ def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> 
     if url is None and (folder.parent / layout.CAMPAIGN_JSON).is_file():
         spec = open_folder(folder.parent).spec.kubernetes
         if spec is not None:
-            from harness.backends.kubernetes.client import KubernetesApi
+            from harness.backends.kubernetes.api import KubernetesApi
             from harness.backends.kubernetes.prometheus import direct, server
 
             at, access = spec.prometheus_url, spec.prometheus_access

@@ -26,7 +26,7 @@ import psutil
 
 import harness
 from harness.backends.kubernetes import objects
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.events import Event, Notice, StepBegins
 from harness.spec import KubernetesSpec
 from tests.benchmarks.beside_pod import BesidePod, NoGroupError, replica_of

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.results import layout
 from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import MISSING, api_server

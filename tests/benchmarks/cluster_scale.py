@@ -24,8 +24,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
 
-from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.informer import Watcher
+from harness.backends.kubernetes.api import KubernetesApi
+from harness.backends.kubernetes.watch import Watcher
 from harness.spec import KubernetesSpec
 from harness.spec.server import METRICS_PORT
 from tests.benchmarks.cluster_overhead import _count_requests

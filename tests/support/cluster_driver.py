@@ -19,9 +19,11 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness.backends.kubernetes.client import KubernetesApi, Reply
-from harness.backends.kubernetes.informer import Watcher
+from urllib3 import BaseHTTPResponse
+
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
+from harness.backends.kubernetes.watch import Watcher
 from harness.errors import BackendError
 from tests.support import forked
 from tests.support.dra_driver import DraDriver
@@ -609,7 +611,7 @@ class ClusterDriver:
 def _telling(api: KubernetesApi, changed: threading.Event) -> KubernetesApi:
     """The same server for somebody who is told of his own changes before any watch does."""
 
-    def exchange(method: str, path: str, **options) -> Reply:
+    def exchange(method: str, path: str, **options) -> BaseHTTPResponse:
         try:
             return api.exchange(method, path, **options)
         finally:

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.claims import UNPREPARED
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.errors import ClusterError
 
 GROUP = "/apis/resource.k8s.io/v1"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from harness.backends.kubernetes import access, objects, queue_wait
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.spec import KubernetesSpec
 from tests.support.processes import eventually
 

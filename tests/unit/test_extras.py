@@ -54,6 +54,22 @@ def test_a_node_command_says_what_to_install():
     ]
 
 
+CLUSTER = "name: mine\nbackend: kubernetes\nkubernetes: {}\nworkloads: [{name: resnet50}]\nreplicas: [1]\nmetrics: [throughput]\n"
+
+
+@pytest.mark.parametrize("words", [("doctor", "--kubernetes"), ("plan",)], ids=" ".join)
+def test_a_cluster_command_says_what_to_install(words, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(CLUSTER)
+    done = command(words[0], str(file), *words[1:])
+
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-2:] == [
+        "error: This needs kubernetes, which is not installed.",
+        "  do: pip install 'gpu-sharing-harness[kubernetes]'",
+    ]
+
+
 def test_a_module_that_no_extra_brings_has_no_advice():
     assert advice_on("torch.nn") == "pip install 'gpu-sharing-harness[replica]'"
     assert advice_on("word_count") == ""

@@ -75,13 +75,13 @@ def test_extras_name_extras_that_exist():
     named = {extra for each in DIRECT if each.name == OURSELVES for extra in each.extras}
 
     assert named <= set(EXTRAS)
-    assert {"replica", "grpc", "node", "serve", "tokenizer", "all"} == set(EXTRAS)
+    assert {"replica", "grpc", "kubernetes", "node", "serve", "tokenizer", "all"} == set(EXTRAS)
 
 
-def test_the_base_brings_neither_torch_nor_ansible():
+def test_the_base_brings_no_torch_ansible_or_kubernetes():
     base = " ".join(PROJECT["project"]["dependencies"])
 
-    assert not re.search("torch|ansible|testinfra|loadgen|fastapi|uvicorn", base)
+    assert not re.search("torch|ansible|testinfra|loadgen|fastapi|uvicorn|kubernetes", base)
 
 
 def test_every_import_is_on_the_list():

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.objects import pods_path
 from harness.backends.kubernetes.pods import CONTAINER, SERVER, PodReplica
 from harness.errors import BackendError, ClusterError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.backends.base import Finding, Notify, ReplicaDeath, Send, Severity, unheard
 from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import Asked, LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from harness.backends.base import Notify
 from harness.backends.kubernetes import capacity
-from harness.backends.kubernetes.companion import Companion
-from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.api import Api, OwnedObject
 from harness.errors import BackendError
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
@@ -75,7 +74,7 @@ def shared_gpus(experiment: ExperimentSpec) -> int:
     return 1 if experiment.sharing.traits.each_its_own else min(experiment.gpus, experiment.cell.processes)
 
 
-def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> Companion:
+def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> OwnedObject:
     """The claim, or template, of this name."""
     asked = {"devices": _devices(experiment)}
     kind = "ResourceClaimTemplate" if experiment.sharing.traits.each_its_own else "ResourceClaim"
@@ -88,7 +87,7 @@ def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: M
         if experiment.sharing.traits.each_its_own
         else asked,
     }
-    return Companion(f"{collections(spec.namespace)[kind]}/{name}", body)
+    return OwnedObject(f"{collections(spec.namespace)[kind]}/{name}", body)
 
 
 def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity, claims
+from harness.backends.kubernetes.api import Api
 from harness.backends.kubernetes.capacity import Object
-from harness.backends.kubernetes.rbac import Api
 from harness.errors import counted
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 

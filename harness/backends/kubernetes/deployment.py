@@ -23,14 +23,13 @@ from harness.backends.kubernetes import (
     rollout,
     sharing,
 )
-from harness.backends.kubernetes.client import KubernetesApi, Object
-from harness.backends.kubernetes.companion import Companion
+from harness.backends.kubernetes.api import KubernetesApi, Object, OwnedObject
 from harness.backends.kubernetes.followed import Followed
-from harness.backends.kubernetes.informer import Watcher
 from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.pod_monitor import PodMonitor
 from harness.backends.kubernetes.pods import PodReplica
 from harness.backends.kubernetes.queue_wait import QueueWait
+from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
@@ -250,7 +249,7 @@ class KubernetesDeployment:
         owners = {pods.name(one): one for one in self._owners.objects}
         return rollout.together([self._look_at(made, owners) for made in self.workload.owners])
 
-    def _look_at(self, made: Companion, owners: Mapping[str, Object]) -> rollout.Progress:
+    def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> rollout.Progress:
         kind, name = self.workload.kind, pods.name(made.body)
         if name not in owners:
             return rollout.Progress(False, waiting=f"the {kind} {name} is not there")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.api import Api
 from harness.errors import BackendError, counted
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 from harness.spec.sharing import DIVIDED, WHOLE

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes.companion import Companion
+from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.server_check import check_files
 from harness.errors import CampaignFileError
 from harness.spec import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
@@ -56,10 +56,10 @@ def renamed(asked: Mapping[str, Any], server: ServerSpec) -> dict[str, Any]:
     return {**asked, "requests": {**asked["requests"], **requests}, "trace": trace}
 
 
-def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> tuple[Companion, ...]:
+def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> tuple[OwnedObject, ...]:
     """The ConfigMaps of an attempt, called as its Deployment or Job and numbered. Raises CampaignFileError."""
     return tuple(
-        Companion(
+        OwnedObject(
             f"{collection(spec.namespace)}/{called}",
             {
                 "apiVersion": "v1",
@@ -73,7 +73,7 @@ def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping
     )
 
 
-def sources(companions: Sequence[Companion]) -> list[dict[str, Any]]:
+def sources(companions: Sequence[OwnedObject]) -> list[dict[str, Any]]:
     """Of the volume that shows them as files of one folder."""
     return [{"configMap": {"name": one.body["metadata"]["name"]}} for one in companions]
 

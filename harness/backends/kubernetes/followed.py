@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.backends.base import Enough
 from harness.backends.kubernetes import artifacts
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import PodReplica
 from harness.errors import BackendError
 from harness.results import layout

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.api import Api
 from harness.errors import ClusterError
 from harness.spec import GrafanaCost, KubernetesSpec
 

@@ -1,38 +1,175 @@
-"""What the files of a kubeconfig name, read in the order of kubectl: the first that names something counts."""
+"""From a kubeconfig, or a pod's own account, to a connection that carries its credentials."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
 
+from harness.errors import ClusterError
+from harness.spec import KubernetesSpec
 from harness.spec.yaml_tree import SAFE_LOADER
 
-Object = dict[str, Any]
+CONNECTIONS = 16
+_RENEWED_BY = {"exec", "auth-provider"}
 
 
-def current_context(place: str) -> str | None:
-    """The context in use where none is asked for; None where no file says."""
-    return next((str(one["current-context"]) for one in _files(place) if one.get("current-context")), None)
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """An API server and how to speak to it.
+
+    Attributes:
+        pool: connections with the right certificates.
+        authorization: fresh headers for the next request; never shown.
+        verify: file of the authority to trust; True: the system's; False: the kubeconfig says not to check.
+        certificate: files of the client's certificate and key, if it has one.
+        token_ends_s: when the token ends that nothing renews by itself, seconds since the epoch; None: there is none such.
+    """
+
+    url: str
+    pool: urllib3.PoolManager = field(repr=False)
+    authorization: Callable[[], dict[str, str]] = field(repr=False)
+    verify: str | bool = True
+    certificate: tuple[str, str] | None = field(default=None, repr=False)
+    token_ends_s: float | None = None
 
 
-def user(place: str, context: str | None) -> Object:
-    """How the user of a context logs in; nothing where there is none such."""
-    wanted = context or current_context(place) or ""
-    return _named(place, "users", "user", str(_named(place, "contexts", "context", wanted).get("user")))
+def connect(spec: KubernetesSpec) -> Connection:
+    """Read the credentials; nothing is sent yet, unless a login program of the kubeconfig does so.
+
+    Raises:
+        ClusterError: no kubeconfig, no such context, a login program that fails, or credentials that cannot be read.
+        ModuleNotFoundError: the extra `kubernetes` is not installed.
+    """
+    # The official client takes more than a second to import; who stays on this machine does not wait for it.
+    from kubernetes import client, config
+
+    configuration = client.Configuration()
+    place = _place(spec)
+    try:
+        if place is None:
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            # Of several files the client would take the current context of the last, and kubectl takes the first's.
+            context = spec.context or _current_context(place)
+            with _login_complaints() as complaints:
+                config.load_kube_config(place, context=context, client_configuration=configuration)
+            if complaints and not (configuration.api_key or configuration.cert_file):
+                raise ClusterError(
+                    f"The login program of the kubeconfig {place} gives no credentials: {'; '.join(complaints)}.",
+                    advice="Install it or log in again; kubectl get pods uses the same program, and tells when it works.",
+                )
+    except config.ConfigException as error:
+        raise _unusable(spec, place, error) from error
+    # Login plugins and half-written files raise whatever their parsers do.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ClusterError(
+            f"The kubeconfig {place} cannot be read: {' '.join(str(error).split())}.",
+            advice="Try it: kubectl config view",
+        ) from error
+    api = client.ApiClient(configuration)
+    if not configuration.verify_ssl:
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # the kubeconfig says so on purpose
+
+    def authorization() -> dict[str, str]:
+        headers: dict[str, str] = {}
+        api.update_params_for_auth(headers, [], ["BearerToken"])
+        return headers
+
+    pool: Any = api.rest_client.pool_manager
+    pool.connection_pool_kw["maxsize"] = CONNECTIONS
+    pair = (configuration.cert_file, configuration.key_file)
+    renewed = place is None or _RENEWED_BY & _user(place, spec.context).keys()  # by the kubelet, or a login program
+    return Connection(
+        str(configuration.host).rstrip("/"),
+        pool,
+        authorization,
+        verify=configuration.verify_ssl and (configuration.ssl_ca_cert or True),
+        certificate=pair if all(pair) else None,
+        token_ends_s=None if renewed else _end_of_token(authorization().get("authorization", "")),
+    )
 
 
-def _named(place: str, collection: str, key: str, name: str) -> Object:
-    entries = (one for file in _files(place) for one in file.get(collection) or ())
-    found = next((one.get(key) for one in entries if isinstance(one, dict) and one.get("name") == name), None)
-    return found if isinstance(found, dict) else {}
+@contextmanager
+def _login_complaints() -> Iterator[list[str]]:
+    """What the client says of a login program that fails: it logs that, and would go on as nobody."""
+    complaints: list[str] = []
+
+    class Keeper(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            complaints.append(" ".join(record.getMessage().split()).rstrip("."))
+
+    keeper = Keeper(logging.ERROR)
+    logging.getLogger().addHandler(keeper)
+    try:
+        yield complaints
+    finally:
+        logging.getLogger().removeHandler(keeper)
 
 
-def _files(place: str) -> Iterator[Object]:
-    """The content of each; one that is not what it should be is left out here, and said by whoever connects."""
+def _place(spec: KubernetesSpec) -> str | None:
+    """Path, or paths, of the kubeconfig; None: there is none, and this is a pod with an account of its own."""
+    if spec.kubeconfig is not None:
+        return str(Path(spec.kubeconfig).expanduser())
+    if os.environ.get("KUBECONFIG"):
+        return os.environ["KUBECONFIG"]
+    usual = Path("~/.kube/config").expanduser()
+    in_pod = not usual.exists() and "KUBERNETES_SERVICE_HOST" in os.environ
+    return None if in_pod else str(usual)
+
+
+def _unusable(spec: KubernetesSpec, place: str | None, error: Exception) -> ClusterError:
+    if place is None:
+        return ClusterError(
+            f"This pod has no account that could be used: {error}.",
+            advice="Mount the token of a service account, or give `kubernetes.kubeconfig`.",
+        )
+    if not any(Path(part).exists() for part in place.split(os.pathsep)):
+        return ClusterError(
+            f"There is no kubeconfig at {place}, so no cluster is known.",
+            advice="Give its path in KUBECONFIG or in `kubernetes.kubeconfig` of the campaign file.",
+        )
+    contexts = [str(entry.get("name")) for entry in _entries(place, "contexts")]
+    if spec.context is not None and contexts and spec.context not in contexts:
+        return ClusterError(
+            f"The kubeconfig {place} has no context {spec.context!r}; it has {', '.join(dict.fromkeys(contexts))}.",
+            advice="Name one of them in `kubernetes.context`.",
+        )
+    return ClusterError(
+        f"The kubeconfig {place} cannot be used: {error}.", advice="Try it: kubectl config view; kubectl version"
+    )
+
+
+def _current_context(place: str) -> str | None:
+    return next((str(file["current-context"]) for file in _files(place) if file.get("current-context")), None)
+
+
+def _user(place: str, context: str | None) -> dict[str, Any]:
+    """How the user of a context logs in; of several entries of a name the first counts, as for kubectl."""
+
+    def named(collection: str, key: str, name: object) -> dict[str, Any]:
+        found = next((entry.get(key) for entry in _entries(place, collection) if entry.get("name") == name), None)
+        return found if isinstance(found, dict) else {}
+
+    return named("users", "user", named("contexts", "context", context or _current_context(place)).get("user"))
+
+
+def _entries(place: str, collection: str) -> list[dict[str, Any]]:
+    return [entry for file in _files(place) for entry in file.get(collection) or () if isinstance(entry, dict)]
+
+
+def _files(place: str) -> Iterator[dict[str, Any]]:
+    """The content of each file; what is wrong with one is said by the client that reads it, too."""
     for part in filter(None, place.split(os.pathsep)):
         try:
             content = yaml.load(Path(part).expanduser().read_text(encoding="utf-8"), SAFE_LOADER)  # noqa: S506 - it is safe
@@ -40,3 +177,17 @@ def _files(place: str) -> Iterator[Object]:
             continue
         if isinstance(content, dict):
             yield content
+
+
+def _end_of_token(authorization: str) -> float | None:
+    """What a token says of its own end, seconds since the epoch, if it is one of those that do."""
+    kind, _, token = authorization.partition(" ")
+    parts = token.split(".")
+    if kind != "Bearer" or len(parts) != 3:
+        return None
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (binascii.Error, ValueError):
+        return None
+    end = claims.get("exp") if isinstance(claims, dict) else None
+    return float(end) if isinstance(end, int | float) else None

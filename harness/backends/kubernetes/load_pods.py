@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.backends.base import Load
 from harness.backends.kubernetes import artifacts
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.parts import Part
 from harness.backends.kubernetes.pods import PodReplica

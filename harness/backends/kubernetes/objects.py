@@ -17,7 +17,7 @@ import yaml
 
 from harness.backends.environment import client_settings, layered, scenario_environment, workload_environment
 from harness.backends.kubernetes import claims, files, pods
-from harness.backends.kubernetes.companion import Companion
+from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.mps import limits_environment
 from harness.data import data_path
 from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
@@ -75,14 +75,14 @@ class Workload:
     labels: dict[str, str]
     body: dict[str, Any]
     routes: tuple[str, ...] = ("latencies",)
-    beside: tuple[Companion, ...] = ()
+    beside: tuple[OwnedObject, ...] = ()
     claims: tuple[str, ...] = ()
-    further: tuple[Companion, ...] = ()
+    further: tuple[OwnedObject, ...] = ()
 
     @property
-    def owners(self) -> tuple[Companion, ...]:
+    def owners(self) -> tuple[OwnedObject, ...]:
         """Every Deployment or Job."""
-        return (Companion(self.path, self.body), *self.further)
+        return (OwnedObject(self.path, self.body), *self.further)
 
     @property
     def replicas(self) -> int:
@@ -164,7 +164,7 @@ def workload(
         values["claim"] = claims.reference(experiment, named[gpu]) if named else None
         values["resources"] = _resources(spec, server, values["claim"])
         body = yaml.load(_template().render(values), SAFE_LOADER)  # noqa: S506 - it is safe
-        owners.append(Companion(f"{collection}/{own}", body))
+        owners.append(OwnedObject(f"{collection}/{own}", body))
     made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
     routes, beside = _routes(experiment.workload), (*made, *given)
     first, *further = owners

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from harness.backends.base import ReplicaDeath
 from harness.backends.kubernetes import artifacts, nodes, pods
-from harness.backends.kubernetes.client import KubernetesApi, Object
-from harness.backends.kubernetes.informer import Watcher
+from harness.backends.kubernetes.api import KubernetesApi, Object
 from harness.backends.kubernetes.pods import SERVER, End, PodReplica
+from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
 

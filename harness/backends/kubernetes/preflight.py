@@ -21,10 +21,9 @@ from harness.backends.kubernetes import (
     sharing,
     switching,
 )
+from harness.backends.kubernetes.api import TRANSIENT, Api
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.objects import Workload
-from harness.backends.kubernetes.rbac import Api
-from harness.backends.kubernetes.retry import TRANSIENT
 from harness.backends.kubernetes.version import check_version, makes_jobs
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, PrometheusError

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from harness.backends.base import RecordingRequest
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.api import Api
 from harness.errors import ClusterError
 from harness.spec import KubernetesSpec
 

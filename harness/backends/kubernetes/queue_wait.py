@@ -7,7 +7,7 @@ import math
 from harness.backends.base import Notify
 from harness.backends.kubernetes import pods, rollout
 from harness.backends.kubernetes.access import KUEUE, KUEUE_VERSIONS
-from harness.backends.kubernetes.client import KubernetesApi, Object, selectors
+from harness.backends.kubernetes.api import KubernetesApi, Object, selectors
 from harness.errors import BackendError
 from harness.spec import KubernetesSpec
 

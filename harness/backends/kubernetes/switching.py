@@ -16,11 +16,10 @@ from typing import Any
 
 from harness.backends.base import Finding, Notify, Severity, unheard
 from harness.backends.kubernetes import capacity, device_configs, mps_share, sharing
+from harness.backends.kubernetes.api import Api, KubernetesApi
 from harness.backends.kubernetes.capacity import Object
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
 from harness.backends.kubernetes.pods import condition
-from harness.backends.kubernetes.rbac import Api
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
 from harness.spec import ExperimentSpec, KubernetesSpec

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from harness.backends.base import Finding, Severity
-from harness.backends.kubernetes.rbac import Api
+from harness.backends.kubernetes.api import Api
 from harness.spec import ExperimentSpec, KubernetesSpec, ScenarioKind, WorkloadKind
 
 LEAST = (1, 29)

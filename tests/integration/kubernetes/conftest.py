@@ -14,8 +14,8 @@ import torch._dynamo  # noqa: F401
 import yaml
 
 from harness.backends.kubernetes import rbac
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.switching import SWITCHED
 from harness.spec import KubernetesSpec
 from tests.integration.cluster.api_server import CONTROLLED, MISSING, ROOT, WHY_NOT, Cluster, api_server, controllers

@@ -11,8 +11,8 @@ import pytest
 
 from harness.backends.kubernetes import deployment as deployment_module
 from harness.backends.kubernetes import nodes, objects, pod_monitor
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
 from harness.results import latencies, layout
 from harness.spec import ConditionSpec, LayerSpec, ScenarioSpec

@@ -11,7 +11,7 @@ from harness.analysis.report import report_of
 from harness.analysis.summary import rows
 from harness.backends.base import unheard
 from harness.backends.kubernetes import claims, deployment, preflight
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.errors import BackendError

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from harness.backends.kubernetes import queue_wait
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.errors import BackendError
 from tests.support.experiments import experiment
 from tests.support.kueue import Kueue, suspending

@@ -6,7 +6,7 @@ import pytest
 
 from harness.backends.base import Severity
 from harness.backends.kubernetes import objects, parts
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.quota import check_quota
 from harness.errors import ClusterError
 from harness.spec import WorkloadSpec

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from harness.backends.kubernetes import files
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.client import KubernetesApi
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner

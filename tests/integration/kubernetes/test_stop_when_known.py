@@ -7,7 +7,7 @@ import pytest
 
 from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes import followed
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.stopping import KnownWell

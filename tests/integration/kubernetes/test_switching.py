@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from harness.analysis.report import mps_limits
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.errors import BackendError

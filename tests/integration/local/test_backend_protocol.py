@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from harness.backends.base import RecordingRequest, Severity
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
 from harness.errors import BackendError

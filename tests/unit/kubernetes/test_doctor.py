@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner
 
 from harness.backends.kubernetes import access, prometheus_operator, rbac
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.cli.app import app
 from harness.errors import UsageError
 from harness.replica.server import MetricsServer, Response

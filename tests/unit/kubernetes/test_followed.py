@@ -6,7 +6,7 @@ import time
 import pytest
 
 from harness.backends.kubernetes import artifacts, followed
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.followed import Followed
 from harness.backends.kubernetes.pods import PodReplica
 from harness.replica.server import MetricsServer, Response

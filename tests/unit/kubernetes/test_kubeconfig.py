@@ -6,7 +6,7 @@ import json
 import pytest
 import yaml
 
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.spec import KubernetesSpec
 
 ENDS_S = 1_795_646_400

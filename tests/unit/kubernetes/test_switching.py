@@ -10,7 +10,7 @@ import yaml
 
 from harness.backends.base import Severity
 from harness.backends.kubernetes import device_configs, preflight, switching
-from harness.backends.kubernetes.client import KubernetesApi
+from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
 from harness.errors import BackendError
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing

@@ -6,10 +6,11 @@ import threading
 import time
 
 import pytest
+from urllib3 import HTTPResponse
 
-from harness.backends.kubernetes import client
-from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.informer import Watcher
+from harness.backends.kubernetes import api as kubernetes_api
+from harness.backends.kubernetes.api import KubernetesApi
+from harness.backends.kubernetes.watch import Watcher
 from harness.errors import BackendError, ClusterError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.replica.server import MetricsServer, Response
@@ -181,7 +182,7 @@ def test_what_is_not_there(spec):
 
 def test_a_login_page_is_no_api(spec, monkeypatch):
     api = KubernetesApi(spec())
-    monkeypatch.setattr(api, "exchange", lambda *_, **__: type("Reply", (), {"body": b"<html>log in</html>"}))
+    monkeypatch.setattr(api, "exchange", lambda *_, **__: HTTPResponse(b"<html>log in</html>"))
 
     assert "no JSON: '<html>log in</html>'" in said(lambda: api.get("/version")).message
 
@@ -219,7 +220,7 @@ def test_what_is_made_waits_for_an_object_of_its_name_that_is_going(spec):
 
 
 def test_an_object_that_does_not_go_is_said_with_what_holds_it(spec, monkeypatch):
-    monkeypatch.setattr(client, "GOING_S", 0.3)
+    monkeypatch.setattr(kubernetes_api, "GOING_S", 0.3)
     api = KubernetesApi(spec())
     api.make(f"{MAPS}/a", a_map(finalizers=["example/held"]))
     api.delete(f"{MAPS}/a")

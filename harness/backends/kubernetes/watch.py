@@ -16,45 +16,34 @@ from typing import Any
 
 import urllib3
 
-from harness.backends.kubernetes.client import KubernetesApi, Object, selectors
-from harness.backends.kubernetes.retry import FIRST_PAUSE_S
+from harness.backends.kubernetes.api import FIRST_PAUSE_S, KubernetesApi, Object, selectors
 from harness.errors import BackendError, ClusterError
 
 WATCH_TIMEOUTS = 2
 """A watch is asked anew after this many request timeouts: a server that went silent is noticed by then."""
-
 GONE = 410
 NOTABLE_OUTAGE_S = 5.0
 
 Listener = Callable[[str, Object], None]
 
 
-class Expired(Exception):  # noqa: N818 - no error: it happens to every watch that is old enough
-    """The server cannot go on from this version."""
-
-
 class Watcher:
     """Follows the objects of one path.
 
     Args:
-        api: whose objects.
+        api: of the cluster.
         path: of the list, e.g. ``/api/v1/namespaces/inference/pods``.
         labels: selector.
-        fields: selector.
         listener: called with ADDED, MODIFIED or DELETED and the object, from the watching thread; a deleted object as it
             was last seen.
     """
 
-    def __init__(
-        self, api: KubernetesApi, path: str, *, labels: str = "", fields: str = "", listener: Listener | None = None
-    ) -> None:
+    def __init__(self, api: KubernetesApi, path: str, *, labels: str = "", listener: Listener | None = None) -> None:
         self._lock = threading.Lock()
         self.outages: list[tuple[float, float, str]] = []
         self._stop = threading.Event()
-        self._api = api.until(self._stop)
-        self._path = path
-        self._selectors = selectors(labels, fields)
-        self._listener = listener
+        self._api, self._path, self._query = api.until(self._stop), path, selectors(labels, "")
+        self._listeners = [listener] if listener else []
         self._objects: dict[str, Object] = {}
         self._version = ""
         self._away: tuple[float, str] | None = None
@@ -67,15 +56,8 @@ class Watcher:
         self._thread.start()
 
     def listen(self, listener: Listener) -> None:
-        """Tell somebody else from here on."""
-        first = self._listener
-
-        def both(kind: str, one: Object) -> None:
-            if first is not None:
-                first(kind, one)
-            listener(kind, one)
-
-        self._listener = both
+        """Tell somebody else, too, from here on."""
+        self._listeners = [*self._listeners, listener]
 
     def stop(self) -> None:
         """Follow no longer; returns at once, and the thread ends soon."""
@@ -89,8 +71,7 @@ class Watcher:
     def objects(self) -> list[Object]:
         """The objects as last seen, by name."""
         with self._lock:
-            found = list(self._objects.values())
-        return sorted(found, key=lambda one: str(one["metadata"]["name"]))
+            return sorted(self._objects.values(), key=lambda item: str(item["metadata"]["name"]))
 
     @property
     def away_s(self) -> float:
@@ -106,57 +87,54 @@ class Watcher:
                     self._list()
                 self._watch()
                 pause_s = FIRST_PAUSE_S
-            except Expired:
-                self._version = ""
             except (urllib3.exceptions.HTTPError, OSError, ValueError, BackendError) as error:
                 if isinstance(error, ClusterError) and error.status == GONE:
-                    self._version = ""
-                self._note_outage(str(error))
+                    self._version = ""  # no failure: it happens to every watch that is old enough
+                    continue
+                if self._away is None:
+                    self._away = (time.time(), str(error))
                 self._stop.wait(pause_s)
                 pause_s = min(2 * pause_s, self._api.longest_pause_s)
 
     def _list(self) -> None:
-        answer = self._api.get(self._path, self._selectors)
+        answer = self._api.get(self._path, self._query)
         self._note_answer()
         kind = str(answer.get("kind", "")).removesuffix("List")
-        found = {str(one["metadata"]["uid"]): {"kind": kind, **one} for one in answer.get("items") or []}
+        now = {str(item["metadata"]["uid"]): {"kind": kind, **item} for item in answer.get("items") or []}
         with self._lock:
-            before, self._objects = self._objects, found
+            before, self._objects = self._objects, now
         self._version = str(answer["metadata"]["resourceVersion"])
-        for uid, one in before.items():
-            if uid not in found:
-                self._tell("DELETED", one)
-        for uid, one in found.items():
+        for uid, item in before.items():
+            if uid not in now:
+                self._tell("DELETED", item)
+        for uid, item in now.items():
             if uid not in before:
-                self._tell("ADDED", one)
-            elif before[uid]["metadata"].get("resourceVersion") != one["metadata"].get("resourceVersion"):
-                self._tell("MODIFIED", one)
+                self._tell("ADDED", item)
+            elif before[uid]["metadata"].get("resourceVersion") != item["metadata"].get("resourceVersion"):
+                self._tell("MODIFIED", item)
 
     def _watch(self) -> None:
-        """Follow one watch to its end. Raises Expired, or what broke it."""
+        """Follow one watch to its end. Raises what broke it."""
         duration_s = max(round(WATCH_TIMEOUTS * self._api.timeout_s), 1)
         query = {
-            **self._selectors,
+            **self._query,
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
             "timeoutSeconds": str(duration_s),
         }
-        silence_s = duration_s + self._api.timeout_s
-        for answer in self._api.stream(self._path, query, silence_s=silence_s):
+        for answer in self._api.stream(self._path, query, silence_s=duration_s + self._api.timeout_s):
             self._answer = answer
             self._note_answer()
             for event in _events(answer):
                 if self._stop.is_set():
                     return
-                self._take(str(event.get("type")), event.get("object") or {})
+                self._heed(str(event.get("type")), event.get("object") or {})
 
-    def _take(self, kind: str, one: Object) -> None:
+    def _heed(self, kind: str, item: Object) -> None:
         if kind == "ERROR":
-            if one.get("code") == GONE:
-                raise Expired
-            raise ClusterError(f"The watch of {self._path} failed: {one.get('message')}.", status=one.get("code"))
-        metadata: dict[str, Any] = one.get("metadata") or {}
+            raise ClusterError(f"The watch of {self._path} failed: {item.get('message')}.", status=item.get("code"))
+        metadata: dict[str, Any] = item.get("metadata") or {}
         self._version = str(metadata.get("resourceVersion") or self._version)
         if kind == "BOOKMARK":
             return
@@ -164,16 +142,13 @@ class Watcher:
             if kind == "DELETED":
                 self._objects.pop(str(metadata["uid"]), None)
             else:
-                self._objects[str(metadata["uid"])] = one
-        self._tell(kind, one)
+                self._objects[str(metadata["uid"])] = item
+        self._tell(kind, item)
 
-    def _tell(self, kind: str, one: Object) -> None:
-        if self._listener is not None and not self._stop.is_set():
-            self._listener(kind, one)
-
-    def _note_outage(self, why: str) -> None:
-        if self._away is None:
-            self._away = (time.time(), why)
+    def _tell(self, kind: str, item: Object) -> None:
+        for listener in self._listeners:
+            if not self._stop.is_set():
+                listener(kind, item)
 
     def _note_answer(self) -> None:
         away, self._away = self._away, None

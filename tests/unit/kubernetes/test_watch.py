@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes.client import KubernetesApi
-from harness.backends.kubernetes.informer import Watcher
+from harness.backends.kubernetes.api import KubernetesApi
+from harness.backends.kubernetes.watch import Watcher
 from harness.spec import KubernetesSpec
 from tests.support.fake_cluster import FakeCluster
 from tests.support.faulty_proxy import FaultyProxy
