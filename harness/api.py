@@ -22,7 +22,7 @@ import pandas as pd
 from harness.analysis import campaign_table, summary
 from harness.analysis import compare as comparisons
 from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
-from harness.analysis.comparison_input import gathered
+from harness.analysis.contrasts.comparison import gathered
 from harness.analysis.measures import ALL
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE

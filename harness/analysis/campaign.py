@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from harness.analysis.contrasts.until_known import Progress, judge, share_of_look
 from harness.analysis.measures import MEASURES, OWN, Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import Ladder, ladders_of, run_of
-from harness.analysis.until_known import Progress, judge, share_of_look
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.files import sha256_of, storage_errors

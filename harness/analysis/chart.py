@@ -27,7 +27,7 @@ from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from harness.analysis.distributions import Floats
+from harness.analysis.statistics.distributions import Floats
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#111111", "#8C6D31")
 """Okabe and Ito's colours, in an order that keeps neighbours apart; none is told from another by hue alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.campaign import Cell, shared
-from harness.analysis.comparison_input import Place, Pool, Setup
+from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.statistics import Difference, Estimate, difference, holm, ratio
 
 COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "energy")

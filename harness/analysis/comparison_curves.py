@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from harness.analysis.capacity import laws
-from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import Asked
 from harness.analysis.comparison_plots import Row, by_workload
+from harness.analysis.contrasts.comparison import Pool
 from harness.analysis.figure_style import Picture
-from harness.analysis.price import cost_per_million, kwh_per_million
+from harness.analysis.questions.max_replicas import laws
+from harness.analysis.questions.price import cost_per_million, kwh_per_million
 
 
 def curves(pool: Pool, asked: Asked) -> list[Picture]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.analysis.campaign import Cell
-from harness.analysis.comparison_input import Place, Pool, Setup
+from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.figure_style import Picture
 from harness.analysis.format import Entry
 from harness.errors import UsageError

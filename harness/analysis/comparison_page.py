@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import harness
-from harness.analysis import capacity, context_switch, cost_of_sharing, isolation, price, recommendation
 from harness.analysis.campaign import CampaignAnalysis
 from harness.analysis.comparability import gpu_names
 from harness.analysis.compare import Comparison
 from harness.analysis.comparison_curves import curves
-from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import NOTHING_ASKED, Answer, Asked
-from harness.analysis.interference import Interference, interference
+from harness.analysis.contrasts.comparison import Pool
 from harness.analysis.interference_tables import tables
-from harness.analysis.price import prices
-from harness.analysis.protection import NOT_MEASURED, ONE_MODE, Protection, protections
+from harness.analysis.questions import context_switch, cost_of_sharing, fairness, max_replicas, price, recommendation
+from harness.analysis.questions.condition_overhead import Interference, interference
+from harness.analysis.questions.isolation_choice import NOT_MEASURED, ONE_MODE, Protection, protections
+from harness.analysis.questions.price import prices
 from harness.analysis.report import environment, mps_limits
 from harness.errors import UsageError
 from harness.results import Manifest
@@ -27,8 +27,8 @@ from harness.spec import Sharing
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
     recommendation.answer,
     cost_of_sharing.answer,
-    capacity.answer,
-    isolation.answer,
+    max_replicas.answer,
+    fairness.answer,
     context_switch.answer,
     price.answer,
 )

@@ -10,13 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from harness.analysis.chart import FAINT, INK, PALETTE
-from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import counts
+from harness.analysis.contrasts.comparison import Place, Pool
 from harness.analysis.figure_style import Picture, finished, from_zero, logarithmic, new_figure, say_absent, style
 from harness.analysis.format import number
-from harness.analysis.scaling_models import Fit
 from harness.analysis.scaling_plots import Curve, Pick, draw, replica_axis
 from harness.analysis.statistics import Estimate
+from harness.analysis.statistics.scaling_models import Fit
 
 _COLUMN_IN, _ROW_IN, _WIDEST_IN, _BARS_IN = 3.4, 2.5, 10.0, 5.0
 _CURVE_POINTS, _LABEL_LETTERS = 100, 28

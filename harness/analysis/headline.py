@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
-from harness.analysis.comparison_input import By, gather
 from harness.analysis.comparison_model import Asked
+from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.format import quantity, replicas_in_words, times, with_interval
 from harness.analysis.goodput import Best, sentences
-from harness.analysis.interference import Interference
 from harness.analysis.narrative import FEW_REPEATS, UNSTEADY_CV, answers
-from harness.analysis.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices, gain
+from harness.analysis.questions.condition_overhead import Interference
+from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices, gain
 from harness.analysis.statistics import Estimate
 from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status

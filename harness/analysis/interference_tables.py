@@ -8,7 +8,8 @@ from typing import Any
 
 from harness.analysis.campaign import Key
 from harness.analysis.format import DASH, Entry, figure_entry, number
-from harness.analysis.interference import (
+from harness.analysis.measures import MEASURES
+from harness.analysis.questions.condition_overhead import (
     COMPARED,
     OF_NEIGHBOURS,
     Interference,
@@ -16,7 +17,6 @@ from harness.analysis.interference import (
     Outcome,
     Overhead,
 )
-from harness.analysis.measures import MEASURES
 from harness.analysis.statistics import Estimate
 
 

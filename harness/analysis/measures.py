@@ -9,11 +9,11 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from harness.analysis.distributions import Floats
 from harness.analysis.energy import energy_j
 from harness.analysis.load_bands import LoadState, load_state
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile
+from harness.analysis.statistics.distributions import Floats
 from harness.analysis.throughput import fairness, pooled_rate, replica_rates, within_run
 from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
 from harness.metrics.metric import OverDevices

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from pydantic import ValidationError
 
-from harness.analysis.distributions import Floats
+from harness.analysis.statistics.distributions import Floats
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
 from harness.results import latencies

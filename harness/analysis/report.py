@@ -30,11 +30,11 @@ from harness.analysis.format import (
     with_interval,
 )
 from harness.analysis.headline import concerns, headline, limits
-from harness.analysis.interference import interference
 from harness.analysis.interference_tables import tables
 from harness.analysis.load_bands import load_state
 from harness.analysis.measures import ALL, MEASURES
 from harness.analysis.narrative import absent_of, answers, caveats, remarks
+from harness.analysis.questions.condition_overhead import interference
 from harness.analysis.scaling_plots import overview, scaling
 from harness.analysis.stacked import stacked
 from harness.analysis.statistics import Estimate

@@ -3,7 +3,7 @@
 A point is held against the objective of servers, against the latency limits with the interval of each percentile, and against
 the point before it with the slope of the throughput: its growth per doubling of the load, from both intervals on the
 logarithms (delta method).
-The intervals are those within a run (``harness.analysis.sequential_ci``), so that one run is enough to go on; how far runs
+The intervals are those within a run (``harness.analysis.statistics.sequential_ci``), so that one run is enough to go on; how far runs
 differ is seen where the last good point is measured again. Everything follows from the files on the disk, so that a
 campaign that was killed goes on as it would have.
 """
@@ -17,11 +17,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from harness.analysis.distributions import Floats
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
 from harness.analysis.read import ExperimentData, NotMeasuredError
-from harness.analysis.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.analysis.statistics import Estimate, percentile, t_interval
+from harness.analysis.statistics.distributions import Floats
+from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
 from harness.results import latencies
 from harness.results.files import read_object

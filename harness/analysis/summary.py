@@ -11,9 +11,9 @@ from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.goodput import bests
-from harness.analysis.interference import interference
 from harness.analysis.interference_tables import documents
 from harness.analysis.measures import ALL, MEASURES
+from harness.analysis.questions.condition_overhead import interference
 from harness.analysis.statistics import Estimate
 
 FORMAT = 2

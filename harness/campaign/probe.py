@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from harness import supervisor
-from harness.analysis.time_slices import Slices, Turns, turns
+from harness.analysis.questions.time_slices import Slices, Turns, turns
 from harness.backends.local_replica import import_paths
 from harness.backends.mps import MpsDaemon, foreign_daemons
 from harness.backends.supervised import Lifeline, await_end

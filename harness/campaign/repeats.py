@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from harness.analysis.contrasts.until_known import Figures, Progress, judge
 from harness.analysis.read import read_experiment
-from harness.analysis.until_known import Figures, Progress, judge
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Event, Journal, read_events
 from harness.campaign.plan import estimate, expand

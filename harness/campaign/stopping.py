@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from harness.analysis.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
+from harness.analysis.statistics.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
 from harness.results import layout
 from harness.results.latencies import Tail, ended_ns
 from harness.spec import StopWhenKnown

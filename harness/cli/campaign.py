@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from harness.backends.base import Finding
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
-    from harness.campaign.gate import Gate
     from harness.campaign.runner import Outcome
+    from harness.campaign.thresholds import Gate
     from harness.spec import CampaignSpec, Timing
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -120,9 +120,9 @@ def plan(
     """
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
-    from harness.campaign.gate import gate
     from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
+    from harness.campaign.thresholds import gate
     from harness.cli.render import duration
 
     _json(wanted=json)
@@ -237,9 +237,9 @@ def run(
     """Run a campaign to the end and write its report."""
     from harness.backends.choose import make_backend
     from harness.campaign.begin import begin
-    from harness.campaign.gate import gate
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import read_source
+    from harness.campaign.thresholds import gate
     from harness.cli.progress import progress_listener
 
     _json(wanted=json)
@@ -299,8 +299,8 @@ def resume(
     """Go on with a campaign or a profile that was interrupted or killed; what is finished is not repeated."""
     from harness.backends.choose import make_backend
     from harness.campaign.folder import check_source, open_folder
-    from harness.campaign.gate import gate
     from harness.campaign.runner import CampaignRunner
+    from harness.campaign.thresholds import gate
     from harness.cli.progress import progress_listener
     from harness.results import profile
     from harness.results.manifest import Status

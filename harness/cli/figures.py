@@ -50,7 +50,7 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
     """
     from harness.analysis.goodput import bests
     from harness.analysis.headline import concerns, headline
-    from harness.analysis.interference import interference
+    from harness.analysis.questions.condition_overhead import interference
 
     for sentence in headline(analysis, bests(analysis.spec, analysis.ladders), interference(analysis)):
         if sentence not in told:

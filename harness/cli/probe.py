@@ -33,7 +33,7 @@ def probe(
 
     Each process runs one kernel that reads the GPU's clock without pause, and sees the times in which it was taken off.
     """
-    from harness.analysis.time_slices import as_document, rows, sentence, time_slices
+    from harness.analysis.questions.time_slices import as_document, rows, sentence, time_slices
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
     from harness.errors import UsageError

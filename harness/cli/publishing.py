@@ -12,7 +12,7 @@ from harness.cli import output
 from harness.cli.numbers import positive
 
 if TYPE_CHECKING:
-    from harness.analysis.reproduction import Reproduction
+    from harness.analysis.contrasts.reproduction import Reproduction
     from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
     from harness.spec import CampaignSpec
@@ -123,7 +123,7 @@ def reproduce(
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
     from harness.analysis.campaign import analyse
-    from harness.analysis.reproduction import more_repeats, reproduction, wanted
+    from harness.analysis.contrasts.reproduction import more_repeats, reproduction, wanted
     from harness.campaign.reproduce import most_repeats, published_source, refuse_same, with_more_repeats
     from harness.errors import UsageError
     from harness.results.published import opened
@@ -207,8 +207,8 @@ def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], 
 
 
 def _print_reproduction(found: "Reproduction") -> None:
+    from harness.analysis.contrasts.reproduction import Outcome
     from harness.analysis.format import replicas_in_words
-    from harness.analysis.reproduction import Outcome
 
     for sentence in found.environment:
         output.sentence(f"differs here: {sentence}")
@@ -233,7 +233,7 @@ def _print_reproduction(found: "Reproduction") -> None:
 
 
 def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
-    from harness.analysis.reproduction import Outcome
+    from harness.analysis.contrasts.reproduction import Outcome
     from harness.errors import NotReproducedError
 
     different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]

@@ -94,7 +94,7 @@ def report(
     from harness.analysis.campaign import analyse
     from harness.analysis.narrative import changed_file
     from harness.analysis.report import report_of
-    from harness.campaign.gate import gate, judge_analyses
+    from harness.campaign.thresholds import gate, judge_analyses
     from harness.cli import figures
     from harness.results.profile import PLAN
     from harness.results.published import opened
@@ -172,10 +172,10 @@ def compare(
 ) -> None:
     """Compare campaigns, sharing modes or conditions: which is best for what, how sure that is, and what it costs."""
     from harness.analysis.compare import compare as compare_sides
-    from harness.analysis.comparison_input import gathered
     from harness.analysis.comparison_model import asked
     from harness.analysis.comparison_page import answers, isolated, overheads, write_page
-    from harness.campaign.gate import gate_of_comparison, judge_analyses
+    from harness.analysis.contrasts.comparison import gathered
+    from harness.campaign.thresholds import gate_of_comparison, judge_analyses
 
     if json:
         output.use_json()

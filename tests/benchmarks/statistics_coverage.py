@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.signal import lfilter
 
-from harness.analysis.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS, Law, scaling_law
 from harness.analysis.statistics import (
     SIGNIFICANCE,
     Estimate,
@@ -33,6 +32,7 @@ from harness.analysis.statistics import (
     t_interval,
     welch,
 )
+from harness.analysis.statistics.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS, Law, scaling_law
 
 COVERAGE = (0.93, 0.97)
 FALSE_ALARMS = (0.0, 0.06)

@@ -24,7 +24,8 @@ import numpy as np
 from scipy.signal import lfilter
 
 from harness.analysis.read import ExperimentData, read_experiment
-from harness.analysis.sequential_ci import (
+from harness.analysis.statistics import difference, holm, needed_for, percentile
+from harness.analysis.statistics.sequential_ci import (
     FIRST_SLICES,
     LOOK_GROWTH,
     LOOKS_IN_A_ROW,
@@ -33,7 +34,6 @@ from harness.analysis.sequential_ci import (
     Requests,
     half_width,
 )
-from harness.analysis.statistics import difference, holm, needed_for, percentile
 from harness.campaign.stopping import LOG_LAG_S
 from harness.results import latencies
 from harness.results.layout import experiment_folders

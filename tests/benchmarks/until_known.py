@@ -33,9 +33,9 @@ from itertools import count
 import numpy as np
 from scipy.stats import f_oneway
 
+from harness.analysis.contrasts.until_known import Progress, Question, State, judge, questions
 from harness.analysis.read import read_experiment
 from harness.analysis.statistics import ratio, t_interval
-from harness.analysis.until_known import Progress, Question, State, judge, questions
 from harness.results.layout import experiment_folders
 from harness.results.published import opened
 from harness.spec import CampaignSpec, CellSpec, UntilKnown

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness.analysis.time_slices import time_slices
+from harness.analysis.questions.time_slices import time_slices
 from harness.campaign.probe import gpu_to_probe, probe
 from harness.spec import Sharing
 

@@ -7,7 +7,7 @@ import pytest
 
 from harness.analysis.campaign import analyse
 from harness.analysis.compare import Comparison, Line, compare
-from harness.analysis.comparison_input import By, Place, Pool, gather, gathered
+from harness.analysis.contrasts.comparison import By, Place, Pool, gather, gathered
 from harness.analysis.report import report_of
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish

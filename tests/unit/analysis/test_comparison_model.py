@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis import capacity, comparison_page
-from harness.analysis.capacity import carried, memory_entry
+from harness.analysis import comparison_page
 from harness.analysis.compare import compare
-from harness.analysis.comparison_input import By, Place, Pool, Setup, gather
 from harness.analysis.comparison_model import Answer, Asked, asked, missing_modes
 from harness.analysis.comparison_page import answers, overheads, write_page
-from harness.analysis.context_switch import switching
+from harness.analysis.contrasts.comparison import By, Place, Pool, Setup, gather
 from harness.analysis.format import quantity
-from harness.analysis.price import cost_per_million, gpu_hours_per_million, kwh_per_million
-from harness.analysis.recommendation import choices
+from harness.analysis.questions import max_replicas
+from harness.analysis.questions.context_switch import switching
+from harness.analysis.questions.max_replicas import carried, memory_entry
+from harness.analysis.questions.price import cost_per_million, gpu_hours_per_million, kwh_per_million
+from harness.analysis.questions.recommendation import choices
 from harness.analysis.report import mps_limits
 from harness.analysis.statistics import Estimate, t_interval
 from harness.errors import UsageError
@@ -128,7 +129,7 @@ def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: P
 @pytest.mark.parametrize(("counts", "where"), [([1], "at 1 replica holds"), ([3, 8], "at 3, 8 replicas holds")])
 def test_a_limit_that_no_count_is_known_to_keep_is_undecided_there(pool: Pool, counts: list[int], where: str) -> None:
     held = replace(carried(setup(pool, "exclusive"), "resnet50", 1.0), most=0, undecided=counts)
-    told = capacity._held_in_words("resnet50", setup(pool, "exclusive"), held, 0.008)
+    told = max_replicas._held_in_words("resnet50", setup(pool, "exclusive"), held, 0.008)
     assert told == (
         "resnet50 under exclusive, p99 within 8.00 ms: cannot tell; "
         f"the interval {where} the limit, or there is none. Repeat."

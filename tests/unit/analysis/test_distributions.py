@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import optimize, special, stats
 
-from harness.analysis import distributions, scaling_models
-from harness.analysis.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS
+from harness.analysis.statistics import distributions, scaling_models
+from harness.analysis.statistics.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS
 from tests.support.cases import every
 
 FREEDOMS = [1, 1.3, 2, 2.7, 3, 4, 6.5, 10, 19, 30, 100, 999, 12345.6]

@@ -14,12 +14,20 @@ import pytest
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
 from harness.analysis.chart import Chart
-from harness.analysis.comparison_input import Pool, gather
 from harness.analysis.comparison_page import isolated, overheads
+from harness.analysis.contrasts.comparison import Pool, gather
 from harness.analysis.figure_style import Picture
-from harness.analysis.interference import Interference, Outcome, Overhead, in_words, interference, judge, paired_ratio
 from harness.analysis.interference_tables import tables
-from harness.analysis.protection import Protection, protections
+from harness.analysis.questions.condition_overhead import (
+    Interference,
+    Outcome,
+    Overhead,
+    in_words,
+    interference,
+    judge,
+    paired_ratio,
+)
+from harness.analysis.questions.isolation_choice import Protection, protections
 from harness.analysis.report import write_report
 from harness.analysis.statistics import Estimate
 from harness.errors import ReasonCode

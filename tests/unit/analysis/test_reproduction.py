@@ -15,7 +15,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
-from harness.analysis.reproduction import COMPARED, Outcome, Reproduction, more_repeats, reproduction, together
+from harness.analysis.contrasts.reproduction import (
+    COMPARED,
+    Outcome,
+    Reproduction,
+    more_repeats,
+    reproduction,
+    together,
+)
 from harness.campaign.folder import open_folder
 from harness.campaign.publish import publish
 from harness.campaign.reproduce import published_source, with_more_repeats

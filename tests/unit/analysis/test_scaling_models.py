@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.analysis.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS, knee, most_within, scaling_law
+from harness.analysis.statistics.scaling_models import LATENCY_LAWS, THROUGHPUT_LAWS, knee, most_within, scaling_law
 
 
 def runs(values: dict[int, float], spread: float = 0.01, repeats: int = 3) -> dict[int, list[float]]:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.analysis.sequential_ci import (
+from harness.analysis.statistics.sequential_ci import (
     FIRST_SLICES,
     MAX_SLICES,
     Looks,

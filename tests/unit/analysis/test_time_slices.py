@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from harness.analysis.time_slices import as_document, rows, sentence, time_slices, turns
+from harness.analysis.questions.time_slices import as_document, rows, sentence, time_slices, turns
 
 MS = 1_000_000
 US = 1_000

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from harness.analysis.campaign import Cell, Key, shared
+from harness.analysis.contrasts.until_known import State, judge, questions, share_of_look
 from harness.analysis.statistics import difference, student, t_interval
-from harness.analysis.until_known import State, judge, questions, share_of_look
 from harness.spec import ConditionSpec, MpsSpec, Sharing, UntilKnown
 from tests.benchmarks.until_known import HARD, false_answers
 from tests.support.experiments import campaign

@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.time_slices import Turns
+from harness.analysis.questions.time_slices import Turns
 from harness.campaign import probe
 from harness.cli.app import app
 from harness.errors import BackendError, PreflightError, UsageError

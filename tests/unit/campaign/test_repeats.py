@@ -6,10 +6,10 @@ from contextlib import closing
 import pytest
 
 from harness.analysis.campaign import analyse
-from harness.analysis.comparison_input import gather
+from harness.analysis.contrasts.comparison import gather
+from harness.analysis.contrasts.until_known import share_of_look
 from harness.analysis.narrative import caveats
 from harness.analysis.statistics import t_interval
-from harness.analysis.until_known import share_of_look
 from harness.campaign import events
 from harness.campaign.folder import create
 from harness.campaign.journal import Journal, read_events

@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.backends.base import Finding, Severity
-from harness.campaign import gate as gates
 from harness.campaign import preflight
+from harness.campaign import thresholds as gates
 from harness.cli import campaign, output
 from harness.cli.app import app
 from harness.errors import (

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.analysis.headline import concerns, headline
-from harness.campaign.gate import Gate
+from harness.campaign.thresholds import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
 from harness.errors import counted

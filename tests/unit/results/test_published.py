@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.analysis.compare import compare
-from harness.analysis.comparison_input import gathered
+from harness.analysis.contrasts.comparison import gathered
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, relative
-from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
+from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.format import Entry, figure_entry, ratio_entry, times
 from harness.analysis.statistics import Estimate
 

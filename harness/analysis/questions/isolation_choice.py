@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.analysis.campaign import CampaignAnalysis
-from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import counts
+from harness.analysis.contrasts.comparison import Place, Pool
 from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
-from harness.analysis.interference import Interference, Overhead
-from harness.analysis.recommendation import certainty, costs
+from harness.analysis.questions.condition_overhead import Interference, Overhead
+from harness.analysis.questions.recommendation import certainty, costs
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio
 
 NOT_MEASURED = (

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from harness.analysis.campaign import Cell, Experiment, shared
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_input import Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, cells
+from harness.analysis.contrasts.comparison import Pool
 from harness.analysis.format import Entry, figure_entry, replicas_in_words, with_interval
 from harness.analysis.statistics import Estimate, t_interval
 

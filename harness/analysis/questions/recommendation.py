@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison, relative
-from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, counts, missing_modes
+from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.format import Entry, figure_entry, quantity, ratio_entry, replicas_in_words
-from harness.analysis.price import costs_per_million
+from harness.analysis.questions.price import costs_per_million
 from harness.analysis.statistics import NO_DIFFERENCE, SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
 MOST_THROUGHPUT, LOWEST_P99 = "highest throughput", "lowest p99 latency with many replicas"

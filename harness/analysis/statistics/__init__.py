@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.analysis.distributions import Floats, mann_whitney, student_cdf, student_quantile
+from harness.analysis.statistics.distributions import Floats, mann_whitney, student_cdf, student_quantile
 
 SIGNIFICANCE = 0.05
 BATCHES = 20

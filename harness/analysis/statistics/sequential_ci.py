@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from harness.analysis.distributions import Floats
 from harness.analysis.statistics import Estimate, lag_one, needed_for, student
+from harness.analysis.statistics.distributions import Floats
 
 MIN_SLICES = 32
 MAX_SLICES = 2 * MIN_SLICES

@@ -25,7 +25,7 @@ from harness.results.manifest import Status
 
 if TYPE_CHECKING:
     from harness.analysis.campaign import CampaignAnalysis
-    from harness.analysis.reproduction import Line, Reproduced, Reproduction
+    from harness.analysis.contrasts.reproduction import Line, Reproduced, Reproduction
     from harness.spec import CampaignSpec
 
 WITHIN_PERCENT = 10.0
@@ -69,7 +69,7 @@ class Gate:
         if self.baseline is None:
             return
         from harness.analysis.campaign import analyse, key_of
-        from harness.analysis.reproduction import wanted
+        from harness.analysis.contrasts.reproduction import wanted
         from harness.results.published import opened
 
         with opened(self.baseline) as folder:
@@ -173,7 +173,7 @@ class Gate:
         if self.baseline is None:
             return []
         from harness.analysis.campaign import analyse
-        from harness.analysis.reproduction import reproduction
+        from harness.analysis.contrasts.reproduction import reproduction
         from harness.campaign.reproduce import refuse_same
         from harness.results.published import opened
 
@@ -251,7 +251,7 @@ def judge_analyses(asked: Gate, analyses: Sequence[CampaignAnalysis]) -> Judgeme
 
     Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
     """
-    from harness.analysis.reproduction import reproduction
+    from harness.analysis.contrasts.reproduction import reproduction
     from harness.traffic.server_result import objectives
 
     first, *others = analyses
@@ -312,7 +312,7 @@ def worse(found: Reproduction) -> list[str]:
 
 
 def _is_worse(line: Line) -> bool:
-    from harness.analysis.reproduction import Outcome
+    from harness.analysis.contrasts.reproduction import Outcome
 
     slower = line.ratio is not None and line.ratio.mean < 1
     # Of what is compared, throughput alone is the better the more there is.
@@ -326,7 +326,7 @@ def _worse(cell: Reproduced, line: Line) -> str:
 
 
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
-    from harness.analysis.reproduction import Outcome
+    from harness.analysis.contrasts.reproduction import Outcome
 
     lines = [line for _, found in compared for cell in found.cells for line in cell.lines]
     told = [sentence for _, found in compared for sentence in worse(found)]
@@ -344,7 +344,7 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
 
 
 def _told(name: str, found: Reproduction) -> list[str]:
-    from harness.analysis.reproduction import Outcome
+    from harness.analysis.contrasts.reproduction import Outcome
 
     outcomes = Counter(
         "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value

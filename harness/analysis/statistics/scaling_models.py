@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.analysis.distributions import Floats, f_tail, least_squares
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, student
+from harness.analysis.statistics.distributions import Floats, f_tail, least_squares
 
 _EXACT = 1e-12
 _EQUAL = 1e-6

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_input import Place, Pool
 from harness.analysis.comparison_model import Answer, Asked, Table, missing_modes
 from harness.analysis.comparison_plots import Points, bars
+from harness.analysis.contrasts.comparison import Place, Pool
 from harness.analysis.format import DASH, Entry, figure_entry, quantity, replicas_in_words
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
 from harness.spec import Sharing

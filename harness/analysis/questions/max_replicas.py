@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_input import Place, Pool, Setup
 from harness.analysis.comparison_model import Answer, Asked, Table, runs
+from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.format import Entry, figure_entry, number, quantity, replicas_in_words, whole_interval
-from harness.analysis.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.analysis.statistics import Estimate
+from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.spec import Sharing
 
 

@@ -1,0 +1,1 @@
+"""Two arms held against each other: a ratio, its interval, a corrected p, an outcome, a sentence."""

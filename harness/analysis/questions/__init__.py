@@ -1,0 +1,1 @@
+"""What the measurements say to each question of a comparison."""
