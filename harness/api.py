@@ -23,7 +23,7 @@ from harness.analysis import campaign_table, summary
 from harness.analysis import compare as comparisons
 from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
 from harness.analysis.contrasts.comparison import gathered
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
 from harness.results import latencies

@@ -10,24 +10,12 @@ from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Experiment
 from harness.analysis.comparability import MACHINE
-from harness.analysis.measures import ALL, Measure
+from harness.analysis.metrics.catalogue import ALL, ResultMetric
 from harness.results.manifest import Manifest
 from harness.spec import ExperimentSpec
 
 DICTIONARY = "data_dictionary"
 REASONS = "missing_reasons"
-_WORDS = {
-    "s": "seconds",
-    "%": "percent",
-    "W": "watts",
-    "J": "joules_per_request",
-    "°C": "celsius",
-    "requests/s": "requests_per_second",
-    "requests per second": "requests_per_second",
-    "inputs/s": "inputs_per_second",
-    "tokens/s": "tokens_per_second",
-}
-"""Units as a name has them; the others are written as they are."""
 _TIME = "timestamp[ms, tz=UTC]"
 _NOT_ASKED = "it was not recorded: the workload does not give it, or the campaign did not ask for it"
 
@@ -51,21 +39,13 @@ class Column:
     value: Callable[[Experiment], Any]
 
 
-def _column_name(measure: Measure) -> str:
-    word = _WORDS.get(measure.unit, measure.unit)
-    if measure.name.endswith(word) or word.startswith(measure.name):
-        return max(measure.name, word, key=len)
-    return f"{measure.name}_{word}"
-
-
-def _figure(measure: Measure) -> Column:
-    description = f"{measure.title}. {measure.how}"
+def _figure(metric: ResultMetric) -> Column:
     return Column(
-        _column_name(measure),
+        metric.column,
         "double",
-        measure.unit,
-        description,
-        lambda experiment: experiment.measured.figures.get(measure.name),
+        metric.unit,
+        f"{metric.title}. {metric.how}",
+        lambda experiment: experiment.measured.figures.get(metric.name),
     )
 
 
@@ -74,7 +54,7 @@ def _missing(experiment: Experiment) -> str:
     damage = "; ".join(experiment.damage)
     measured = experiment.measured
     absent = [name for name in ALL if name not in measured.figures]
-    reasons = {_column_name(ALL[name]): damage or measured.absent.get(name, _NOT_ASKED) for name in absent}
+    reasons = {ALL[name].column: damage or measured.absent.get(name, _NOT_ASKED) for name in absent}
     return json.dumps(reasons, ensure_ascii=False)
 
 

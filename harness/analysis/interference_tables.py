@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.campaign import Key
 from harness.analysis.format import DASH, Entry, figure_entry, number
-from harness.analysis.measures import MEASURES
+from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.questions.condition_overhead import (
     COMPARED,
     OF_NEIGHBOURS,
@@ -55,9 +55,9 @@ def tables(found: Interference | None) -> dict[str, Any]:
     """What the templates of the section take; nothing to show where the campaign names no conditions."""
     return {
         "interference": found,
-        "overhead_titles": [MEASURES[name].title for name in COMPARED],
+        "overhead_titles": [METRICS[name].title for name in COMPARED],
         "overhead_rows": [_row(key, by_measure) for key, by_measure in found.overheads.items()] if found else [],
-        "neighbour_titles": [MEASURES[name].title for name in OF_NEIGHBOURS],
+        "neighbour_titles": [METRICS[name].title for name in OF_NEIGHBOURS],
         "neighbour_rows": [_neighbour(one) for one in found.neighbours] if found else [],
     }
 
@@ -109,6 +109,6 @@ def _interval(percent: Estimate) -> tuple[str, ...]:
 
 
 def _neighbour(one: NeighbourCell) -> NeighbourRow:
-    units = {name: "" if MEASURES[name].unit in {"ratio", "index"} else MEASURES[name].unit for name in OF_NEIGHBOURS}
+    units = {name: METRICS[name].shown_unit for name in OF_NEIGHBOURS}
     items = [figure_entry(one.estimates.get(name), unit, one.absent.get(name, "")) for name, unit in units.items()]
     return NeighbourRow(one.key, one.workload, one.replicas, items)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment, shared
 from harness.analysis.comparability import gpu_names
 from harness.analysis.format import clipped, number, quantity, ratio_interval, with_interval
-from harness.analysis.load_bands import LoadState, load_state
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
+from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.statistics import Estimate, difference
 from harness.errors import counted
 from harness.metrics.throttling import TOLD_SHARE

@@ -31,8 +31,8 @@ from harness.analysis.format import (
 )
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.interference_tables import tables
-from harness.analysis.load_bands import load_state
-from harness.analysis.measures import ALL, MEASURES
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, ResultMetric
+from harness.analysis.metrics.measured import load_state
 from harness.analysis.narrative import absent_of, answers, caveats, remarks
 from harness.analysis.questions.condition_overhead import interference
 from harness.analysis.scaling_plots import overview, scaling
@@ -68,7 +68,6 @@ SM_ACTIVE = "gpu_sm_active"
 _SHIPPED = "shipped:"
 _LOADS = {"cpu_psi", "gpu_utilization"}
 _RATIOS = {"speed_up", "efficiency"}
-_BARE = {"ratio", "index"}
 
 
 def write_report(folder: Path) -> Path:
@@ -157,7 +156,7 @@ def _content(
         "overall": overall,
         "pictures": pictures,
         "timelines": timelines,
-        "measures": {name: one for name, one in ALL.items() if name in MEASURES or name in own},
+        "metrics": [*METRICS.values(), *(ALL[name] for name in ALL if name in own), *OF_CONFIGURATIONS.values()],
         "counts": {status.value: analysis.count(status) for status in Status},
         "damaged": sum(bool(experiment.damage) for experiment in analysis.experiments),
         "run_command": _run_command(analysis),
@@ -179,22 +178,6 @@ def objectives(analysis: CampaignAnalysis) -> list[str]:
     return slo.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
 
 
-def _column_title(name: str) -> str:
-    titles = {
-        "cv": "CV",
-        "speed_up": "Speed-up",
-        "efficiency": "Efficiency",
-        "latency_p50_exact": "Exact p50",
-        "latency_p95_exact": "Exact p95",
-        "latency_p99_exact": "Exact p99",
-        "fairness": "Fairness",
-        "energy": "Energy /\N{NO-BREAK SPACE}request",
-        "cpu_psi": "CPU pressure",
-        "gpu_utilization": "GPU use",
-    }
-    return titles.get(name) or ALL[name].title
-
-
 @dataclass(frozen=True, slots=True)
 class _Table:
     """One workload's cells.
@@ -214,7 +197,8 @@ def _tables(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> li
     own = list(dict.fromkeys(name for cell in cells for name in cell.own))
     return [
         _Table(
-            [_column_title(name) for name in names], [(cell, [_entry(cell, name) for name in names]) for cell in cells]
+            [_metric(name).heading for name in names],
+            [(cell, [_entry(cell, name) for name in names]) for cell in cells],
         )
         for names in (columns, own)
         if names
@@ -235,6 +219,10 @@ def _entry(cell: Cell, name: str) -> Entry:
     return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small, value=estimate.mean)
 
 
+def _metric(name: str) -> ResultMetric:
+    return OF_CONFIGURATIONS.get(name) or ALL[name]
+
+
 def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
     """What a column shows for one cell, and its unit."""
     if name == "speed_up":
@@ -245,8 +233,7 @@ def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
         throughput = cell.estimates.get("throughput")
         spread = throughput.cv if throughput else None
         return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
-    unit = ALL[name].unit
-    return cell.estimates.get(name), "" if unit in _BARE else unit
+    return cell.estimates.get(name), ALL[name].shown_unit
 
 
 def _percent(estimate: Estimate | None) -> Estimate | None:

@@ -12,7 +12,7 @@ from typing import Any
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.goodput import bests
 from harness.analysis.interference_tables import documents
-from harness.analysis.measures import ALL, MEASURES
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.questions.condition_overhead import interference
 from harness.analysis.statistics import Estimate
 
@@ -87,10 +87,10 @@ def headline(analysis: CampaignAnalysis) -> list[dict[str, Any]]:
 
 
 def _lines(cell: Cell) -> Iterator[tuple[str, str, Estimate | None]]:
-    for name in (*MEASURES, *cell.own):
+    for name in (*METRICS, *cell.own):
         yield name, ALL[name].unit, cell.estimates.get(name)
-    yield "speed_up", "ratio", cell.speed_up
-    yield "efficiency", "ratio", cell.efficiency
+    for name, estimate in (("speed_up", cell.speed_up), ("efficiency", cell.efficiency)):
+        yield name, OF_CONFIGURATIONS[name].unit, estimate
 
 
 def _cell_document(cell: Cell) -> dict[str, Any]:

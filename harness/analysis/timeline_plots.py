@@ -11,7 +11,7 @@ from harness.analysis.campaign import Experiment
 from harness.analysis.chart import FAINT, PALETTE
 from harness.analysis.figure_style import Picture, finished, from_zero, new_figure, say_absent, style
 from harness.analysis.format import quantity
-from harness.analysis.measures import MEASURES
+from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.read import ExperimentData, NotMeasuredError
 
 _GIB = 2.0**30
@@ -43,7 +43,7 @@ def timeline(experiment: Experiment) -> Picture:
         figure.subplots_adjust(left=0.06, right=0.985, top=0.95, bottom=0.08, hspace=0.28, wspace=0.13)
         shown = ", ".join(title.partition(" (")[0].lower() for title, _ in panels)
         figures = [
-            f"{MEASURES[name].title} {quantity(experiment.measured.figures[name], MEASURES[name].unit)}"
+            f"{METRICS[name].title} {quantity(experiment.measured.figures[name], METRICS[name].unit)}"
             for name in _SPOKEN
             if name in experiment.measured.figures
         ]

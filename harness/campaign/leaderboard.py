@@ -12,7 +12,7 @@ from typing import Any
 from harness.analysis.campaign import Cell, analyse
 from harness.analysis.comparability import gpu_names
 from harness.analysis.format import DASH, replicas_in_words, with_interval
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import Estimate
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign

@@ -98,7 +98,7 @@ def _spent_s(folder: CampaignFolder) -> float:
 
 
 def _figures(path: Path) -> Figures:
-    from harness.analysis.measures import measure  # with pandas: no other campaign waits for that
+    from harness.analysis.metrics.measured import measure  # with pandas: no other campaign waits for that
 
     data = read_experiment(path)
     return {} if data.manifest.verdict.status is Status.INVALID else measure(data).figures

@@ -15,7 +15,7 @@ from harness.analysis.campaign import CampaignAnalysis, Cell, Key, pooled_cell, 
 from harness.analysis.comparability import environment
 from harness.analysis.compare import relative
 from harness.analysis.format import DASH, in_one_unit, number, whole_interval
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import Estimate, runs_needed
 from harness.errors import UsageError
 from harness.spec import MOST_REPEATS

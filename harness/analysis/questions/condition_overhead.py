@@ -18,7 +18,8 @@ import pandas as pd
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, shared
 from harness.analysis.format import number, replicas_in_words, whole_interval
-from harness.analysis.measures import MEASURES, measure
+from harness.analysis.metrics.catalogue import METRICS
+from harness.analysis.metrics.measured import measure
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, student, t_interval
 from harness.errors import ReasonCode
@@ -123,7 +124,7 @@ class Interference:
         told = []
         for key, found in self.overheads.items():
             name = min(found, key=lambda name: rank.index(_outcome(found[name])))
-            told.append(f"{self._where(key)}: {MEASURES[name].title}, {in_words(found[name])}.")
+            told.append(f"{self._where(key)}: {METRICS[name].title}, {in_words(found[name])}.")
         return told
 
     def worst(self) -> list[str]:
@@ -151,7 +152,7 @@ class Interference:
         return told
 
     def _sentence(self, key: Key, found: Mapping[str, Overhead | str]) -> str:
-        parts = "; ".join(f"{MEASURES[name].title}: {in_words(one)}" for name, one in found.items())
+        parts = "; ".join(f"{METRICS[name].title}: {in_words(one)}" for name, one in found.items())
         return f"{self._where(key)}: {parts}."
 
     def _where(self, key: Key) -> str:
@@ -258,7 +259,7 @@ def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Ov
         ratio = paired_ratio(first, second, share)
     except ValueError as error:
         return str(error)
-    percent = _percent_worse(ratio, higher_is_better=name == "throughput")
+    percent = _percent_worse(ratio, higher_is_better=METRICS[name].higher_is_better is True)
     each = [after / before for before, after in zip(first, second, strict=True)]
     return Overhead(cell.key, name, pairs, ratio, percent, *judge(percent, limit_percent), each, share)
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from harness.analysis.measures import measure
+from harness.analysis.metrics.measured import measure
 from harness.analysis.read import read_experiment
 from harness.errors import StorageError
 from harness.metrics.nvml import ACTIVITY

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
-from harness.analysis.load_bands import LoadState
-from harness.analysis.measures import MEASURES, measure
+from harness.analysis.metrics.catalogue import METRICS
+from harness.analysis.metrics.measured import LoadState, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
@@ -82,7 +82,7 @@ def test_what_is_not_of_a_metrics_rows_bears_no_metrics_name(copy: Path) -> None
     assert {"latency_mean", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact"} < changed
     assert not changed & set(CATALOGUE)
     titles = {metric.title for metric in CATALOGUE.values()}
-    assert not titles & {MEASURES[name].title for name in changed}
+    assert not titles & {METRICS[name].title for name in changed}
 
 
 def test_percentiles_come_from_every_request(analysis: CampaignAnalysis) -> None:

@@ -17,7 +17,7 @@ import pytest
 from harness.analysis import campaign_table
 from harness.analysis.campaign import analyse
 from harness.analysis.campaign_table import COLUMNS, DICTIONARY, REASONS
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.report import report_of
 from harness.spec import MpsSpec, Sharing
 from tests.unit.results.synthetic import Shape, write_campaign

@@ -14,7 +14,7 @@ from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
 from harness.analysis.comparability import differences, gpu_names, refuse_unlike, reserved
 from harness.analysis.headline import concerns, headline, limits
-from harness.analysis.measures import MEASURES
+from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.narrative import answers, caveats
 from harness.analysis.report import report_of, write_report
 from harness.errors import HarnessError, ResultsPathError
@@ -292,7 +292,7 @@ def test_a_ratio_shows_its_whole_interval(folder: Path) -> None:
 def test_summary_csv_has_a_line_for_every_measure_of_every_cell(folder: Path) -> None:
     with (folder / "summary.csv").open(newline="") as stream:
         lines = list(csv.DictReader(stream))
-    assert len(lines) == 3 * (len(MEASURES) + 2)
+    assert len(lines) == 3 * (len(METRICS) + 2)
     by_name = {(line["replicas"], line["measure"]): line for line in lines}
     throughput = by_name["3", "throughput"]
     assert float(throughput["ci95_low"]) < float(throughput["mean"]) < float(throughput["ci95_high"])

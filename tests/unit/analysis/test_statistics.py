@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.signal import lfilter
 
-from harness.analysis.load_bands import LoadState, load_state
+from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.statistics import (
     NO_SPREAD,
     batch_means,

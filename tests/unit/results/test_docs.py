@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.measures import ALL
+from harness.analysis.metrics.catalogue import ALL
 from harness.errors import ReasonCode
 from harness.results import Manifest, Status, layout
 

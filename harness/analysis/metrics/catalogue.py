@@ -1,0 +1,370 @@
+"""Every metric of a result as one record: name, title, unit, how it is computed, and which way is better.
+
+A new one is a function of ``Run`` and a line here. What is recorded row by row is described in
+``harness/metrics/catalogue.py``, whose titles and units are used here where a result metric is the mean of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import pandas as pd
+
+from harness.analysis.energy import energy_j
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import percentile
+from harness.analysis.statistics.distributions import Floats
+from harness.analysis.throughput import fairness, pooled_rate, replica_rates
+from harness.metrics.catalogue import CATALOGUE, STANDARD, Level
+from harness.metrics.metric import OverDevices
+from harness.metrics.throttling import power_capped, reasons
+from harness.results.files import storage_errors
+from harness.results.layout import TELEMETRY
+
+POOLED = "all"
+_SYMBOLS = {
+    "seconds": "s",
+    "percent": "%",
+    "percent of time": "%",
+    "watts": "W",
+    "degrees Celsius": "°C",
+    "tokens per second": "tokens/s",
+}
+"""Of the units of recorded metrics; the others are written out."""
+_COLUMN_UNITS = {
+    "s": "seconds",
+    "%": "percent",
+    "W": "watts",
+    "J": "joules_per_request",
+    "°C": "celsius",
+    "requests/s": "requests_per_second",
+    "requests per second": "requests_per_second",
+    "inputs/s": "inputs_per_second",
+    "tokens/s": "tokens_per_second",
+}
+"""Units as the name of a column has them; the others are written as they are."""
+_BARE = {"ratio", "index"}
+_NO_REQUEST = "no request ended within the recording"
+
+
+class Run:
+    """What the metrics of one run are computed from; each file is read once. Every part raises NotMeasuredError."""
+
+    def __init__(self, data: ExperimentData) -> None:
+        self.data = data.keeping()
+
+    @cached_property
+    def rate(self) -> tuple[float, str]:
+        """Requests per second of all replicas, and how they were counted where that is not the usual way."""
+        return pooled_rate(self.data)
+
+    @cached_property
+    def replica_rates(self) -> list[float]:
+        """Requests per second of each replica, in order."""
+        return replica_rates(self.data)
+
+    @cached_property
+    def replica_latencies_s(self) -> list[Floats]:
+        """Latencies of the requests that ended within the recording, one array per replica."""
+        return self.data.replica_latencies_s()
+
+    @cached_property
+    def latencies_s(self) -> Floats:
+        """The same of all replicas together; there is at least one."""
+        pooled = np.concatenate(self.replica_latencies_s)
+        if not len(pooled):
+            raise NotMeasuredError(_NO_REQUEST)
+        return pooled
+
+    @cached_property
+    def energy_j(self) -> tuple[float, str]:
+        """Energy of all GPUs over the recording, and where the number comes from."""
+        return energy_j(self.data)
+
+    def devices(self, metric: str) -> pd.DataFrame:
+        """The rows of a metric, a column per GPU."""
+        table = self.data.table(metric)
+        columns = [name for name in table.columns if name.startswith("gpu-")]
+        if not columns:
+            raise NotMeasuredError("no device gave a value")
+        return table if len(columns) == len(table.columns) else table[columns]
+
+    def unread(self, column: str) -> NotMeasuredError:
+        """Why the telemetry holds nothing of a column of the GPUs, as far as it was said."""
+        telemetry = self.data.manifest.telemetry
+        by_column: Mapping[str, str] = telemetry.get("missing") or {}
+        reason = next(
+            (reason for name, reason in by_column.items() if name.endswith(f"_{column}")), telemetry.get("gpu_absent")
+        )
+        return NotMeasuredError(f"the telemetry has no reading of {column}{f': {reason}' if reason else ''}")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultMetric:
+    """One metric of a result.
+
+    Attributes:
+        name: key in tables, e.g. ``latency_p95_exact``.
+        title: for people.
+        unit: of the value.
+        how: how it is computed, in one sentence.
+        compute: of a run, in ``unit``; None: of several runs, by their configuration.
+        higher_is_better: None: neither way is.
+        short: title of a narrow column; empty: ``title``.
+    """
+
+    name: str
+    title: str
+    unit: str
+    how: str
+    compute: Callable[[Run], float] | None
+    higher_is_better: bool | None = None
+    short: str = ""
+
+    @property
+    def heading(self) -> str:
+        """Title of its column where there is little room."""
+        return self.short or self.title
+
+    @property
+    def shown_unit(self) -> str:
+        """The unit beside a value; none for a ratio."""
+        return "" if self.unit in _BARE else self.unit
+
+    @property
+    def column(self) -> str:
+        """Its name with the unit at the end."""
+        word = _COLUMN_UNITS.get(self.unit, self.unit)
+        if self.name.endswith(word) or word.startswith(self.name):
+            return max(self.name, word, key=len)
+        return f"{self.name}_{word}"
+
+
+_OVER_DEVICES: Mapping[OverDevices, Callable[[pd.DataFrame], float]] = {
+    OverDevices.MEAN: lambda table: table.mean().mean(),
+    OverDevices.SUM: lambda table: table.mean().sum(),
+    OverDevices.LARGEST_SUM: lambda table: table.sum(axis="columns").max(),
+    OverDevices.HIGHEST: lambda table: table.max().max(),
+}
+
+
+def _over_devices(name: str, run: Run) -> float:
+    return float(_OVER_DEVICES[CATALOGUE[name].over_devices](run.devices(name)))
+
+
+def _mean_of(name: str, series: str, run: Run) -> float:
+    return float(run.data.values(name, series).mean())
+
+
+def _largest_memory(run: Run) -> float:
+    return float(run.data.values("memory_usage", POOLED).max())
+
+
+def _inputs(run: Run) -> float:
+    rate, _ = run.rate
+    inputs = run.data.manifest.inputs_per_request
+    if inputs is None:
+        raise NotMeasuredError("the replicas did not say how many inputs they served")
+    return rate * inputs
+
+
+def _requests(run: Run) -> float:
+    return float(sum(map(len, run.replica_latencies_s)))
+
+
+def _quantile(quantile: float, run: Run) -> float:
+    return percentile(run.latencies_s, quantile)
+
+
+def _worst_p99(run: Run) -> float:
+    if not _requests(run):
+        raise NotMeasuredError(_NO_REQUEST)
+    return max(percentile(latencies_s, 0.99) for latencies_s in run.replica_latencies_s)
+
+
+def _energy(run: Run) -> float:
+    total_j, _ = run.energy_j
+    served = run.rate[0] * run.data.duration_s
+    if not served:
+        raise NotMeasuredError("nothing was served")
+    return total_j / served
+
+
+def _sm_active(run: Run) -> float:
+    run.devices("gpu_utilization")  # without a GPU, its reason
+    columns = run.data.telemetry().filter(regex=r"^gpu\d+_sm_active_percent$").dropna(axis="columns", how="all")
+    if columns.empty:
+        raise run.unread("sm_active_percent")
+    return float(columns.mean().mean())
+
+
+def _power_capped(run: Run) -> float:
+    run.devices("gpu_utilization")
+    path = run.data.folder / TELEMETRY
+    with storage_errors(path, "read"):
+        shares = [power_capped(masks.elements()) for masks in reasons(path).values()]
+    if not shares:
+        raise run.unread("throttle_reasons")
+    return 100 * sum(shares) / len(shares)
+
+
+def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str = "") -> ResultMetric:
+    """One that is made of the rows of a recorded metric."""
+    recorded = CATALOGUE[name]
+    return ResultMetric(name, recorded.title, _SYMBOLS.get(recorded.unit, recorded.unit), how, compute, short=short)
+
+
+def _exact_quantile(quantile: float) -> ResultMetric:
+    percent = f"p{quantile * 100:g}"
+    return ResultMetric(
+        f"latency_{percent}_exact",
+        f"Latency, exact {percent}",
+        "s",
+        "Nearest rank over every request of the recording, all replicas pooled; from the raw log, where the "
+        f"metric latency_{percent} is an estimate from a histogram.",
+        partial(_quantile, quantile),
+        higher_is_better=False,
+        short=f"Exact {percent}",
+    )
+
+
+_METRICS = (
+    ResultMetric(
+        "throughput",
+        "Throughput",
+        "requests/s",
+        "Requests counted between the first and the last row, over all replicas, per second.",
+        lambda run: run.rate[0],
+        higher_is_better=True,
+    ),
+    ResultMetric(
+        "inputs",
+        "Inputs",
+        "inputs/s",
+        "Throughput times the inputs of a request, as the replicas counted them.",
+        _inputs,
+        higher_is_better=True,
+    ),
+    ResultMetric(
+        "latency_mean",
+        "Latency, mean",
+        "s",
+        "Mean over every request of the recording.",
+        lambda run: float(run.latencies_s.mean()),
+        higher_is_better=False,
+    ),
+    *map(_exact_quantile, (0.5, 0.95, 0.99)),
+    ResultMetric(
+        "latency_p99_worst",
+        "Exact p99, worst replica",
+        "s",
+        "The highest p99 that a replica of this run has by itself; what a tenant must reckon with.",
+        _worst_p99,
+        higher_is_better=False,
+    ),
+    ResultMetric(
+        "requests", "Requests", "requests", "Requests in the raw logs that ended within the recording.", _requests
+    ),
+    ResultMetric(
+        "fairness",
+        "Slowest / fastest replica",
+        "ratio",
+        "Throughput of the slowest replica over that of the fastest; 1 is fair.",
+        lambda run: fairness(run.replica_rates)[0],
+        higher_is_better=True,
+        short="Fairness",
+    ),
+    ResultMetric(
+        "jain",
+        "Jain's index",
+        "index",
+        "Fairness of the replicas' throughputs, from 1/n to 1.",
+        lambda run: fairness(run.replica_rates)[1],
+        higher_is_better=True,
+    ),
+    ResultMetric(
+        "energy",
+        "GPU energy per request",
+        "J",
+        "Energy of all GPUs over the recording (idle power included), by requests served.",
+        _energy,
+        higher_is_better=False,
+        short="Energy /\N{NO-BREAK SPACE}request",
+    ),
+    ResultMetric(
+        "gpu_sm_active",
+        "SM active",
+        "%",
+        "Share of the streaming multiprocessors with work on them, mean over time and GPUs: how full the GPU was. GPU "
+        "utilisation says only that some kernel ran.",
+        _sm_active,
+    ),
+    ResultMetric(
+        "gpu_power_capped",
+        "At the power cap",
+        "%",
+        "Share of the readings in which the power cap set the GPU's clock.",
+        _power_capped,
+    ),
+    *(
+        _recorded(
+            name, metric.over_devices, partial(_over_devices, name), "GPU use" if name == "gpu_utilization" else ""
+        )
+        for name, metric in CATALOGUE.items()
+        if metric.level is Level.DEVICE
+    ),
+    _recorded("cpu_usage", "Mean of the sum over replicas.", partial(_mean_of, "cpu_usage", POOLED)),
+    _recorded("memory_usage", "Largest sum over replicas at one time.", _largest_memory),
+    *(
+        _recorded(
+            name, f"Mean share of time in which some task waited for {resource}.", partial(_mean_of, name, "node")
+        )
+        for name, resource in (("cpu_psi", "a CPU"), ("memory_psi", "memory"), ("io_psi", "IO"))
+    ),
+)
+
+METRICS: Mapping[str, ResultMetric] = {metric.name: metric for metric in _METRICS}
+"""Those of every run by name, in the order of tables."""
+
+PUBLISHED: Mapping[str, ResultMetric] = {
+    name: _recorded(
+        name,
+        "Mean over the rows of all replicas together; the workload says it itself.",
+        partial(_mean_of, name, POOLED),
+    )
+    for name, metric in CATALOGUE.items()
+    if name not in STANDARD
+    and metric.level is not Level.DEVICE
+    and name != "inputs_per_second"  # ``inputs`` says the same, from counts
+}
+"""Those that only some workloads have, by name: the means of the recorded metrics that they publish themselves."""
+
+ALL: Mapping[str, ResultMetric] = {**METRICS, **PUBLISHED}
+"""Both, by name."""
+
+OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
+    metric.name: metric
+    for metric in (
+        ResultMetric(
+            "cv",
+            "CV",
+            "%",
+            "Standard deviation of the throughput over its mean.",
+            None,
+            higher_is_better=False,
+        ),
+        ResultMetric(
+            "speed_up",
+            "Speed-up",
+            "ratio",
+            "Mean throughput over that of one replica, with Welch's 95 % interval on the logarithms.",
+            None,
+            higher_is_better=True,
+        ),
+        ResultMetric("efficiency", "Efficiency", "ratio", "Speed-up over replicas.", None, higher_is_better=True),
+    )
+}
+"""Those of all repeats of a configuration, by name."""

@@ -1,0 +1,103 @@
+"""The metrics of one run: each has its value, or the reason why there is none."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from harness.analysis.metrics.catalogue import METRICS, POOLED, PUBLISHED, Run
+from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.analysis.statistics import Estimate
+from harness.analysis.throughput import within_run
+from harness.metrics.steady import SteadyState, steady_state
+
+_PRESSURES = ("cpu_psi", "memory_psi", "io_psi")
+
+
+class LoadState(StrEnum):
+    """How loaded, from pressure or utilisation in percent.
+
+    The bands of the field notes behind this project leave gaps (empty < 10 %, modest 40-60 %, high 70-90 %,
+    critical > 90 %); here each band begins where the one below it ends.
+    """
+
+    EMPTY = "empty"
+    """Below 10 %."""
+    MODEST = "modest"
+    """10 % to below 70 %."""
+    HIGH = "high"
+    """70 % to 90 %."""
+    CRITICAL = "critical"
+    """Above 90 %."""
+
+
+def load_state(percent: float) -> LoadState:
+    """The band of a pressure or utilisation, in percent."""
+    if percent < 10:
+        return LoadState.EMPTY
+    if percent < 70:
+        return LoadState.MODEST
+    return LoadState.HIGH if percent <= 90 else LoadState.CRITICAL
+
+
+@dataclass(slots=True)
+class Measured:
+    """The metrics of one run.
+
+    Attributes:
+        figures: value by metric, in its unit.
+        absent: metric to the reason for its absence.
+        replica_throughput: requests per second of each replica, in order; empty when not measured.
+        within: throughput with a batch-means interval inside this one run; None when not measured.
+        steady: whether the throughput had settled; None when not measured.
+        loads: load state by what is loaded (``node pressure``, ``node CPU``, ``GPU``).
+        notes: how a value came about, where that is not the usual way.
+    """
+
+    figures: dict[str, float] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    replica_throughput: list[float] = field(default_factory=list)
+    within: Estimate | None = None
+    steady: SteadyState | None = None
+    loads: dict[str, LoadState] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def measure(data: ExperimentData) -> Measured:
+    """All metrics of one run. Raises StorageError or ResultsPathError when a file cannot be read."""
+    run, measured = Run(data), Measured()
+    published = [PUBLISHED[name] for name in data.manifest.experiment.metrics if name in PUBLISHED]
+    for metric in (*METRICS.values(), *published):
+        if metric.compute is None:
+            continue
+        try:
+            measured.figures[metric.name] = metric.compute(run)
+        except ValueError as error:  # NotMeasuredError, or a statistic that the sample cannot support
+            measured.absent[metric.name] = str(error)
+    measured.notes = _notes(run, measured)
+    # What is not there has been said: in the notes, or as the reason why metrics made of it are absent.
+    with suppress(NotMeasuredError):
+        measured.replica_throughput = run.replica_rates
+    with suppress(NotMeasuredError):
+        measured.within = within_run(run.data) if "throughput" in measured.figures else None
+    with suppress(NotMeasuredError, KeyError):
+        measured.steady = steady_state(run.data.table("throughput")[POOLED].to_numpy())
+    measured.loads = _loads(measured.figures, data.manifest.provenance.host.cpus)
+    return measured
+
+
+def _notes(run: Run, measured: Measured) -> list[str]:
+    notes = [run.rate[1]] if "throughput" in measured.figures and run.rate[1] else []
+    return [*notes, f"Energy from {run.energy_j[1]}."] if "energy" in measured.figures else notes
+
+
+def _loads(figures: dict[str, float], cpus: int) -> dict[str, LoadState]:
+    percents = {}
+    if pressures := [figures[name] for name in _PRESSURES if name in figures]:
+        percents["node pressure"] = max(pressures)
+    if "cpu_usage" in figures:
+        percents["node CPU"] = 100 * figures["cpu_usage"] / cpus
+    if "gpu_utilization" in figures:
+        percents["GPU"] = figures["gpu_utilization"]
+    return {what: load_state(percent) for what, percent in percents.items()}
