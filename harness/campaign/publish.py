@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
-from harness.errors import ResultsPathError, StorageError, UsageError
+from harness.errors import ConflictError, ResultsPathError, StorageError, UsageError
 from harness.results import layout
 from harness.results.citation import Citation
 from harness.results.condensed import condense
-from harness.results.crate import CROISSANT, RO_CRATE, About, croissant, ro_crate
 from harness.results.files import sha256_of, storage_errors
 from harness.results.manifest import FileEntry, read_manifest
 from harness.results.published import SUFFIX, Bounds, opened, pack
+from harness.results.ro_crate import RO_CRATE, About, ro_crate
 
 _OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
 
@@ -27,11 +29,12 @@ def publish(
     citation: Citation | None = None,
     resolution_ns: int | None = None,
     bounds: Bounds | None = None,
+    say: Callable[[str], None] = lambda _note: None,
 ) -> Path:
     """Verify a campaign and make the archive of it; returns its path.
 
     It holds what the manifests list, the campaign's own files, its summary and its table of experiments, and what describes them
-    all (RO-Crate, Croissant); the report and its plots follow from those.
+    all (RO-Crate); the report and its plots follow from those.
 
     Args:
         path: the campaign's folder, or an archive of it.
@@ -39,12 +42,13 @@ def publish(
         citation: who made it and on what terms; None: nobody says.
         resolution_ns: condense it: instants are rounded to this, in a form that packs well; None: every file as it is.
         bounds: of what it may hold.
+        say: told what a reader of the set should know, e.g. that experiments are missing.
 
     Raises:
         ResultsPathError: the folder is no campaign, or holds more than an archive may.
         UsageError: ``out`` has another ending, or an archive was condensed to another resolution.
         VerificationError: a file is not what its manifest says, or nothing is finished.
-        ConflictError: ``out`` exists.
+        ConflictError: ``out`` exists, or the campaign runs.
         StorageError: a file cannot be read or written.
     """
     with opened(path) as folder:
@@ -57,7 +61,15 @@ def publish(
                 f"{campaign} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
                 advice="Give the folder of a campaign below results/, or a published set.",
             )
-        verify_campaign(campaign).refuse()
+        if open_folder(campaign).is_locked():
+            raise ConflictError(
+                f"{campaign} is running: more experiments are to come.",
+                advice=f"Publish it when it has ended: harness status {path}",
+            )
+        verified = verify_campaign(campaign)
+        verified.refuse()
+        for note in verified.notes:
+            say(note)
         with tempfile.TemporaryDirectory(prefix="harness-") as temporary:
             files = _files(campaign, Path(temporary), resolution_ns)
             files |= _described(campaign, files, Path(temporary), citation or Citation())
@@ -109,24 +121,14 @@ def _described(campaign: Path, files: dict[str, Path], into: Path, citation: Cit
         ),
         version=manifests[0].provenance.software.harness,
         facts=environment(manifests),
-        columns=campaign_table.dictionary(),
         citation=citation,
     )
-    entries = {name: _entry(path) for name, path in files.items()}
-    written: dict[str, Path] = {}
-
-    def write(name: str, content: bytes) -> None:
-        written[name] = into / name
-        with storage_errors(written[name]):
-            written[name].write_bytes(content)
-        entries[name] = _entry(written[name])
-
-    write(layout.CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis))
-    write(CROISSANT, croissant(about, entries).encode())
-    write(RO_CRATE, ro_crate(about, entries).encode())
-    return written
-
-
-def _entry(path: Path) -> FileEntry:
-    with storage_errors(path, "read"):
-        return FileEntry(sha256=sha256_of(path), bytes=path.stat().st_size)
+    described = {layout.CAMPAIGN_PARQUET: into / layout.CAMPAIGN_PARQUET, RO_CRATE: into / RO_CRATE}
+    with storage_errors(into):
+        described[layout.CAMPAIGN_PARQUET].write_bytes(campaign_table.to_parquet(analysis))
+        entries = {
+            name: FileEntry(sha256=sha256_of(path), bytes=path.stat().st_size)
+            for name, path in {**files, layout.CAMPAIGN_PARQUET: described[layout.CAMPAIGN_PARQUET]}.items()
+        }
+        described[RO_CRATE].write_text(ro_crate(about, entries), encoding="utf-8")
+    return described

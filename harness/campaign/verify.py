@@ -12,14 +12,14 @@ from harness.campaign.journal import Event, read_events
 from harness.campaign.plan import planned_ids
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import layout, profile
-from harness.results.crate import CROISSANT, RO_CRATE, stated_hashes
 from harness.results.experiment import verify_experiment
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import content_digest, read_manifest
+from harness.results.ro_crate import RO_CRATE, stated_hashes
 from harness.results.verification import Problem, Verification, check_hash
 
 _BACKUP = "Restore it from a backup"
-_FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE} and {CROISSANT}."
+_FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE}."
 _OF_THE_REPORT = (layout.SUMMARY_CSV, layout.SUMMARY_JSON, layout.CAMPAIGN_PARQUET)
 """What `report` writes anew."""
 
@@ -94,7 +94,7 @@ def _note_condensed(path: Path, present: list[Path], outcome: Verification) -> N
 
 
 def _check_described(path: Path, present: list[Path], outcome: Verification) -> None:
-    """Hold what describes a published set against the manifests, and against the files that no manifest lists."""
+    """Hold the crate of a published set against the manifests, and against the files that no manifest lists."""
     try:
         stated = stated_hashes(path)
     except HarnessError as error:
@@ -106,16 +106,14 @@ def _check_described(path: Path, present: list[Path], outcome: Verification) -> 
         for name, entry in read_manifest(folder).files.items()
     }
     rewritten = _OF_THE_REPORT if (path / layout.REPORT_SUMS).is_file() else ()  # hashed there
-    for document, hashes in stated.items():
-        for name, sha256 in hashes.items():
-            if name not in listed and name not in rewritten:
-                check_hash(path, name, sha256, outcome, advice=_FETCH)
-        expected = listed if document == RO_CRATE else listed.keys() & hashes.keys()
-        for name in expected:
-            if hashes.get(name) != listed[name]:
-                message = f"it does not describe {name} as the manifest does."
-                said = f"sha256 {hashes[name]}" if name in hashes else "nothing"
-                outcome.problems.append(Problem(path / document, message, f"sha256 {listed[name]}", said, _FETCH))
+    for name, sha256 in stated.items():
+        if name not in listed and name not in rewritten:
+            check_hash(path, name, sha256, outcome, advice=_FETCH)
+    for name, sha256 in listed.items() if stated else ():
+        if stated.get(name) != sha256:
+            message = f"it does not describe {name} as the manifest does."
+            said = f"sha256 {stated[name]}" if name in stated else "nothing"
+            outcome.problems.append(Problem(path / RO_CRATE, message, f"sha256 {sha256}", said, _FETCH))
 
 
 def _check_records(path: Path, present: set[str], outcome: Verification) -> None:

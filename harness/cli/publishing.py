@@ -64,14 +64,16 @@ def publish(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Verify a campaign and make one archive of it, described as RO-Crate and Croissant, which every command reads."""
+    """Verify a campaign and make one archive of it, described as RO-Crate, which every command reads."""
     from harness.campaign.publish import publish as make_archive
     from harness.results.citation import citation as cited
 
     if json:
         output.use_json()
     said = cited(citation, author or (), licence)
-    made = make_archive(path, out, citation=said, resolution_ns=resolution)
+    made = make_archive(
+        path, out, citation=said, resolution_ns=resolution, say=lambda note: output.note(f"note: {note}")
+    )
     missing = [name for name, value in (("author", said.authors), ("license", said.licence)) if not value]
     if missing:
         output.note(f"note: {' and '.join(missing)} not stated in it: add --{' --'.join(missing)}, or --citation FILE.")

@@ -108,7 +108,7 @@ def test_verify_says_that_it_checked_what_is_there(condensed: Path) -> None:
     assert "12 files are not as they were recorded: instants were rounded to 1000 ns" in note
     said = CliRunner().invoke(app, ["verify", str(condensed.parent.parent / f"{NAME}.tar.xz")])
     assert "rounded to 1000 ns" in said.output
-    assert "rounded to 1000 ns" in json.loads((condensed / "croissant.json").read_text())["description"]
+    assert "rounded to 1000 ns" in (condensed / "ro-crate-metadata.json").read_text()
 
 
 def test_a_damaged_log_is_a_problem(condensed: Path) -> None:

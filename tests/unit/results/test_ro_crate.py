@@ -9,16 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from harness.analysis.campaign_table import COLUMNS
 from harness.analysis.report import write_report
 from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import ResultsPathError, StorageError, UsageError
 from harness.results.citation import Author, citation
-from harness.results.crate import CROISSANT, RO_CRATE, stated_hashes
 from harness.results.files import sha256_of
 from harness.results.published import unpack
+from harness.results.ro_crate import RO_CRATE, stated_hashes
 from tests.unit.results.synthetic import GPU, SOFTWARE, Shape, write_campaign
 
 NAME = "described-20260131T000000Z"
@@ -62,10 +61,7 @@ def entities(folder: Path) -> dict[str, dict[str, Any]]:
 
 def test_the_crate_lists_every_file_with_its_hash(folder: Path) -> None:
     there = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    stated = stated_hashes(folder)
-    assert stated[RO_CRATE] == {name: sha256_of(path) for name, path in there.items() if name != RO_CRATE}
-    assert stated[CROISSANT].items() <= stated[RO_CRATE].items()
-    assert {"campaign.parquet", "campaign.yaml"} < stated[CROISSANT].keys()
+    assert stated_hashes(folder) == {name: sha256_of(path) for name, path in there.items() if name != RO_CRATE}
 
 
 def test_the_crate_says_who_made_it_where_and_with_what(folder: Path) -> None:
@@ -95,26 +91,15 @@ def test_every_entity_that_is_named_is_there(folder: Path) -> None:
     assert references - found.keys() == {"https://w3id.org/ro/crate/1.1"}
 
 
-def test_croissant_has_every_column_of_the_table(folder: Path) -> None:
-    content = document(folder, CROISSANT)
-    (records,) = content["recordSet"]
-    assert [field["source"]["extract"]["column"] for field in records["field"]] == [column.name for column in COLUMNS]
-    assert all(field["dataType"].startswith("sc:") for field in records["field"])
-    assert content["creator"][0]["name"] == "Ada Lovelace"
-    assert content["citeAs"].startswith('Ada Lovelace; A Laboratory (2026): Sharing: what it "costs". https://doi.org/')
-
-
 def problems(folder: Path) -> list[str]:
     return [str(problem) for problem in verify_campaign(folder).problems]
 
 
-@pytest.mark.parametrize("name", [RO_CRATE, CROISSANT])
-def test_a_hash_that_is_not_the_manifests_is_found(folder: Path, name: str) -> None:
-    (samples, *_) = [listed for listed in stated_hashes(folder)[name] if listed.endswith("samples.parquet")]
-    true = stated_hashes(folder)[name][samples]
-    text = (folder / name).read_text()
-    (folder / name).write_text(text.replace(true, "0" * 64))
-    assert any(f"{name}: it does not describe {samples}" in problem for problem in problems(folder))
+def test_a_hash_that_is_not_the_manifests_is_found(folder: Path) -> None:
+    (samples, *_) = [name for name in stated_hashes(folder) if name.endswith("samples.parquet")]
+    text = (folder / RO_CRATE).read_text()
+    (folder / RO_CRATE).write_text(text.replace(stated_hashes(folder)[samples], "0" * 64))
+    assert any(f"{RO_CRATE}: it does not describe {samples}" in problem for problem in problems(folder))
 
 
 def test_a_file_that_the_crate_leaves_out_is_found(folder: Path) -> None:
@@ -125,7 +110,7 @@ def test_a_file_that_the_crate_leaves_out_is_found(folder: Path) -> None:
     assert any(f"it does not describe {gone}" in problem for problem in problems(folder))
 
 
-@pytest.mark.parametrize("name", ["campaign.yaml", "campaign.parquet", CROISSANT])
+@pytest.mark.parametrize("name", ["campaign.yaml", "campaign.parquet"])
 def test_a_changed_file_that_no_manifest_lists_is_found(folder: Path, name: str) -> None:
     with (folder / name).open("ab") as stream:
         stream.write(b"\n")
