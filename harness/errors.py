@@ -32,6 +32,7 @@ Foreign exceptions are chained (``raise ... from error``), never swallowed.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
 
@@ -98,6 +99,32 @@ class FailOn(StrEnum):
     REGRESSION = "regression"
     DEGRADED = "degraded"
     INVALID = "invalid"
+
+
+class Severity(StrEnum):
+    """What a finding means for the run."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something noticed before an hour is spent, in one sentence, and what to do about it.
+
+    Attributes:
+        severity: an error refuses the run, a warning goes into the manifest.
+        check: short name of what was looked at, e.g. ``memory``.
+        code: of the reason, where it refuses the run.
+        away: of an error: it may end by itself, so that a campaign waits for it between experiments.
+    """
+
+    severity: Severity
+    check: str
+    message: str
+    advice: str = ""
+    code: ReasonCode = ReasonCode.REFUSED
+    away: bool = False
 
 
 def counted(number: int, what: str, verb: str = "") -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from harness.clock import Clock
-from harness.errors import ReasonCode
+from harness.errors import Finding, ReasonCode
 from harness.metrics.catalogue import Metric
 from harness.metrics.recording import Recording
 from harness.metrics.rows import RowSink
@@ -28,34 +27,6 @@ OUT_OF_MEMORY = 4
 
 def unheard(_sentence: str) -> None:
     """Nobody watches."""
-
-
-class Severity(StrEnum):
-    """What a finding means for the run."""
-
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something noticed before an hour is spent.
-
-    Attributes:
-        severity: an error refuses the run, a warning goes into the manifest.
-        check: short name of what was looked at, e.g. ``memory``.
-        message: what was found, in one sentence.
-        advice: what to do next; empty when nothing is to be done.
-        code: of the reason, where it refuses the run.
-        away: of an error: it may end by itself, so that a campaign waits for it between experiments.
-    """
-
-    severity: Severity
-    check: str
-    message: str
-    advice: str = ""
-    code: ReasonCode = ReasonCode.REFUSED
-    away: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.backends.base import Finding, Severity
 from harness.backends.devices import places
-from harness.errors import BackendError, counted
+from harness.errors import BackendError, Finding, Severity, counted
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Device, ExperimentSpec, WorkloadSpec
 

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.base import Finding, Severity
 from harness.backends.environment import workload_environment
 from harness.backends.orphans import CAMPAIGN_VARIABLE
+from harness.errors import Finding, Severity
 from harness.spec import ExperimentSpec, LayerSpec
 
 _CHECK = "layer"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
@@ -17,7 +17,7 @@ from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, ReasonCode, ReplicaDiedError
+from harness.errors import BackendError, Finding, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget

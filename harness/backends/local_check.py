@@ -11,13 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from harness.backends.base import Finding, Severity
 from harness.backends.cpus import check_cpus
 from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.backends.sharing_check import check_sharing
-from harness.errors import ReasonCode, counted
+from harness.errors import Finding, ReasonCode, Severity, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
 from harness.spec import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from harness.backends.base import Finding, Severity
 from harness.backends.local_replica import import_paths
+from harness.errors import Finding, Severity
 from harness.extras import absent, advice_on
 from harness.spec import ServerSpec
 from harness.spec.server import OF_A_CONTAINER

@@ -5,9 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Sequence
 
-from harness.backends.base import Finding, Severity
 from harness.backends.mps import CONTROL, foreign_daemons
-from harness.errors import ReasonCode, counted
+from harness.errors import Finding, ReasonCode, Severity, counted
 from harness.metrics.nvml import GpuFacts
 from harness.spec import Device, ExperimentSpec
 from harness.spec.sharing import FOUND

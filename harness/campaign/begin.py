@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.backends.base import Severity
 from harness.backends.choose import make_backend
 from harness.campaign import preflight
 from harness.campaign.folder import CampaignFolder, create
 from harness.campaign.plan import certain, check_limits, most
 from harness.campaign.source import CampaignSource
+from harness.errors import Severity
 
 
 def begin(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:

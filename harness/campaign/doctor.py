@@ -13,10 +13,9 @@ from typing import Any
 import psutil
 from pydantic import ValidationError
 
-from harness.backends.base import Finding, Severity
 from harness.campaign.plan import certain
 from harness.campaign.source import read_source
-from harness.errors import UsageError
+from harness.errors import Finding, Severity, UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
 from harness.metrics.nvml import gpu_facts
 from harness.spec import ExperimentSpec, KubernetesSpec

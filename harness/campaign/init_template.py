@@ -10,9 +10,9 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from harness.backends.base import Severity
 from harness.backends.sharing_check import check_sharing
 from harness.campaign.plan import expand
+from harness.errors import Severity
 from harness.metrics.nvml import gpu_facts
 from harness.spec import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
 from harness.spec.load import parse_campaign

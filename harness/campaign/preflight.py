@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.backends.base import IMAGE, Backend, Finding, Severity
+from harness.backends.base import IMAGE, Backend
 from harness.campaign.plan import estimate
-from harness.errors import AwayError, ImageError, PreflightError, ReasonCode
+from harness.errors import AwayError, Finding, ImageError, PreflightError, ReasonCode, Severity
 from harness.spec import ExperimentSpec
 
 DISK_RESERVE_BYTES = 200_000_000

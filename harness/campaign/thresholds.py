@@ -8,17 +8,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.backends.base import Finding, Severity
 from harness.campaign.preflight import refuse_errors
 from harness.errors import (
     DegradedError,
     ExperimentsFailedError,
     FailOn,
+    Finding,
     HarnessError,
     ObjectiveMissedError,
     PreflightError,
     ReasonCode,
     RegressionError,
+    Severity,
     UsageError,
 )
 from harness.results.manifest import Status

@@ -12,11 +12,11 @@ from harness.cli.failing import Baseline, FailOn, Within
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.backends.base import Finding
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import Outcome
     from harness.campaign.thresholds import Gate
+    from harness.errors import Finding
     from harness.spec import CampaignSpec, Timing
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, Notify, RecordingRequest, ReplicaDeath, Send, unheard
-from harness.errors import BackendError, HarnessError
+from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.errors import BackendError, Finding, HarnessError
 from harness.metrics.recorder import Recorder
 from harness.metrics.sources import ReplicaTarget, Sources
 from harness.results import layout

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import Finding, Notify, ReplicaDeath, Send, Severity, unheard
+from harness.backends.base import Notify, ReplicaDeath, Send, unheard
 from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
@@ -16,7 +16,7 @@ from harness.backends.kubernetes.load_pods import Asked, LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.backends.kubernetes.parts import Part
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, ClusterError
+from harness.errors import BackendError, ClusterError, Finding, Severity
 from harness.metrics.catalogue import CATALOGUE
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 

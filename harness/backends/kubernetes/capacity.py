@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.nodes import withdrawn
-from harness.errors import counted
+from harness.errors import Finding, Severity, counted
 from harness.spec import KubernetesSpec
 
 Object = Mapping[str, Any]

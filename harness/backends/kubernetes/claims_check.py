@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity, claims
 from harness.backends.kubernetes.api import Api
 from harness.backends.kubernetes.capacity import Object
-from harness.errors import counted
+from harness.errors import Finding, Severity, counted
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 _DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.server_check import check_files
-from harness.errors import CampaignFileError
+from harness.errors import CampaignFileError, Finding, Severity
 from harness.spec import ExperimentSpec, KubernetesSpec, ServerSpec, WorkloadSpec
 
 FOLDER_VARIABLE, FOLDER = "GIVEN_DIR", "/var/run/given"

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
-from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
+from harness.errors import Finding, NoDataError, PrometheusError, PrometheusUnavailableError, Severity
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.targets import Target, active, last_error

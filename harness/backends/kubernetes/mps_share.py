@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from harness.backends.base import Finding, Severity
-from harness.errors import counted
+from harness.errors import Finding, Severity, counted
 from harness.spec import ExperimentSpec, MpsLimits
 
 Object = Mapping[str, Any]

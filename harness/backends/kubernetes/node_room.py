@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import capacity
 from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Object, of_pod, of_workload
 from harness.backends.kubernetes.parts import Part
-from harness.errors import counted
+from harness.errors import Finding, Severity, counted
 from harness.spec import KubernetesSpec
 from harness.spec.quantity import amount, in_words
 

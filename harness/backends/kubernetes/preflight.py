@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import (
     capacity,
     claims_check,
@@ -26,7 +25,7 @@ from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.objects import Workload
 from harness.backends.kubernetes.version import check_version, makes_jobs
 from harness.backends.layer_check import check_layer_of_image
-from harness.errors import CampaignFileError, ClusterError, PrometheusError
+from harness.errors import CampaignFileError, ClusterError, Finding, PrometheusError, Severity
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec
 

@@ -14,9 +14,8 @@ from typing import Protocol
 
 import numpy as np
 
-from harness.backends.base import Finding, Severity
 from harness.clock import Clock
-from harness.errors import NoDataError, PrometheusError
+from harness.errors import Finding, NoDataError, PrometheusError, Severity
 from harness.metrics.catalogue import ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.api import Api
 from harness.backends.kubernetes.asked import COMPUTE, OF_BYTES, Amounts, Asked, Object, defaults, of_workload
 from harness.backends.kubernetes.objects import CAMPAIGN_LABEL, Workload, pods_path
+from harness.errors import Finding, Severity
 from harness.spec.quantity import amount, in_words
 
 _TO_BE_STATED = ("cpu", "memory")

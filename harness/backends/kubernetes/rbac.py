@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from harness.backends.base import IMAGE, Finding, Severity
+from harness.backends.base import IMAGE
 from harness.backends.kubernetes.access import ENFORCE, KUEUE, KUEUE_VERSIONS, rights_to_wait
-from harness.errors import ClusterError
+from harness.errors import ClusterError, Finding, Severity
 from harness.spec import GrafanaCost, KubernetesSpec, PullPolicy, WorkloadKind
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"

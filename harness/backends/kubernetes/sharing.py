@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes import mps_share
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MPS_LABEL
+from harness.errors import Finding, Severity
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 from harness.spec.sharing import DIVIDED, WHOLE
 

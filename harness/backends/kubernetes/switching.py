@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.backends.base import Finding, Notify, Severity, unheard
+from harness.backends.base import Notify, unheard
 from harness.backends.kubernetes import capacity, device_configs, mps_share, sharing
 from harness.backends.kubernetes.api import Api, KubernetesApi
 from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
 from harness.backends.kubernetes.pods import condition
 from harness.clock import Clock
-from harness.errors import BackendError, ClusterError
+from harness.errors import BackendError, ClusterError, Finding, Severity
 from harness.spec import ExperimentSpec, KubernetesSpec
 
 NODES = "/api/v1/nodes"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from harness.backends.base import Finding, Severity
 from harness.backends.kubernetes.api import Api
+from harness.errors import Finding, Severity
 from harness.spec import ExperimentSpec, KubernetesSpec, ScenarioKind, WorkloadKind
 
 LEAST = (1, 29)

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes.monitoring import check_prometheus, cost_of
 from harness.backends.kubernetes.query_probe import rehearse
 from harness.clock import SystemClock
+from harness.errors import Severity
 from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.recording_target import Origin

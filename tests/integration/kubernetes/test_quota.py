@@ -4,11 +4,10 @@ import contextlib
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes import objects, parts
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.quota import check_quota
-from harness.errors import ClusterError
+from harness.errors import ClusterError, Severity
 from harness.spec import WorkloadSpec
 from tests.support.experiments import experiment
 from tests.support.processes import eventually

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from harness.backends.base import RecordingRequest, Severity
+from harness.backends.base import RecordingRequest
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.local import LocalBackend
 from harness.clock import SystemClock
-from harness.errors import BackendError
+from harness.errors import BackendError, Severity
 from harness.metrics.catalogue import select
 from harness.results import layout
 from harness.spec import KubernetesSpec, Timing

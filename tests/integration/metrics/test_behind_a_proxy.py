@@ -5,13 +5,12 @@ import time
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes.monitoring import check_prometheus
 from harness.backends.kubernetes.prometheus import direct
 from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given
-from harness.errors import CampaignFileError, PrometheusError
+from harness.errors import CampaignFileError, PrometheusError, Severity
 from harness.metrics.prometheus.recording_target import Origin
 from harness.spec import KubernetesSpec
 from harness.spec.prometheus import PrometheusAccess

@@ -5,8 +5,7 @@ import os
 import pytest
 
 from harness.backends import cpus
-from harness.backends.base import Severity
-from harness.errors import BackendError
+from harness.errors import BackendError, Severity
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
 from tests.support.experiments import experiment

@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.environment import layered
 from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
+from harness.errors import Severity
 from harness.spec import ConditionSpec, LayerSpec
 from tests.support.experiments import experiment, neighbour
 

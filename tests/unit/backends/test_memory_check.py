@@ -4,8 +4,7 @@ import psutil
 import pytest
 
 from harness.backends import local_check
-from harness.backends.base import Severity
-from harness.errors import ReasonCode
+from harness.errors import ReasonCode, Severity
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.spec.workload import BUILTIN_WORKLOADS

@@ -7,11 +7,10 @@ import subprocess
 import pytest
 
 from harness.backends import sharing_check
-from harness.backends.base import Severity
 from harness.backends.devices import device_environment, in_use
 from harness.backends.mps import foreign_daemons
 from harness.backends.sharing_check import check_sharing
-from harness.errors import BackendError
+from harness.errors import BackendError, Severity
 from harness.metrics.nvml import GpuFacts, gpu_facts
 from harness.spec import Device, MpsLimits, Sharing, WorkloadSpec
 from tests.support.experiments import experiment

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.base import Finding, Severity
 from harness.campaign import events, experiment_run
 from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
@@ -22,8 +21,10 @@ from harness.errors import (
     BackendError,
     CampaignInterruptedError,
     ConflictError,
+    Finding,
     ReasonCode,
     ReplicaDiedError,
+    Severity,
     StorageError,
 )
 from harness.results.layout import metric_files

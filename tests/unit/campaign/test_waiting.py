@@ -2,11 +2,10 @@
 
 import pytest
 
-from harness.backends.base import Finding, Severity
 from harness.campaign import events
 from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
-from harness.errors import AwayError, BackendError, CampaignInterruptedError, ImageError
+from harness.errors import AwayError, BackendError, CampaignInterruptedError, Finding, ImageError, Severity
 from harness.results.manifest import Status, read_manifest
 from harness.spec import ConditionSpec, Limits, OnReplicaDeath, WorkloadSpec
 from tests.support.fake_backend import FakeBackend

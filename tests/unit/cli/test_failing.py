@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from harness.analysis import report
 from harness.analysis.campaign import analyse
-from harness.backends.base import Finding, Severity
 from harness.campaign import preflight
 from harness.campaign import thresholds as gates
 from harness.cli import campaign, output
@@ -23,11 +22,13 @@ from harness.errors import (
     DegradedError,
     ExperimentsFailedError,
     FailOn,
+    Finding,
     HarnessError,
     ObjectiveMissedError,
     PreflightError,
     RegressionError,
     ResultsPathError,
+    Severity,
     UsageError,
 )
 from harness.results.layout import STATE

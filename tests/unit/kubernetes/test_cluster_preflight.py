@@ -5,14 +5,13 @@ import time
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes import claims, files, grafana, preflight
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.rbac import REVIEWS, check_image
 from harness.campaign.plan import expand
-from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError
+from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError, Severity
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
 from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_cluster import FakeCluster

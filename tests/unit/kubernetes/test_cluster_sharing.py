@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes.sharing import check_sharing, observed, slices
+from harness.errors import Severity
 from harness.spec import KubernetesSpec, MpsLimits, Sharing
 from tests.support.experiments import experiment
 

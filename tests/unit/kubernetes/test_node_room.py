@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes import parts
 from harness.backends.kubernetes.node_room import check_room
+from harness.errors import Severity
 from harness.spec import ConditionSpec, KubernetesSpec, ScenarioSpec, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes import parts
 from harness.backends.kubernetes.quota import check_quota
+from harness.errors import Severity
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, ScenarioSpec, Sharing, SharingBy, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
 

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from harness.backends.base import Severity
 from harness.backends.kubernetes import device_configs, preflight, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
-from harness.errors import BackendError
+from harness.errors import BackendError, Severity
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
