@@ -13,7 +13,7 @@ from harness.analysis.metrics.catalogue import METRICS, PUBLISHED
 from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
-from harness.analysis.stress import Ladder, ladders_of, run_of
+from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
 from harness.results.experiment import verify_experiment
 from harness.results.files import sha256_of, storage_errors
@@ -212,7 +212,7 @@ class CampaignAnalysis:
     experiments: list[Experiment]
     cells: list[Cell]
     unfinished: list[Unfinished]
-    ladders: list[Ladder] = field(default_factory=list)
+    ladders: list[StressSeries] = field(default_factory=list)
     progress: Progress | None = None
     file_changed: bool = False
 
@@ -252,7 +252,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
     _relate_to_one_replica(cells)
     stressed = spec is not None and spec.stress is not None
     runs = {each.name: run_of(each.data) for each in experiments if not each.damage} if stressed else {}
-    ladders = ladders_of(spec, runs)
+    ladders = series_of(spec, runs)
     progress = None
     if spec is not None and spec.until_known is not None:
         figures = {each.name: each.measured.figures if each.used else {} for each in experiments}
@@ -390,7 +390,7 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def _unfinished(
-    folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[Ladder], progress: Progress | None
+    folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[StressSeries], progress: Progress | None
 ) -> list[Unfinished]:
     if spec is None:
         return []

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.format import DASH, number, with_interval
 from harness.analysis.statistics import Estimate, t_interval
-from harness.analysis.stress import Grade, Ladder, Served, in_words
+from harness.analysis.stress import Grade, Served, StressSeries, in_words
 from harness.spec import CampaignSpec, StressLoad, StressSpec
 
 _J_PER_KWH, _S_PER_H = 3.6e6, 3600.0
@@ -18,12 +18,12 @@ _THOUSANDS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The highest load of one ladder that keeps the objective.
+    """The highest load of one series that keeps the objective.
 
     Attributes:
         workload: its name.
         sharing: the mode, with what MPS allows each.
-        servers: how many; of a ladder that raises them and has no good point, the least that were tried.
+        servers: how many; of a series that raises them and has no good point, the least that were tried.
         rate: requests per second to each, where that was raised; None: there is no good point, or the servers were raised.
         goodput: requests per second of all within the objective; None: there is no good point.
         limit: what the next load breaks, in a word or two.
@@ -57,11 +57,11 @@ class Best:
         return {**head, **known, "limited_by": self.limit, "why": self.why}
 
 
-def bests(spec: CampaignSpec | None, ladders: Sequence[Ladder]) -> list[Best]:
-    """That of every ladder whose answer is there; none without an objective."""
+def bests(spec: CampaignSpec | None, ladders: Sequence[StressSeries]) -> list[Best]:
+    """That of every series whose answer is there; none without an objective."""
     if spec is None or spec.stress is None or spec.slo is None:
         return []
-    return [_best(spec.stress, ladder) for ladder in ladders if ladder.following is None]
+    return [_best(spec.stress, series) for series in ladders if series.following is None]
 
 
 def table(found: Sequence[Best]) -> tuple[list[str], list[list[str]]]:
@@ -104,26 +104,26 @@ def sentences(found: Sequence[Best]) -> list[str]:
     return told
 
 
-def _best(stress: StressSpec, ladder: Ladder) -> Best:
-    good = ladder.last_good
-    served = [run.served for run in ladder.repeats if run.served]
-    above = [point for point in ladder.points if good is None or point.load > good.load]
+def _best(stress: StressSpec, series: StressSeries) -> Best:
+    good = series.last_good
+    served = [run.served for run in series.repeats if run.served]
+    above = [point for point in series.points if good is None or point.load > good.load]
     limit = next((point for point in above if point.grade is Grade.BROKEN), None)
     if limit is not None:
-        word, why = str(limit.breakage), f"{in_words(limit.load, ladder.unit)}: {limit.sentence}"
+        word, why = str(limit.failure_mode), f"{in_words(limit.load, series.unit)}: {limit.sentence}"
     elif above:
         word = "not decidable" if above[0].grade is Grade.DOUBTFUL else "not repeatable"
-        why = f"{in_words(above[0].load, ladder.unit)}: {above[0].sentence or 'it did not hold when measured again.'}"
+        why = f"{in_words(above[0].load, series.unit)}: {above[0].sentence or 'it did not hold when measured again.'}"
     else:
         word, why = (
             "nothing",
-            f"Nothing broke up to {in_words(ladder.points[-1].load, ladder.unit)}, the most that was asked for.",
+            f"Nothing broke up to {in_words(series.points[-1].load, series.unit)}, the most that was asked for.",
         )
-    raised = ladder.unit is StressLoad.RATE
+    raised = series.unit is StressLoad.RATE
     return Best(
-        ladder.lowest.workload.name.partition("-rate-")[0],
-        ladder.lowest.mode,
-        (good.cell if good else ladder.lowest).replicas,
+        series.lowest.workload.family,
+        series.lowest.mode,
+        (good.cell if good else series.lowest).replicas,
         good.load if good and raised else None,
         _mean([each.goodput for each in served]),
         word,

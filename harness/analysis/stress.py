@@ -46,7 +46,7 @@ class Grade(StrEnum):
     BROKEN = "broken"
 
 
-class Breakage(StrEnum):
+class FailureMode(StrEnum):
     """What broke."""
 
     OBJECTIVE = "objective"
@@ -58,7 +58,7 @@ class Breakage(StrEnum):
     THROUGHPUT = "no more throughput"
 
 
-_BREAKAGES = {ReasonCode.OUT_OF_MEMORY: Breakage.MEMORY, ReasonCode.UNKNOWN: Breakage.UNKNOWN}
+_FAILURE_MODES = {ReasonCode.OUT_OF_MEMORY: FailureMode.MEMORY, ReasonCode.UNKNOWN: FailureMode.UNKNOWN}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LoadPoint:
     """One load.
 
     Attributes:
@@ -108,7 +108,7 @@ class Point:
         load: replicas, or requests per second and replica.
         run: the first run at it.
         grade: what it is worth.
-        breakage: what broke; None while it is not broken.
+        failure_mode: what broke; None while it is not broken.
         sentence: why it has this grade; empty when it is good.
     """
 
@@ -116,12 +116,12 @@ class Point:
     load: float
     run: Run
     grade: Grade
-    breakage: Breakage | None = None
+    failure_mode: FailureMode | None = None
     sentence: str = ""
 
 
 @dataclass(slots=True)
-class Ladder:
+class StressSeries:
     """The points of one workload under one sharing mode, so far.
 
     Attributes:
@@ -138,14 +138,14 @@ class Ladder:
     name: str
     unit: StressLoad
     lowest: CellSpec
-    points: list[Point] = field(default_factory=list)
-    last_good: Point | None = None
+    points: list[LoadPoint] = field(default_factory=list)
+    last_good: LoadPoint | None = None
     repeats: list[Run] = field(default_factory=list)
     following: tuple[CellSpec, int] | None = None
     remarks: list[str] = field(default_factory=list)
 
     @property
-    def broken(self) -> Point | None:
+    def broken(self) -> LoadPoint | None:
         """The lowest point that broke; None: none did so far."""
         return next((point for point in self.points if point.grade is Grade.BROKEN), None)
 
@@ -159,17 +159,19 @@ class Ladder:
             told = [f"{self.name}: nothing broke up to {top}, the most that was asked for."]
         elif broken is self.points[0]:
             told = [f"{self.name} breaks at the first point, {in_words(broken.load, self.unit)}: {broken.sentence}"]
-            if broken.breakage is Breakage.LATENCY:
+            if broken.failure_mode is FailureMode.LATENCY:
                 told.append("The limit lies below one service time: no load can keep it.")
         else:
-            told = [f"{self.name} breaks at {in_words(broken.load, self.unit)} ({broken.breakage}): {broken.sentence}"]
+            told = [
+                f"{self.name} breaks at {in_words(broken.load, self.unit)} ({broken.failure_mode}): {broken.sentence}"
+            ]
         return [" ".join([*told, *self.remarks, self._best()])]
 
     def _best(self) -> str:
         if self.last_good is None:
             return "There is no good point."
         rates = _each(self.repeats, "throughput")
-        rate = with_interval(t_interval(rates), "requests/s")
+        rate = with_interval(t_interval(rates), "requests/s") if rates else "throughput was not measured"
         p99s = _each(self.repeats, "latency_p99_exact")
         p99 = f", p99 {with_interval(t_interval(p99s), 's')}" if p99s else ""
         runs = len(self.repeats)
@@ -189,8 +191,8 @@ def run_of(data: ExperimentData) -> Run:
     return Run(verdict.status, verdict.coded_reasons, figures, _served(data))
 
 
-def climb(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]) -> Ladder:
-    """How far one ladder has come, and what comes next.
+def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]) -> StressSeries:
+    """How far one series has come, and what comes next.
 
     Args:
         spec: of a stress campaign.
@@ -199,51 +201,51 @@ def climb(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]
     """
     stress = spec.stress
     assert stress is not None  # noqa: S101 - the caller's promise
-    name = f"{cells[0].workload.name.partition('-rate-')[0]} under {cells[0].mode}"
+    name = f"{cells[0].workload.family} under {cells[0].mode}"
     if len(spec.replicas) > 1:
         name += f", {replicas_in_words(cells[0].replicas)}"
-    ladder = Ladder(name, stress.load, cells[0])
+    series = StressSeries(name, stress.load, cells[0])
     at = dict(zip(stress.grid(), cells, strict=False))
-    for load in _course(stress, ladder, list(at)):
+    for load in _course(stress, series, list(at)):
         run = runs.get(at[load].experiment_id(1))
         if run is None:
-            ladder.following = (at[load], 1)
-            return ladder
-        below = [point for point in ladder.points if point.load < load]
-        ladder.points.append(_judged(stress, at[load], load, run, below[-1] if below else None))
-        ladder.points.sort(key=lambda point: point.load)
-    _confirm(stress, ladder, runs, spec.most_repeats)
-    return ladder
+            series.following = (at[load], 1)
+            return series
+        below = [point for point in series.points if point.load < load]
+        series.points.append(_judged(stress, at[load], load, run, below[-1] if below else None))
+        series.points.sort(key=lambda point: point.load)
+    _confirm(stress, series, runs, spec.most_repeats)
+    return series
 
 
-def _course(stress: StressSpec, ladder: Ladder, loads: Sequence[float]) -> Iterator[float]:
-    """What to measure one after another, each once the ladder has the one before: up to what breaks, then halving the way back."""
+def _course(stress: StressSpec, series: StressSeries, loads: Sequence[float]) -> Iterator[float]:
+    """What to measure one after another, each once the series has the one before: up to what breaks, then halving the way back."""
     for load in stress.loads():
-        if load in loads and not ladder.broken:
+        if load in loads and not series.broken:
             yield load
-    while good := [point.load for point in ladder.points if point.grade is Grade.GOOD]:
-        above = next((point.load for point in ladder.points if point.load > good[-1]), good[-1])
+    while good := [point.load for point in series.points if point.grade is Grade.GOOD]:
+        above = next((point.load for point in series.points if point.load > good[-1]), good[-1])
         between = [load for load in loads if good[-1] < load < above]
         if not between:
             return
         yield between[len(between) // 2]
 
 
-def explained(ladders: Iterable[Ladder]) -> frozenset[str]:
+def explained(ladders: Iterable[StressSeries]) -> frozenset[str]:
     """Experiments whose failure is the answer: the points at which a workload was found to break."""
     return frozenset(
         point.cell.experiment_id(1)
-        for ladder in ladders
-        for point in ladder.points
-        if point.grade is Grade.BROKEN and ladder.last_good is not None
+        for series in ladders
+        for point in series.points
+        if point.grade is Grade.BROKEN and series.last_good is not None
     )
 
 
-def ladders_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[Ladder]:
-    """Every ladder of a stress campaign, by workload and sharing mode; none of any other campaign."""
+def series_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[StressSeries]:
+    """Every series of a stress campaign, by workload and sharing mode; none of any other campaign."""
     if spec is None or spec.stress is None:
         return []
-    return [climb(spec, cells, runs) for cells in spec.ladders()]
+    return [search(spec, cells, runs) for cells in spec.series()]
 
 
 def in_words(load: float, unit: StressLoad) -> str:
@@ -253,7 +255,7 @@ def in_words(load: float, unit: StressLoad) -> str:
     return "1 replica" if load == 1 else f"{load:g} replicas"
 
 
-def growth_per_doubling(before: Point, after: Point) -> tuple[float, float, float] | None:
+def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, float, float] | None:
     """Growth of the throughput per doubling of the load, and its 95 % interval; None without intervals."""
     first, second = before.run.figures.get("throughput"), after.run.figures.get("throughput")
     if first is None or second is None or first.half_width is None or second.half_width is None:
@@ -267,22 +269,24 @@ def growth_per_doubling(before: Point, after: Point) -> tuple[float, float, floa
     return growths[0], growths[1], growths[2]
 
 
-def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: Point | None) -> Point:
-    breakage, sentence = _collapse(run)
-    if breakage:
-        return Point(cell, load, run, Grade.BROKEN, breakage, sentence)
+def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: LoadPoint | None) -> LoadPoint:
+    failure_mode, sentence = _collapse(run)
+    if failure_mode:
+        return LoadPoint(cell, load, run, Grade.BROKEN, failure_mode, sentence)
     objective = run.served.outcome if run.served else Outcome.PASS
     if run.served and objective is Outcome.FAIL:
-        return Point(cell, load, run, Grade.BROKEN, Breakage.OBJECTIVE, f"{run.served.unmet}.")
+        return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.OBJECTIVE, f"{run.served.unmet}.")
     grade, sentence = _latency(stress, run)
+    if not run.figures and not sentence:
+        grade, sentence = Grade.DOUBTFUL, "nothing was measured."
     if grade is Grade.BROKEN:
-        return Point(cell, load, run, grade, Breakage.LATENCY, sentence)
+        return LoadPoint(cell, load, run, grade, FailureMode.LATENCY, sentence)
     if run.served and objective is Outcome.NOT_DECIDABLE:
         grade, sentence = Grade.DOUBTFUL, f"{run.served.unmet}; a longer recording decides more."
-    point = Point(cell, load, run, grade, None, sentence)
+    point = LoadPoint(cell, load, run, grade, None, sentence)
     unheld = _unheld(stress, point)
     if unheld:
-        return Point(cell, load, run, Grade.BROKEN, Breakage.THROUGHPUT, unheld)
+        return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, unheld)
     growth = growth_per_doubling(before, point) if before else None
     if before is None or growth is None or 100 * growth[2] >= stress.least_gain_percent:
         return point
@@ -291,10 +295,10 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: P
         f"from {in_words(before.load, stress.load)} on, throughput grows by {mean} % per doubling "
         f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
     )
-    return Point(cell, load, run, Grade.BROKEN, Breakage.THROUGHPUT, sentence)
+    return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, sentence)
 
 
-def _unheld(stress: StressSpec, point: Point) -> str:
+def _unheld(stress: StressSpec, point: LoadPoint) -> str:
     """Whether fewer requests are answered than are sent; empty where they are not, or where no rate is raised."""
     answered = point.run.figures.get("throughput")
     if stress.load is not StressLoad.RATE or answered is None:
@@ -306,13 +310,13 @@ def _unheld(stress: StressSpec, point: Point) -> str:
     return f"{with_interval(answered, 'requests/s')} are answered of {number(sent)} that are sent."
 
 
-def _collapse(run: Run) -> tuple[Breakage | None, str]:
+def _collapse(run: Run) -> tuple[FailureMode | None, str]:
     """Whether the replicas could not be run, or did not live."""
     fatal = [(code, reason) for code, reason in run.reasons if run.status is Status.INVALID or code in _DEATHS]
     if not fatal:
         return None, ""
     code, reason = next((each for each in fatal if each[0] is ReasonCode.OUT_OF_MEMORY), fatal[0])
-    return _BREAKAGES.get(code, Breakage.ERRORS), reason
+    return _FAILURE_MODES.get(code, FailureMode.ERRORS), reason
 
 
 def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
@@ -339,39 +343,39 @@ def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
     return grade, told
 
 
-def _confirm(stress: StressSpec, ladder: Ladder, runs: Mapping[str, Run], repeats: int) -> None:
+def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, Run], repeats: int) -> None:
     """Measure the last good point until it has its repeats; one that does not hold gives way to the one below."""
-    ladder.remarks += [
-        f"At {in_words(point.load, ladder.unit)}, {point.sentence}"
-        for point in ladder.points
+    series.remarks += [
+        f"At {in_words(point.load, series.unit)}, {point.sentence}"
+        for point in series.points
         if point.grade is Grade.DOUBTFUL
     ]
-    for point in reversed([point for point in ladder.points if point.grade is Grade.GOOD]):
+    for point in reversed([point for point in series.points if point.grade is Grade.GOOD]):
         measured = []
         for repeat in range(1, repeats + 1):
             run = runs.get(point.cell.experiment_id(repeat))
             if run is None:
-                ladder.following = (point.cell, repeat)
+                series.following = (point.cell, repeat)
                 return
             measured.append(run)
         why = _does_not_hold(stress, point, measured)
         if not why:
-            ladder.last_good, ladder.repeats = point, measured
+            series.last_good, series.repeats = point, measured
             return
-        ladder.remarks.append(f"{in_words(point.load, ladder.unit)} did not hold when measured again: {why}")
+        series.remarks.append(f"{in_words(point.load, series.unit)} did not hold when measured again: {why}")
 
 
-def _does_not_hold(stress: StressSpec, point: Point, runs: Sequence[Run]) -> str:
+def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[Run]) -> str:
     """Why repeats do not bear out that a point is good; empty when they do."""
     for run in runs:
-        breakage, sentence = _collapse(run)
+        failure_mode, sentence = _collapse(run)
         unheld = _unheld(stress, replace(point, run=run))
         if unheld:
             return unheld
         if run.served and run.served.outcome is Outcome.FAIL:
             return f"{run.served.unmet}."
         grade, told = _latency(stress, run)
-        if breakage or grade is Grade.BROKEN:
+        if failure_mode or grade is Grade.BROKEN:
             return sentence or told
     for limited, limit_ms in stress.latency_limit_ms.items():
         mean_s = t_interval(_each(runs, f"latency_{limited.value}_exact")).mean

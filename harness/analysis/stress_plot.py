@@ -18,14 +18,14 @@ from harness.analysis.figure_style import (
     say_absent,
     style,
 )
-from harness.analysis.stress import Ladder, Point, in_words
+from harness.analysis.stress import LoadPoint, StressSeries, in_words
 from harness.spec import StressLoad, StressSpec
 
 _MS = 1e3
 _BROKEN = PALETTE[1]
 
 
-def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
+def stress_curve(ladder: StressSeries, stress: StressSpec) -> Picture | None:
     """Throughput and limited percentiles (p99 without a limit) of every point; None before any has figures."""
     measured = [point for point in ladder.points if point.run.figures]
     if not measured:
@@ -53,7 +53,7 @@ def stress_curve(ladder: Ladder, stress: StressSpec) -> Picture | None:
         return finished(figure, name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}")
 
 
-def _draw(axes: Axes, points: Sequence[Point], name: str, scale: float, colour: str, label: str) -> None:
+def _draw(axes: Axes, points: Sequence[LoadPoint], name: str, scale: float, colour: str, label: str) -> None:
     found = [(point, point.run.figures[name]) for point in points if point.run.figures[name].mean > 0]
     if not found:
         say_absent(axes, points[-1].run.figures[name].note)
@@ -63,14 +63,14 @@ def _draw(axes: Axes, points: Sequence[Point], name: str, scale: float, colour: 
     interval_curve(axes, loads, [estimate for _, estimate in found], scale, look, label)
 
 
-def _finish(axes: Axes, ladder: Ladder) -> None:
+def _finish(axes: Axes, ladder: StressSeries) -> None:
     """The axis of the load, the last good point, and the broken one even where it has no figures."""
     doubling(axes)
     axes.set_xlabel("replicas" if ladder.unit is StressLoad.REPLICAS else "requests/s per replica")
     if ladder.last_good is not None:
         axes.axvline(ladder.last_good.load, color=FAINT, linestyle="--", label="last good point")
     if ladder.broken is not None:
-        axes.axvline(ladder.broken.load, color=_BROKEN, linestyle="--", label=f"breaks: {ladder.broken.breakage}")
+        axes.axvline(ladder.broken.load, color=_BROKEN, linestyle="--", label=f"breaks: {ladder.broken.failure_mode}")
     if axes.has_data():
         from_zero(axes)
     axes.legend(loc="best")

@@ -14,15 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
-from harness.campaign import hostility, preflight
-from harness.campaign.events import Listener, Notice, RowsRecorded, StepBegins, StepEnds
+from harness.campaign import preflight
+from harness.campaign.events import Listener, Notice, Now, ProgressWriter, RowsRecorded, StepBegins, StepEnds
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
-from harness.campaign.live import Now, WatchedWriter
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
 from harness.campaign.plan import estimate
-from harness.campaign.stopping import KnownWell
-from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data
+from harness.campaign.stopping import StopRule
+from harness.campaign.verdict import (
+    as_records,
+    crashes,
+    give_verdict,
+    ignored_settings,
+    judge_data,
+    lack_of_memory,
+)
 from harness.clock import Clock
 from harness.errors import (
     AwayError,
@@ -58,7 +64,7 @@ SETTLE_S = 0.3  # how early the recorder is called, so that its first scrape is 
 
 
 @dataclass(slots=True)
-class Surroundings:
+class CampaignContext:
     """What every attempt of a campaign shares.
 
     Attributes:
@@ -92,7 +98,7 @@ class Attempt:
     number: int
     position: int
     remaining_after_s: float
-    shared: Surroundings
+    shared: CampaignContext
     abort: threading.Event = field(default_factory=threading.Event)
     failures: list[Finding] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -102,7 +108,7 @@ class Attempt:
     storage_error: StorageError | None = None
     findings: list[Finding] = field(default_factory=list)
     summary: RecordingSummary | None = None
-    stopping: KnownWell | None = None
+    stopping: StopRule | None = None
     telemetry: TelemetrySummary | None = None
     statuses: list[dict[str, Any]] = field(default_factory=list)
     neighbours: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -163,8 +169,8 @@ class Attempt:
         identity, end_s = self.experiment.experiment_id, self.summary.end_s if self.summary else None
         window = Window(self.start_s, end_s or self.ended_s)
         found = [
-            *hostility.crashes(self.experiment, self.folder, window, self.deaths),
-            *hostility.lack_of_memory(self.experiment, self.deaths, self.neighbours),
+            *crashes(self.experiment, self.folder, window, self.deaths),
+            *lack_of_memory(self.experiment, self.deaths, self.neighbours),
         ]
         for finding in found:
             self.shared.listener(Notice(f"{identity}: {finding.message}"))
@@ -360,7 +366,7 @@ class Attempt:
         assert self._deployment is not None  # noqa: S101 - record follows deploy
         timing = self.experiment.timing
         metrics = [CATALOGUE[name] for name in self.experiment.metrics]
-        writer = WatchedWriter(
+        writer = ProgressWriter(
             self.folder,
             workload=self.experiment.workload.name,
             replicas=self.experiment.replicas,
@@ -383,11 +389,11 @@ class Attempt:
         if self.summary.stopped:
             raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")
 
-    def _known_well(self) -> KnownWell | None:
+    def _known_well(self) -> StopRule | None:
         """Who says that enough is known, where the campaign asks for that."""
         timing = self.experiment.timing
         if timing.stop_when_known is not None:
-            self.stopping = KnownWell(
+            self.stopping = StopRule(
                 timing.stop_when_known,
                 self.folder,
                 replicas=self.experiment.replicas,

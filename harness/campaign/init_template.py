@@ -90,7 +90,7 @@ def _clean(name: str) -> str:
 def _workloads() -> list[str]:
     lines = ["workloads:", "  - name: resnet50"]
     for key, field in WorkloadSpec.model_fields.items():
-        if key == "server":
+        if key in {"server", "variant_of"}:
             continue
         if key != "name":
             lines += _comment(field.description or "", indent=4)

@@ -68,7 +68,7 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
         repeats_of_last = range(2, spec.most_repeats + 1)
         at_most, grid = spec.stress.at_most(), spec.stress.grid()
         ladders = [
-            [cell for cell, load in zip(cells, grid, strict=False) if load in at_most] for cells in spec.ladders()
+            [cell for cell, load in zip(cells, grid, strict=False) if load in at_most] for cells in spec.series()
         ]
         return [
             one_experiment(spec, cell, repeat)
@@ -165,7 +165,7 @@ def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
     """
     if spec.stress is None:
         return [each for each in expand(spec) if spec.until_known is None or each.repeat <= FIRST_LOOK]
-    return [one_experiment(spec, cells[0], 1) for cells in spec.ladders()]
+    return [one_experiment(spec, cells[0], 1) for cells in spec.series()]
 
 
 def experiment_duration_s(experiment: ExperimentSpec) -> float:

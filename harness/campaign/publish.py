@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.campaign.folder import open_folder
+from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError, StorageError, UsageError
 from harness.results import layout
@@ -30,6 +30,7 @@ def publish(
     resolution_ns: int | None = None,
     bounds: Bounds | None = None,
     say: Callable[[str], None] = lambda _note: None,
+    partial: bool = False,
 ) -> Path:
     """Verify a campaign and make the archive of it; returns its path.
 
@@ -43,10 +44,11 @@ def publish(
         resolution_ns: condense it: instants are rounded to this, in a form that packs well; None: every file as it is.
         bounds: of what it may hold.
         say: told what a reader of the set should know, e.g. that experiments are missing.
+        partial: publish what is finished of a campaign that is not.
 
     Raises:
         ResultsPathError: the folder is no campaign, or holds more than an archive may.
-        UsageError: ``out`` has another ending, or an archive was condensed to another resolution.
+        UsageError: the campaign is not finished, ``out`` has another ending, or an archive was condensed to another resolution.
         VerificationError: a file is not what its manifest says, or nothing is finished.
         ConflictError: ``out`` exists, or the campaign runs.
         StorageError: a file cannot be read or written.
@@ -61,11 +63,7 @@ def publish(
                 f"{campaign} is no campaign folder: it holds no {layout.CAMPAIGN_JSON}.",
                 advice="Give the folder of a campaign below results/, or a published set.",
             )
-        if open_folder(campaign).is_locked():
-            raise ConflictError(
-                f"{campaign} is running: more experiments are to come.",
-                advice=f"Publish it when it has ended: harness status {path}",
-            )
+        _refuse_unfinished(campaign, partial=partial)
         verified = verify_campaign(campaign)
         verified.refuse()
         for note in verified.notes:
@@ -79,6 +77,21 @@ def publish(
                 advice = "Give another place with --out, or free some space."
                 raise StorageError(error.message, advice=advice) from error
     return out
+
+
+def _refuse_unfinished(campaign: Path, *, partial: bool) -> None:
+    """Raise ConflictError for a campaign that runs, and UsageError where experiments are left to run and nobody said ``partial``."""
+    status = campaign_status(campaign)
+    if status.running:
+        raise ConflictError(
+            f"{campaign} is running: more experiments are to come.",
+            advice=f"Publish it when it has ended: harness status {campaign}",
+        )
+    if status.done < len(status.experiments) and not partial:
+        raise UsageError(
+            f"{campaign} is not finished: {status.done} of {len(status.experiments)} experiments are.",
+            advice=f"Go on with it: harness resume {campaign}; or publish what is finished, with --partial.",
+        )
 
 
 def _files(campaign: Path, into: Path, resolution_ns: int | None) -> dict[str, Path]:

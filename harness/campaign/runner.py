@@ -12,7 +12,7 @@ from types import FrameType
 from harness.analysis.stress import explained
 from harness.backends.base import Backend
 from harness.campaign import events
-from harness.campaign.experiment_run import Attempt, Surroundings
+from harness.campaign.experiment_run import Attempt, CampaignContext
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
@@ -111,7 +111,7 @@ class CampaignRunner:
         journal.append("campaign-begins")
         for sentence in self._backend.sweep():
             self._listener(events.Notice(sentence))
-        surroundings = Surroundings(
+        context = CampaignContext(
             self._folder,
             self._backend,
             self._clock,
@@ -136,7 +136,7 @@ class CampaignRunner:
                     continue
                 if status is None:
                     pending.remove(experiment)
-                    status = self._status(experiment, position, estimate(pending).total_s, surroundings)
+                    status = self._status(experiment, position, estimate(pending).total_s, context)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
             self._refuse_lack([each for each in experiments if each.experiment_id not in statuses])
@@ -183,14 +183,14 @@ class CampaignRunner:
         self._listener(events.Notice(f"{experiment.experiment_id} is kept in {place} and does not count: {why}"))
 
     def _status(
-        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
+        self, experiment: ExperimentSpec, position: int, remaining_s: float, context: CampaignContext
     ) -> Status | None:
         """Run it, and tell how it ended; None where an image that it needs cannot be had: what needs others is run."""
         name = experiment.experiment_id
         if _images(experiment) in self._lacking:
             return None
         try:
-            status, reasons = self._experiment(experiment, position, remaining_s, surroundings)
+            status, reasons = self._experiment(experiment, position, remaining_s, context)
         except ImageError as error:
             self._lacking[_images(experiment)] = error
             self._listener(events.Notice(f"{name} cannot be run: {error.message}"))
@@ -213,12 +213,12 @@ class CampaignRunner:
         ) from errors[0]
 
     def _experiment(
-        self, experiment: ExperimentSpec, position: int, remaining_s: float, surroundings: Surroundings
+        self, experiment: ExperimentSpec, position: int, remaining_s: float, context: CampaignContext
     ) -> tuple[Status, Sequence[str]]:
         """Attempt until one is fit to publish or the retries are used up; the last is published as it is."""
         for tries_left in range(experiment.limits.retries, -1, -1):
             number = self._folder.next_attempt(experiment.experiment_id)
-            attempt = Attempt(experiment, number, position, remaining_s, surroundings)
+            attempt = Attempt(experiment, number, position, remaining_s, context)
             self._attempt = attempt
             if self._interrupted.is_set():
                 raise self._interruption()
@@ -238,7 +238,7 @@ class CampaignRunner:
             elif attempt.storage_error is not None:
                 raise attempt.storage_error
             elif self._folder.final_folder(experiment.experiment_id).exists():  # or no later attempt could be published
-                self._set_aside(experiment, surroundings.journal, attempt.failures[-1].message)
+                self._set_aside(experiment, context.journal, attempt.failures[-1].message)
             attempt.cool_down()
         return Status.INVALID, [failure.message for failure in attempt.failures]
 

@@ -16,7 +16,7 @@ LOG_LAG_S = 1.0
 _NS = 1e9
 
 
-class KnownWell:
+class StopRule:
     """Asked after every row whether it may be the last one.
 
     Args:

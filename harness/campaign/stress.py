@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from harness.analysis import goodput
 from harness.analysis.goodput import Best
 from harness.analysis.read import read_experiment
-from harness.analysis.stress import Ladder, Run, climb, ladders_of, run_of
+from harness.analysis.stress import Run, StressSeries, run_of, search, series_of
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import one_experiment
@@ -25,9 +25,9 @@ def points(folder: CampaignFolder, journal: Journal) -> Iterator[list[Experiment
     planned = {each.experiment_id: each for cell in spec.cells() for each in _repeats(spec, cell)}
     yield [planned[name] for name in known]
     asked: set[str] = set()
-    for cells in spec.ladders():
-        while (ladder := climb(spec, cells, _runs(folder, cells))).following:
-            cell, repeat = ladder.following
+    for cells in spec.series():
+        while (series := search(spec, cells, _runs(folder, cells))).following:
+            cell, repeat = series.following
             experiment = one_experiment(spec, cell, repeat)
             if experiment.experiment_id in asked:
                 raise HarnessError(
@@ -35,18 +35,18 @@ def points(folder: CampaignFolder, journal: Journal) -> Iterator[list[Experiment
                     advice=f"Look into {folder.path / layout.ATTEMPTS}, then resume.",
                 )
             asked.add(experiment.experiment_id)
-            journal.append(POINT, experiment=experiment.experiment_id, ladder=ladder.name)
+            journal.append(POINT, experiment=experiment.experiment_id, ladder=series.name)
             yield [experiment]
-        journal.append(ENDS, ladder=ladder.name, answer=ladder.sentences())
+        journal.append(ENDS, ladder=series.name, answer=series.sentences())
 
 
-def ladders(folder: CampaignFolder) -> list[Ladder]:
-    """How far every ladder of a stress campaign has come; none of any other."""
-    return ladders_of(folder.spec, _runs(folder, folder.spec.cells()) if folder.spec.stress else {})
+def ladders(folder: CampaignFolder) -> list[StressSeries]:
+    """How far every series of a stress campaign has come; none of any other."""
+    return series_of(folder.spec, _runs(folder, folder.spec.cells()) if folder.spec.stress else {})
 
 
 def bests(folder: CampaignFolder) -> list[Best]:
-    """The highest goodput of every ladder of servers with an objective, as far as it is known."""
+    """The highest goodput of every series of servers with an objective, as far as it is known."""
     return goodput.bests(folder.spec, ladders(folder))
 
 
@@ -56,9 +56,9 @@ def known_points(folder: CampaignFolder) -> list[ExperimentSpec]:
     found = [each for cell in spec.cells() for each in _repeats(spec, cell)]
     following = {
         cell.experiment_id(repeat)
-        for ladder in ladders(folder)
-        if ladder.following
-        for cell, repeat in [ladder.following]
+        for series in ladders(folder)
+        if series.following
+        for cell, repeat in [series.following]
     }
     return [
         each for each in found if folder.final_folder(each.experiment_id).exists() or each.experiment_id in following

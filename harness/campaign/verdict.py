@@ -1,9 +1,9 @@
-"""How far one attempt can be trusted: its steps, its replicas, and what the data themselves say."""
+"""How far one attempt can be trusted: its steps, its replicas, what the data say, and what a hostile neighbour did to them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,21 @@ from typing import Any
 from harness.backends.base import ReplicaDeath
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity, judge
+from harness.metrics.rows import neighbour_of
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.throttling import held_back
-from harness.results.latencies import requests_between_readings
+from harness.results.latencies import requests_between_readings, requests_within
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
+from harness.spec import ExperimentSpec
+from harness.spec.condition import crashing
+from harness.spec.workload import MEMORY_HOG
+from harness.traffic.figures import Window
 
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
+AT_ONCE_S = 5.0
+"""Who dies with a crash may be noticed this much before it."""
+_AFTER_S = "Set its option after_s, seconds from its first request, so that it lies in the recording."
 _ORDER = [Status.VALID, Status.DEGRADED, Status.INVALID]
 _OF_FINDING = {Severity.INFO: Status.VALID, Severity.DEGRADED: Status.DEGRADED, Severity.INVALID: Status.INVALID}
 
@@ -86,6 +94,82 @@ def ignored_settings(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
     message = f"The workload ignored {', '.join(by_all)}: what the campaign file says there was not measured."
     advice = "Let the factory read the setting, let describe() name what it does instead, or leave it out."
     return [Finding(Severity.DEGRADED, ReasonCode.SETTING_IGNORED, "", message, advice)]
+
+
+def crashes(
+    experiment: ExperimentSpec, folder: Path, window: Window, deaths: Sequence[ReplicaDeath]
+) -> Iterator[Finding]:
+    """Whether the measured replicas survived a neighbour's crash that was wanted; nothing where none was.
+
+    Args:
+        experiment: that was run.
+        folder: the attempt's.
+        window: the recording.
+        deaths: of measured replicas and neighbours.
+    """
+    if not crashing(experiment.condition):
+        return
+    crashed = [death for death in deaths if death.neighbour in crashing(experiment.condition)]
+    if not crashed:
+        message = f"Whether anybody survives {', '.join(sorted(crashing(experiment.condition)))} is not known: it did not end."
+        yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
+        return
+    first = min(crashed, key=lambda death: death.noticed_at_s)
+    how = str(replace(first, last_lines=first.last_lines[-1:])).rstrip(".")
+    offset_s = first.noticed_at_s - window.begin_s
+    when = f"{abs(offset_s):.1f} s {'into' if offset_s >= 0 else 'before'} the recording"
+    dead = [death for death in deaths if not death.neighbour and death.noticed_at_s > first.noticed_at_s - AT_ONCE_S]
+    if dead:
+        of = f"{len(dead)} of {experiment.replicas} measured replicas died with it"
+        yield Finding(
+            Severity.DEGRADED, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}."
+        )
+        return
+    if first.noticed_at_s >= window.end_s:
+        late_s = first.noticed_at_s - window.end_s
+        message = f"Whether the victim survives is not known: the crash came {late_s:.1f} s after the recording. {how}."
+        yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
+        return
+    served = {
+        name: requests
+        for name, requests in requests_within(folder, first.noticed_at_s, window.end_s).items()
+        if not neighbour_of(name)
+    }
+    left_s = window.end_s - first.noticed_at_s
+    if silent := [name for name, requests in served.items() if not requests]:
+        of = f"{', '.join(silent)} lives and served nothing in the {left_s:.1f} s after it"
+        severity = Severity.INVALID if len(silent) == experiment.replicas else Severity.DEGRADED
+        yield Finding(severity, ReasonCode.VICTIM_DIED, "", f"The victim did not survive: {of}, {when}. {how}.")
+        return
+    message = f"The victim survived, and served {sum(served.values())} requests in the {left_s:.1f} s after it, {when}. {how}."
+    yield Finding(Severity.INFO, ReasonCode.VICTIM_SURVIVED, "", message)
+
+
+def lack_of_memory(
+    experiment: ExperimentSpec, deaths: Sequence[ReplicaDeath], neighbours: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> Iterator[Finding]:
+    """Who ran out of memory beside a neighbour that takes it all; nothing where there was none.
+
+    Args:
+        experiment: that was run.
+        deaths: of measured replicas and neighbours.
+        neighbours: what their replicas say of themselves, by name.
+    """
+    for name in [each.workload.name for each in experiment.neighbours if each.workload.target == MEMORY_HOG]:
+        told = [status for status in neighbours.get(name, []) if "memory_refusals" in status]
+        refusals = sum(int(status["memory_refusals"]) for status in told)
+        held_gb = sum(int(status.get("held_bytes_most") or 0) for status in told) / 1e9
+        starved = [death for death in deaths if not death.neighbour and death.code is ReasonCode.OUT_OF_MEMORY]
+        if not (refusals or starved):
+            held = f"it held {held_gb:.1f} GB at most and was refused none" if told else "it did not say what it held"
+            message = f"Who runs out of memory beside {name} is not known: {held}."
+            yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
+            continue
+        victims = ", ".join(f"replica {death.replica}" for death in starved) or "none"
+        itself = f"{name}, {refusals} times with {held_gb:.1f} GB held at most; " if told else ""
+        unsaid = "" if told else f" What {name} held it did not say."
+        message = f"Out of memory: {itself}of the measured replicas {victims}.{unsaid}"
+        yield Finding(Severity.INFO, ReasonCode.OUT_OF_MEMORY, "", message)
 
 
 def as_records(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -80,6 +80,8 @@ def init(
             "a profile of one workload needs no campaign file, so none was written.",
             advice="harness profile resnet50 --capacity knee",
         )
+    if file.exists():
+        raise UsageError(f"{file} exists already, and is not written over.", advice="Give another name, or remove it.")
     if not file.parent.is_dir():
         raise UsageError(
             f"there is no folder {file.parent} to write {file.name} into.", advice=f"mkdir -p {quote(str(file.parent))}"

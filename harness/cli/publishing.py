@@ -58,6 +58,9 @@ def publish(
     licence: Annotated[
         str | None, typer.Option("--license", help="Its terms: an SPDX identifier as CC-BY-4.0, or a URL.")
     ] = None,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="Publish what is finished of a campaign that is not.")
+    ] = False,
     citation: Annotated[
         Path | None,
         typer.Option("--citation", help="Authors, license, title, doi or url from a file in the form of CITATION.cff."),
@@ -71,9 +74,11 @@ def publish(
     if json:
         output.use_json()
     said = cited(citation, author or (), licence)
-    made = make_archive(
-        path, out, citation=said, resolution_ns=resolution, say=lambda note: output.note(f"note: {note}")
-    )
+
+    def say(note: str) -> None:
+        output.note(f"note: {note}")
+
+    made = make_archive(path, out, citation=said, resolution_ns=resolution, say=say, partial=partial)
     missing = [name for name, value in (("author", said.authors), ("license", said.licence)) if not value]
     if missing:
         output.note(f"note: {' and '.join(missing)} not stated in it: add --{' --'.join(missing)}, or --citation FILE.")

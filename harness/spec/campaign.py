@@ -347,7 +347,7 @@ class CampaignSpec(StrictModel):
     def cells(self) -> list[CellSpec]:
         """The matrix as listed, limits of MPS, time slices and conditions in a row; without exclusive where replicas outnumber GPUs."""
         if self.stress is not None:
-            return [cell for ladder in self.ladders() for cell in ladder]
+            return [cell for ladder in self.series() for cell in ladder]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
         matrix = itertools.product(self.workloads, self.sharing, self.replicas)
         cells = [
@@ -358,7 +358,7 @@ class CampaignSpec(StrictModel):
         ]
         return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
 
-    def ladders(self) -> list[list[CellSpec]]:
+    def series(self) -> list[list[CellSpec]]:
         """What a stress campaign may measure, by workload, sharing mode and number of replicas whose rate is raised, in ascending order."""
         if self.stress is None:
             return []

@@ -137,7 +137,7 @@ class StressSpec(StrictModel):
             return workload
         name = f"{workload.name}-rate-{self._named(load)}".replace(".", "-").replace("+", "")
         model = workload.model if workload.own else workload.target
-        return workload.at_rate(load).model_copy(update={"name": name, "model": model})
+        return workload.at_rate(load).model_copy(update={"name": name, "model": model, "variant_of": workload.name})
 
     def _named(self, load: float) -> str:
         """The load in as few digits, from six on, as tell all loads apart."""

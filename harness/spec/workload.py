@@ -118,6 +118,9 @@ class WorkloadSpec(StrictModel):
         default=None,
         description=f"Built-in workload to run: {', '.join((*BUILTIN_WORKLOADS, *HOSTILE_WORKLOADS))}; null means the one that `name` names.",
     )
+    variant_of: str | None = Field(
+        default=None, description="Set by the harness: the workload that this is one setting or one rate of."
+    )
     factory: str | None = Field(
         default=None,
         description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
@@ -184,6 +187,11 @@ class WorkloadSpec(StrictModel):
         if value is not None and not _FACTORY.match(value):
             raise ValueError(f"{value!r} is not of the form module:callable, e.g. my_package.workload:make")
         return value
+
+    @property
+    def family(self) -> str:
+        """Name in the campaign file, of which this may be one setting or one rate."""
+        return self.variant_of or self.name
 
     @property
     def target(self) -> str:

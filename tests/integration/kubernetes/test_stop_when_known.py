@@ -10,7 +10,7 @@ from harness.backends.kubernetes import followed
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
-from harness.campaign.stopping import KnownWell
+from harness.campaign.stopping import StopRule
 from harness.campaign.verify import verify_campaign
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
@@ -37,7 +37,7 @@ def _at_once(monkeypatch):
     monkeypatch.setattr(followed, "PACE_S", 0.1)
 
 
-class Asked(KnownWell):
+class Asked(StopRule):
     """Remembers after which rows it was asked."""
 
     def __call__(self, rows):
@@ -72,7 +72,7 @@ def test_it_is_judged_as_on_this_machine_by_the_very_requests_that_are_fetched_a
     rounds = len(judge.rows)
     assert len(fetched) <= 2 * (rounds + 1), "each replica once a look"
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
-    again = KnownWell(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
+    again = StopRule(StopWhenKnown(**WANTED), folder, replicas=2, start_s=start_s, step_s=step_s)
     for rows in judge.rows:
         again(rows)
     ended = {"rows": summary.rows, "planned_rows": round(PLANNED_S / step_s) + 1}

@@ -8,7 +8,7 @@ import pytest
 
 from harness.analysis import goodput
 from harness.analysis.statistics import Estimate
-from harness.analysis.stress import Breakage, Grade, Run, Served, climb
+from harness.analysis.stress import FailureMode, Grade, LoadPoint, Run, Served, StressSeries, search, series_of
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
@@ -34,37 +34,37 @@ def dead(code, reason="it did not live."):
     return Run(Status.INVALID, [(code, reason)], {})
 
 
-def climbed(runs, *, repeats=1, **stress):
+def searched(runs, *, repeats=1, **stress):
     """``runs``: by replicas, a run or the list of its repeats."""
     spec = campaign(StressSpec(**stress), repeats)
-    (cells,) = spec.ladders()
+    (cells,) = spec.series()
     named = {}
     for cell in cells:
         measured = runs.get(cell.replicas, [])
         for number, one in enumerate(measured if isinstance(measured, list) else [measured], start=1):
             named[cell.experiment_id(number)] = one
-    return climb(spec, cells, named)
+    return search(spec, cells, named)
 
 
-def following(ladder):
-    cell, repeat = ladder.following
+def following(series):
+    cell, repeat = series.following
     return cell.replicas, repeat
 
 
 def test_the_load_is_raised_point_by_point():
-    assert following(climbed({}, most=8)) == (1, 1)
-    assert following(climbed({1: run(100, 0.01)}, most=8)) == (2, 1)
-    assert following(climbed({1: run(100, 0.01), 2: run(200, 0.01)}, most=8)) == (4, 1)
+    assert following(searched({}, most=8)) == (1, 1)
+    assert following(searched({1: run(100, 0.01)}, most=8)) == (2, 1)
+    assert following(searched({1: run(100, 0.01), 2: run(200, 0.01)}, most=8)) == (4, 1)
 
 
 def test_a_latency_limit_breaks_where_the_whole_interval_lies_above_it():
     runs = {1: run(100, 0.01), 2: run(200, 0.02), 4: run(300, 0.06)}
 
-    ladder = climbed(runs, most=8, latency_limit_ms={"p99": 50})
+    series = searched(runs, most=8, latency_limit_ms={"p99": 50})
 
-    assert (ladder.broken.load, ladder.broken.breakage) == (4, Breakage.LATENCY)
-    assert ladder.last_good.load == 2
-    (told,) = ladder.sentences()
+    assert (series.broken.load, series.broken.failure_mode) == (4, FailureMode.LATENCY)
+    assert series.last_good.load == 2
+    (told,) = series.sentences()
     assert "breaks at 4 replicas (latency limit): p99 is 60.0 ± 0.6 ms, above the limit of 50.0 ms." in told
     assert (
         "The last good point is 2 replicas: 200 requests/s, p99 20.0 ms (measured once, so without an interval)."
@@ -75,18 +75,18 @@ def test_a_latency_limit_breaks_where_the_whole_interval_lies_above_it():
 def test_a_point_that_cannot_be_told_from_the_limit_is_neither_good_nor_broken():
     runs = {1: run(100, 0.01), 2: run(200, 0.0501), 4: run(300, 0.09)}
 
-    ladder = climbed(runs, most=8, latency_limit_ms={"p99": 50})
+    series = searched(runs, most=8, latency_limit_ms={"p99": 50})
 
-    assert [point.grade for point in ladder.points] == [Grade.GOOD, Grade.DOUBTFUL, Grade.BROKEN]
-    assert ladder.last_good.load == 1
-    assert "At 2 replicas, p99 of 50.1 ± 0.5 ms cannot be told from the limit of 50.0 ms." in ladder.sentences()[0]
+    assert [point.grade for point in series.points] == [Grade.GOOD, Grade.DOUBTFUL, Grade.BROKEN]
+    assert series.last_good.load == 1
+    assert "At 2 replicas, p99 of 50.1 ± 0.5 ms cannot be told from the limit of 50.0 ms." in series.sentences()[0]
 
 
 def test_a_limit_below_one_service_time_is_said_at_the_first_point():
-    ladder = climbed({1: run(100, 0.01)}, most=8, latency_limit_ms={"p99": 5})
+    series = searched({1: run(100, 0.01)}, most=8, latency_limit_ms={"p99": 5})
 
-    assert ladder.following is None
-    (told,) = ladder.sentences()
+    assert series.following is None
+    (told,) = series.sentences()
     assert "breaks at the first point, 1 replica: p99 is 10.0 ± 0.1 ms" in told
     assert "The limit lies below one service time: no load can keep it. There is no good point." in told
 
@@ -94,41 +94,41 @@ def test_a_limit_below_one_service_time_is_said_at_the_first_point():
 def test_no_more_throughput_breaks_where_the_slope_is_surely_flat():
     runs = {1: run(100, 0.01), 2: run(198, 0.01), 4: run(240, 0.02), 8: run(241, 0.04)}
 
-    ladder = climbed(runs, most=64)
+    series = searched(runs, most=64)
 
-    assert (ladder.broken.load, ladder.broken.breakage) == (8, Breakage.THROUGHPUT)
-    assert ladder.last_good.load == 4
-    assert "grows by +0.4 % per doubling (95 % interval -1.0 to +1.8), less than 5 %" in ladder.sentences()[0]
+    assert (series.broken.load, series.broken.failure_mode) == (8, FailureMode.THROUGHPUT)
+    assert series.last_good.load == 4
+    assert "grows by +0.4 % per doubling (95 % interval -1.0 to +1.8), less than 5 %" in series.sentences()[0]
 
 
 def test_a_slope_that_may_still_rise_goes_on():
     runs = {1: run(100, 0.01, half=0.05), 2: run(101, 0.01, half=0.05)}
 
-    assert following(climbed(runs, most=64)) == (4, 1)
+    assert following(searched(runs, most=64)) == (4, 1)
 
 
 @pytest.mark.parametrize(
-    ("code", "breakage"),
+    ("code", "failure_mode"),
     [
-        (ReasonCode.OUT_OF_MEMORY, Breakage.MEMORY),
-        (ReasonCode.REPLICA_DIED, Breakage.ERRORS),
-        (ReasonCode.REFUSED, Breakage.ERRORS),
-        (ReasonCode.UNKNOWN, Breakage.UNKNOWN),
+        (ReasonCode.OUT_OF_MEMORY, FailureMode.MEMORY),
+        (ReasonCode.REPLICA_DIED, FailureMode.ERRORS),
+        (ReasonCode.REFUSED, FailureMode.ERRORS),
+        (ReasonCode.UNKNOWN, FailureMode.UNKNOWN),
     ],
 )
-def test_replicas_that_cannot_live_break_the_ladder_whatever_the_words(code, breakage):
+def test_replicas_that_cannot_live_break_the_series_whatever_the_words(code, failure_mode):
     reason = "deploy: replica 3 exited with 1; last lines: loaded the out of memory handler"
-    ladder = climbed({1: run(100, 0.01), 2: run(200, 0.01), 4: dead(code, reason)}, most=8)
+    series = searched({1: run(100, 0.01), 2: run(200, 0.01), 4: dead(code, reason)}, most=8)
 
-    assert (ladder.broken.load, ladder.broken.breakage) == (4, breakage)
-    assert ladder.last_good.load == 2
-    assert reason in ladder.sentences()[0]
+    assert (series.broken.load, series.broken.failure_mode) == (4, failure_mode)
+    assert series.last_good.load == 2
+    assert reason in series.sentences()[0]
 
 
 def test_a_death_in_a_recording_that_went_on_breaks_too():
     died = run(100, 0.01, status=Status.DEGRADED, reasons=[(ReasonCode.REPLICA_DIED, "Out of luck.")])
 
-    assert climbed({1: run(100, 0.01), 2: died}, most=8).broken.breakage is Breakage.ERRORS
+    assert searched({1: run(100, 0.01), 2: died}, most=8).broken.failure_mode is FailureMode.ERRORS
 
 
 def test_a_restless_run_is_not_broken():
@@ -136,41 +136,41 @@ def test_a_restless_run_is_not_broken():
         200, 0.01, status=Status.DEGRADED, reasons=[(ReasonCode.UNSTEADY, "It is as if replica 1 exited with 4.")]
     )
 
-    assert following(climbed({1: run(100, 0.01), 2: restless}, most=8)) == (4, 1)
+    assert following(searched({1: run(100, 0.01), 2: restless}, most=8)) == (4, 1)
 
 
 def test_nothing_broken_is_said_with_the_most_that_was_asked_for():
-    ladder = climbed({1: run(100, 0.01), 2: run(200, 0.01), 3: run(300, 0.01)}, most=3)
+    series = searched({1: run(100, 0.01), 2: run(200, 0.01), 3: run(300, 0.01)}, most=3)
 
-    assert ladder.following is None
-    assert ladder.broken is None
-    assert "nothing broke up to 3 replicas, the most that was asked for." in ladder.sentences()[0]
+    assert series.following is None
+    assert series.broken is None
+    assert "nothing broke up to 3 replicas, the most that was asked for." in series.sentences()[0]
 
 
 def test_the_last_good_point_is_measured_again():
     runs = {1: run(100, 0.01), 2: [run(200, 0.02)], 4: run(300, 0.06)}
     limit = {"p99": 50}
-    assert following(climbed(runs, most=8, repeats=3, latency_limit_ms=limit)) == (2, 2)
+    assert following(searched(runs, most=8, repeats=3, latency_limit_ms=limit)) == (2, 2)
 
     runs[2] += [run(210, 0.021)]
-    assert following(climbed(runs, most=8, repeats=3, latency_limit_ms=limit)) == (2, 3)
+    assert following(searched(runs, most=8, repeats=3, latency_limit_ms=limit)) == (2, 3)
 
     runs[2] += [run(190, 0.019)]
-    ladder = climbed(runs, most=8, repeats=3, latency_limit_ms=limit)
-    assert ladder.following is None
-    assert "200 ± 25 requests/s, p99 20.0 ± 2.5 ms (mean of 3 runs)." in ladder.sentences()[0]
+    series = searched(runs, most=8, repeats=3, latency_limit_ms=limit)
+    assert series.following is None
+    assert "200 ± 25 requests/s, p99 20.0 ± 2.5 ms (mean of 3 runs)." in series.sentences()[0]
 
 
 def test_a_good_point_that_does_not_hold_again_gives_way_to_the_one_below():
     runs = {1: [run(100, 0.01)], 2: [run(200, 0.04), run(150, 0.08)], 4: run(300, 0.09)}
 
-    ladder = climbed(runs, most=8, repeats=2, latency_limit_ms={"p99": 50})
-    assert following(ladder) == (1, 2)
+    series = searched(runs, most=8, repeats=2, latency_limit_ms={"p99": 50})
+    assert following(series) == (1, 2)
 
     runs[1] += [run(100, 0.01)]
-    ladder = climbed(runs, most=8, repeats=2, latency_limit_ms={"p99": 50})
-    assert ladder.last_good.load == 1
-    assert "2 replicas did not hold when measured again: p99 is 80.0 ± 0.8 ms" in ladder.sentences()[0]
+    series = searched(runs, most=8, repeats=2, latency_limit_ms={"p99": 50})
+    assert series.last_good.load == 1
+    assert "2 replicas did not hold when measured again: p99 is 80.0 ± 0.8 ms" in series.sentences()[0]
 
 
 def test_a_point_without_an_interval_counts_as_it_is():
@@ -178,9 +178,9 @@ def test_a_point_without_an_interval_counts_as_it_is():
         Status.VALID, [], {"throughput": near(20, 1), "latency_p99_exact": Estimate(0.06, None, None, 9, None, "few")}
     )
 
-    ladder = climbed({1: few}, most=8, latency_limit_ms={"p99": 50})
+    series = searched({1: few}, most=8, latency_limit_ms={"p99": 50})
 
-    assert "p99 is 60.0 ms (no interval), above the limit" in ladder.sentences()[0]
+    assert "p99 is 60.0 ms (no interval), above the limit" in series.sentences()[0]
 
 
 def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
@@ -190,23 +190,54 @@ def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
         {"throughput": near(2, 0.1), "latency_p99_exact": Estimate(math.nan, None, None, 9, None, "too few")},
     )
 
-    ladder = climbed({1: few}, most=1, latency_limit_ms={"p99": 50})
+    series = searched({1: few}, most=1, latency_limit_ms={"p99": 50})
 
-    assert ladder.last_good is None
-    assert "p99 was not measured: too few." in ladder.sentences()[0]
+    assert series.last_good is None
+    assert "p99 was not measured: too few." in series.sentences()[0]
+
+
+@pytest.mark.parametrize("limit", [{}, {"p99": 50}])
+def test_a_run_of_which_nothing_was_measured_is_doubtful(limit):
+    series = searched({1: Run(Status.VALID, [], {})}, most=1, latency_limit_ms=limit)
+
+    assert [point.grade for point in series.points] == [Grade.DOUBTFUL]
+    assert series.last_good is None
+    assert "There is no good point." in series.sentences()[0]
+
+
+def test_a_last_good_point_whose_repeats_lack_their_logs_is_told_without_a_rate():
+    series = StressSeries("tiny", StressLoad.REPLICAS, campaign(StressSpec()).series()[0][0])
+    run_without = Run(Status.VALID, [], {})
+    series.points = [LoadPoint(series.lowest, 1, run_without, Grade.GOOD)]
+    series.last_good, series.repeats = series.points[0], [run_without]
+
+    assert "throughput was not measured" in series.sentences()[0]
+
+
+def test_workloads_are_told_apart_by_their_whole_names():
+    http = {"scenario": ScenarioSpec(kind=ScenarioKind.HTTP, rate=1)}
+    both = [TINY.model_copy(update={"name": name, **http}) for name in ("high-rate-a", "high-rate-b")]
+    stress = StressSpec(load=StressLoad.RATE, first=100, most=200)
+    spec = CampaignSpec(name="s", workloads=both, replicas=[1], stress=stress)
+
+    assert [series.name for series in series_of(spec, {})] == [
+        "high-rate-a under time-slicing",
+        "high-rate-b under time-slicing",
+    ]
+    assert {cell.workload.family for cells in spec.series() for cell in cells} == {"high-rate-a", "high-rate-b"}
 
 
 def test_a_rate_that_is_not_answered_breaks():
     http = TINY.model_copy(update={"scenario": ScenarioSpec(kind=ScenarioKind.HTTP, rate=1)})
     stress = StressSpec(load=StressLoad.RATE, first=100, most=800)
     spec = CampaignSpec(name="s", workloads=[http], replicas=[2], stress=stress)
-    (cells,) = spec.ladders()
+    (cells,) = spec.series()
     runs = {cell.experiment_id(1): run(rate, 0.01) for cell, rate in zip(cells, (199, 401, 640), strict=False)}
 
-    ladder = climb(spec, cells, runs)
+    series = search(spec, cells, runs)
 
-    assert (ladder.name, ladder.broken.breakage) == ("tiny under time-slicing", Breakage.THROUGHPUT)
-    (told,) = ladder.sentences()
+    assert (series.name, series.broken.failure_mode) == ("tiny under time-slicing", FailureMode.THROUGHPUT)
+    (told,) = series.sentences()
     assert "breaks at 400 requests/s per replica (no more throughput): 640 ± 6 requests/s are answered of 800" in told
     assert "The last good point is 200 requests/s per replica" in told
 
@@ -221,8 +252,8 @@ def simulated(random, capacity, *, noise=0.01):
 
 def test_saturation_is_found_where_it_is_and_not_where_it_is_not():
     random = np.random.default_rng(7)
-    saturated = [climbed(simulated(random, 400), most=32).broken for _ in range(300)]
-    scaling = [climbed(simulated(random, 1e9), most=32).broken for _ in range(300)]
+    saturated = [searched(simulated(random, 400), most=32).broken for _ in range(300)]
+    scaling = [searched(simulated(random, 1e9), most=32).broken for _ in range(300)]
     # 4 % per doubling is too little by a hair: the interval says so only where it can.
     assert sum(point is not None and point.load == 8 for point in saturated) > 0.95 * 300
     assert scaling == [None] * 300
@@ -247,17 +278,17 @@ def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
 
 
 def answered(spec, run_at):
-    """Every ladder to its end, and how many points each took; ``run_at``: a run by cell."""
-    ladders, taken = [], []
-    for cells in spec.ladders():
+    """Every series to its end, and how many points each took; ``run_at``: a run by cell."""
+    found, taken = [], []
+    for cells in spec.series():
         runs = {}
-        while (ladder := climb(spec, cells, runs)).following:
-            cell, repeat = ladder.following
+        while (series := search(spec, cells, runs)).following:
+            cell, repeat = series.following
             assert cell.experiment_id(repeat) not in runs
             runs[cell.experiment_id(repeat)] = run_at(cell)
-        ladders.append(ladder)
+        found.append(series)
         taken.append(len(runs))
-    return ladders, taken
+    return found, taken
 
 
 def of_servers(**stress):
@@ -269,26 +300,26 @@ def of_servers(**stress):
 def test_halving_finds_the_highest_rate_within_the_precision(capacity):
     spec = of_servers(precision=0.1)
 
-    ladders, taken = answered(spec, lambda cell: served(cell.workload.server.rate, capacity, servers=cell.replicas))
+    found, taken = answered(spec, lambda cell: served(cell.workload.server.rate, capacity, servers=cell.replicas))
 
-    for ladder in ladders:
-        good, broken = ladder.last_good, ladder.broken
+    for series in found:
+        good, broken = series.last_good, series.broken
         assert good.load <= capacity < broken.load <= 1.101 * good.load
-        assert broken.breakage is Breakage.OBJECTIVE
+        assert broken.failure_mode is FailureMode.OBJECTIVE
     assert max(taken) <= len(spec.stress.at_most()) == 7 + 3
 
 
 def test_what_cannot_be_decided_is_neither_within_the_objective_nor_beyond_it():
     spec = of_servers(precision=0.1)
 
-    ladders, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 10, doubt=0.15, servers=cell.replicas))
+    found, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 10, doubt=0.15, servers=cell.replicas))
 
-    for ladder in ladders:
-        grades = {point.load: point.grade for point in ladder.points}
-        assert ladder.last_good.load <= 8.5
+    for series in found:
+        grades = {point.load: point.grade for point in series.points}
+        assert series.last_good.load <= 8.5
         assert [load for load, grade in grades.items() if grade is Grade.DOUBTFUL]
-        assert "a longer recording decides more" in ladder.sentences()[0]
-    (first, *_) = goodput.bests(spec, ladders)
+        assert "a longer recording decides more" in series.sentences()[0]
+    (first, *_) = goodput.bests(spec, found)
     assert first.limit == "objective"
     only, _ = answered(
         of_servers(most=9), lambda cell: served(cell.workload.server.rate, 10, doubt=0.3, servers=cell.replicas)
@@ -300,11 +331,11 @@ def test_the_number_of_servers_that_fit_is_found_between_two_points():
     stress = {"first": 1, "most": 32, "precision": 0.01}
     spec = CampaignSpec.model_validate({**SERVERS, "stress": stress}, strict=False)
 
-    ((ladder,), (taken,)) = answered(spec, lambda cell: served(cell.replicas, 11))
+    ((series,), (taken,)) = answered(spec, lambda cell: served(cell.replicas, 11))
 
-    assert (ladder.last_good.load, ladder.broken.load) == (11, 12)
+    assert (series.last_good.load, series.broken.load) == (11, 12)
     assert taken <= len(spec.stress.at_most())
-    assert goodput.bests(spec, [ladder])[0].servers == 11
+    assert goodput.bests(spec, [series])[0].servers == 11
 
 
 def test_the_answer_names_the_number_of_servers_its_energy_and_its_price():
@@ -315,10 +346,10 @@ def test_the_answer_names_the_number_of_servers_its_energy_and_its_price():
             cell.workload.server.rate, 12 / cell.replicas**0.5, servers=cell.replicas, energy_j=100 / cell.replicas
         )
 
-    ladders, _ = answered(spec, run_at)
-    found = goodput.bests(spec, ladders)
+    every, _ = answered(spec, run_at)
+    found = goodput.bests(spec, every)
 
-    assert [ladder.name for ladder in ladders][:2] == [
+    assert [series.name for series in every][:2] == [
         "llm under time-slicing, 1 replica",
         "llm under time-slicing, 2 replicas",
     ]
@@ -363,11 +394,11 @@ def test_a_repeat_that_fails_gives_way_and_no_good_point_is_said():
         seen.add(cell.experiment_id(1))
         return served(cell.workload.server.rate, 4 if again else 8, servers=cell.replicas)
 
-    ladders, _ = answered(spec, run_at)
-    assert [ladder.last_good.load for ladder in ladders] == [4, 4, 4]
-    assert "did not hold when measured again: first token p99 300 ms" in ladders[0].sentences()[0]
+    every, _ = answered(spec, run_at)
+    assert [series.last_good.load for series in every] == [4, 4, 4]
+    assert "did not hold when measured again: first token p99 300 ms" in every[0].sentences()[0]
 
-    ladders, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 0.5, servers=cell.replicas))
-    found = goodput.bests(spec, ladders)
+    every, _ = answered(spec, lambda cell: served(cell.workload.server.rate, 0.5, servers=cell.replicas))
+    found = goodput.bests(spec, every)
     assert goodput.sentences(found) == ["llm: no number of servers was seen to keep the objective."]
     assert found[0].why == "1 requests/s per replica: first token p99 300 ms: fail."

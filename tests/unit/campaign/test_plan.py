@@ -155,7 +155,7 @@ def test_limits_of_mps_multiply_its_cells_alone_and_stand_in_the_ids():
 
 def test_every_load_of_a_stress_campaign_is_raised_under_each_limit_of_mps():
     stress = StressSpec(load="replicas", first=1, most=2, latency_limit_ms={"p99": 5})
-    ladders = campaign(replicas=[1], stress=stress, **SWEPT).ladders()
+    ladders = campaign(replicas=[1], stress=stress, **SWEPT).series()
 
     assert [(cells[0].mode, len(cells)) for cells in ladders] == [
         (mode, 2) for mode in ("time-slicing", "mps", "mps (4 GB)", "mps (2/N)", "mps (2/N, 4 GB)")

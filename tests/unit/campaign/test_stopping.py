@@ -1,11 +1,11 @@
 """What a recording says of why it was as long as it was."""
 
-from harness.campaign.stopping import KnownWell
+from harness.campaign.stopping import StopRule
 from harness.spec import StopWhenKnown
 
 
 def test_what_could_never_be_judged_is_not_called_wide(tmp_path):
-    judge = KnownWell(StopWhenKnown(min_s=30), tmp_path, replicas=1, start_s=0.0, step_s=5.0)
+    judge = StopRule(StopWhenKnown(min_s=30), tmp_path, replicas=1, start_s=0.0, step_s=5.0)
     assert not judge.due(6)
 
     assert judge.record(rows=7, planned_rows=7)["why"] == (

@@ -212,7 +212,7 @@ def test_init_validate_plan(tmp_path):
 
     assert harness("init", file).returncode == 0
     again = harness("init", file)
-    assert (again.returncode, "never overwritten" in again.stderr) == (6, True)
+    assert (again.returncode, "exists already" in again.stderr) == (2, True)
     assert "valid campaign of 9 experiments." in harness("validate", file).stdout
     (tmp_path / "one.yaml").write_text("name: one\nworkloads: [{name: resnet50}]\nreplicas: [1]\n")
     assert "valid campaign of 1 experiment." in harness("validate", tmp_path / "one.yaml").stdout

@@ -99,7 +99,9 @@ def test_a_campaign_that_was_interrupted_is_published_with_a_note(original: Path
     copy = shutil.copytree(original, tmp_path / NAME)
     shutil.rmtree(next(copy.glob("*_r3_*_rep2")))
     notes: list[str] = []
-    publish(copy, say=notes.append)
+    with pytest.raises(UsageError, match="3 of 4 experiments are"):
+        publish(copy)
+    publish(copy, partial=True, say=notes.append)
     assert any("3 of 4 experiments are finished" in note for note in notes)
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from harness.backends.base import ReplicaDeath
-from harness.campaign.hostility import crashes, lack_of_memory
+from harness.campaign.verdict import crashes, lack_of_memory
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.latency_log import LatencyLog
@@ -62,6 +62,17 @@ def test_where_nobody_serves_any_more_the_figures_are_none(tmp_path):
     [found] = crashes(beside("crash", replicas=1), tmp_path, WINDOW, [CRASH])
 
     assert (found.code, found.severity) == (ReasonCode.VICTIM_DIED, Severity.INVALID)
+
+
+def test_a_crash_after_the_last_row_says_nothing_of_the_victims(tmp_path):
+    served(tmp_path, 0, 1, 11)
+    served(tmp_path, 1, 2)
+    late = ReplicaDeath(0, WINDOW.end_s + 12.3, 1, ("replica: crashed as asked.",), neighbour="crash")
+
+    [found] = crashes(beside("crash"), tmp_path, WINDOW, [late])
+
+    assert (found.code, found.severity) == (ReasonCode.NOT_JUDGED, Severity.DEGRADED)
+    assert "12.3 s after the recording" in found.message
 
 
 @pytest.mark.parametrize(
