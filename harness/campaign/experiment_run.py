@@ -21,14 +21,7 @@ from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
 from harness.campaign.plan import estimate
 from harness.campaign.stopping import StopRule
-from harness.campaign.verdict import (
-    as_records,
-    crashes,
-    give_verdict,
-    ignored_settings,
-    judge_data,
-    lack_of_memory,
-)
+from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data, neighbour_effects
 from harness.clock import Clock
 from harness.errors import (
     AwayError,
@@ -168,10 +161,7 @@ class Attempt:
         """What became of the measured replicas beside a neighbour that crashes, or takes all memory; told at once, too."""
         identity, end_s = self.experiment.experiment_id, self.summary.end_s if self.summary else None
         window = Window(self.start_s, end_s or self.ended_s)
-        found = [
-            *crashes(self.experiment, self.folder, window, self.deaths),
-            *lack_of_memory(self.experiment, self.deaths, self.neighbours),
-        ]
+        found = neighbour_effects(self.experiment, self.folder, window, self.deaths, self.neighbours)
         for finding in found:
             self.shared.listener(Notice(f"{identity}: {finding.message}"))
         return found

@@ -96,6 +96,17 @@ def ignored_settings(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
     return [Finding(Severity.DEGRADED, ReasonCode.SETTING_IGNORED, "", message, advice)]
 
 
+def neighbour_effects(
+    experiment: ExperimentSpec,
+    folder: Path,
+    window: Window,
+    deaths: Sequence[ReplicaDeath],
+    neighbours: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[Finding]:
+    """What hostile neighbours did to the measured replicas. See ``crashes`` and ``lack_of_memory``."""
+    return [*crashes(experiment, folder, window, deaths), *lack_of_memory(experiment, deaths, neighbours)]
+
+
 def crashes(
     experiment: ExperimentSpec, folder: Path, window: Window, deaths: Sequence[ReplicaDeath]
 ) -> Iterator[Finding]:
