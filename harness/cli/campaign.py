@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from harness.cli import output
-from harness.cli.failing import Baseline, FailOn, Within
+from harness.cli.options import Baseline, CampaignPath, FailOn, Force, Json, Report, Results, Within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from harness.campaign.thresholds import Gate
     from harness.errors import Finding
     from harness.spec import CampaignSpec, Timing
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def _campaigns(begun: str) -> list[str]:
@@ -42,9 +40,6 @@ CampaignFile = Annotated[
         autocompletion=_campaigns,
     ),
 ]
-Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
-Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
-CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -53,11 +48,6 @@ def register(app: typer.Typer) -> None:
         app.command(rich_help_panel="Start here")(first)
     for command in (run, stress, resume, status):
         app.command(rich_help_panel="Run")(command)
-
-
-def _json(*, wanted: bool) -> None:
-    if wanted:
-        output.use_json()
 
 
 def init(
@@ -96,7 +86,6 @@ def validate(file: CampaignFile, *, json: Json = False) -> None:
     from harness.campaign.source import read_source
     from harness.errors import counted
 
-    _json(wanted=json)
     source = read_source(file)
     experiments = expand(source.spec)
     if json:
@@ -125,9 +114,7 @@ def plan(
     from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import gate
-    from harness.cli.render import duration
 
-    _json(wanted=json)
     asked = gate(fail_on, baseline, within)
     source = read_source(file)
     asked.refuse_unanswerable(source.spec)
@@ -160,15 +147,15 @@ def plan(
         return
     output.sentence(
         f"{_at_most(source.spec)}{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
-        f"{duration(cost.duration_s)} of phases and roughly {duration(cost.starts_s)} "
+        f"{output.duration(cost.duration_s)} of phases and roughly {output.duration(cost.starts_s)} "
         f"to start and end replicas (more where models are downloaded or compiled), at most {cost.disk_bytes / 1e9:.1f} GB."
     )
     if cost.duration_s < estimate(experiments).duration_s:
         output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
     if source.spec.until_known is not None:
         output.sentence(
-            f"At least {len(sure)} experiments (below), {duration(least.duration_s)} of phases, roughly "
-            f"{duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
+            f"At least {len(sure)} experiments (below), {output.duration(least.duration_s)} of phases, roughly "
+            f"{output.duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
         )
     output.sentence(_phases(source.spec.timing))
     output.result()
@@ -197,7 +184,6 @@ def doctor(
     from harness.campaign.doctor import examine, examine_cluster, of_campaign
     from harness.errors import PreflightError, UsageError
 
-    _json(wanted=json)
     if not kubernetes and (file or namespace):
         raise UsageError(
             "a campaign file and --namespace are of use on a cluster alone.",
@@ -229,12 +215,12 @@ def run(
     file: CampaignFile,
     *,
     results: Results = Path("results"),
-    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    force: Force = False,
     report: Report = True,
     fail_on: FailOn = None,
     baseline: Baseline = None,
     within: Within = None,
-    json: Json = False,
+    json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Run a campaign to the end and write its report."""
     from harness.backends.choose import make_backend
@@ -244,7 +230,6 @@ def run(
     from harness.campaign.thresholds import gate
     from harness.cli.progress import progress_listener
 
-    _json(wanted=json)
     asked = gate(fail_on, baseline, within)
     source = read_source(file)
     asked.refuse_unanswerable(source.spec)
@@ -261,7 +246,7 @@ def stress(
     file: CampaignFile,
     *,
     results: Results = Path("results"),
-    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    force: Force = False,
     report: Report = True,
     json: Json = False,
 ) -> None:
@@ -307,7 +292,6 @@ def resume(
     from harness.results import profile
     from harness.results.manifest import Status
 
-    _json(wanted=json)
     asked = gate(fail_on, baseline, within)
     if (campaign / profile.PLAN).is_file():
         asked.refuse_profile()
@@ -384,10 +368,8 @@ def status(
 ) -> None:
     """Show how far a campaign has come, running or not; without one, list all below the results folder."""
     from harness.campaign.progress import all_campaigns, campaign_status
-    from harness.cli.render import duration
     from harness.results.published import opened
 
-    _json(wanted=json)
     if campaign is None:
         listed = all_campaigns(results)
         if json:
@@ -411,7 +393,7 @@ def status(
     output.result()
     for sentence in found.answers:
         output.sentence(sentence)
-    to_go = f"; about {duration(round(found.remaining_s))} to go" if found.done < len(found.experiments) else ""
+    to_go = f"; about {output.duration(round(found.remaining_s))} to go" if found.done < len(found.experiments) else ""
     output.sentence(f"{found.done} of {len(found.experiments)} done; {found.activity}{to_go}.")
 
 
@@ -423,11 +405,10 @@ def schema() -> None:
 
 
 def _phases(timing: "Timing") -> str:
-    from harness.cli.render import duration
 
     return (
-        f"Each: {duration(timing.stabilise_s)} to stabilise, {duration(timing.record_s)} recorded ({timing.rows} rows), "
-        f"{duration(timing.cooldown_s)} to cool down."
+        f"Each: {output.duration(timing.stabilise_s)} to stabilise, {output.duration(timing.record_s)} recorded ({timing.rows} rows), "
+        f"{output.duration(timing.cooldown_s)} to cool down."
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import output
-from harness.cli.numbers import not_negative, positive
+from harness.cli.options import Json, not_negative, positive
 
 if TYPE_CHECKING:
     from harness.node.reboot import RebootReport
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from harness.node.summary import RunSummary
     from harness.node.verdict import Verdict
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
 ]
@@ -58,7 +57,6 @@ def provision(
     """Make the nodes of the inventory: run site.yml, with progress, and show seconds and tasks per role."""
     from harness.node.runner import RunRequest
 
-    _json(wanted=json)
     request = RunRequest(
         Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
     )
@@ -95,7 +93,6 @@ def sharing(
     from harness.errors import UsageError
     from harness.node.runner import RunRequest
 
-    _json(wanted=json)
     if mode is SharingMode.EXCLUSIVE and replicas is not None:
         raise UsageError("exclusive has one slice for each GPU.", advice="Leave --replicas out.")
     variables: dict[str, object] = {"device_plugin_sharing": mode.value, "device_plugin_forced": forced}
@@ -135,7 +132,6 @@ def verify_node(
     from harness.node.project import find_project
     from harness.node.verify import VerifyRequest, verify
 
-    _json(wanted=json)
     request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
     verdicts = verify(find_project(), request)
     if json:
@@ -165,7 +161,6 @@ def reboot_test(
     from harness.node.reboot import RebootTest
     from harness.node.verify import VerifyRequest
 
-    _json(wanted=json)
     if before and after:
         raise UsageError("--before and --after are the two halves of one test.", advice="Give one of them.")
     request = VerifyRequest(inventory=inventory, limit=limit, wait_s=wait)
@@ -197,7 +192,6 @@ def offline_list(
     from harness.node.offline import collect
     from harness.node.project import find_project
 
-    _json(wanted=json)
     wanted = collect(find_project(), inventory=inventory, kinds=only or ())
     if fetch is not None:
         from harness.node.fetch import fetch_all
@@ -208,11 +202,6 @@ def offline_list(
     else:
         for line in wanted.lines():
             output.result(line)
-
-
-def _json(*, wanted: bool) -> None:
-    if wanted:
-        output.use_json()
 
 
 def _password(*, asked: bool) -> str | None:
@@ -243,7 +232,6 @@ def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
 
 
 def _print_summary(summary: "RunSummary") -> None:
-    from harness.cli.render import duration
 
     rows = [[role.role, role.tasks, role.changed, f"{role.duration_s:.1f}"] for role in summary.roles]
     total = [sum(role.tasks for role in summary.roles), summary.changed, f"{summary.duration_s:.1f}"]
@@ -254,7 +242,7 @@ def _print_summary(summary: "RunSummary") -> None:
         for line in record.error.splitlines():
             output.result(f"  | {line}")
     what = "would change" if summary.check_mode else "changed"
-    output.result(f"{summary.status.value}: {summary.changed} {what}, {duration(summary.duration_s)}.")
+    output.result(f"{summary.status.value}: {summary.changed} {what}, {output.duration(summary.duration_s)}.")
 
 
 def _verdict_document(verdicts: "Sequence[Verdict]") -> dict[str, object]:

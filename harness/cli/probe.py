@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from harness.cli import output
-from harness.cli.numbers import positive
+from harness.cli.options import Json, positive
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def probe(
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, max=100, help="How often to measure, each time with new processes.")
     ] = 5,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    json: Json = False,
 ) -> None:
     """Measure how long a turn on this GPU lasts, and what a switch to the next process takes.
 
@@ -39,8 +39,6 @@ def probe(
     from harness.errors import UsageError
     from harness.spec import Sharing
 
-    if json:
-        output.use_json()
     try:
         mode = Sharing(sharing)
     except ValueError:

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from harness.cli import output
-from harness.cli.numbers import positive
+from harness.cli.options import Json, positive
 
 if TYPE_CHECKING:
     from harness.spec import KubernetesSpec
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -103,8 +101,6 @@ def profile(
     from harness.results.layout import stamp
     from harness.spec.workload import BUILTIN_WORKLOADS
 
-    if json:
-        output.use_json()
     cluster = _cluster(kubernetes) if kubernetes else None
     if cluster and cluster.gpus_per_replica and device == "auto":
         device = "cuda"  # the pod holds a GPU: one that cannot use it says so

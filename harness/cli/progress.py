@@ -15,7 +15,7 @@ from rich.text import Text
 
 from harness.campaign import events
 from harness.cli import output
-from harness.cli.render import duration
+from harness.cli.output import duration
 from harness.metrics.rows import POOLED
 
 ROWS_EVERY_S = 30.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import output
-from harness.cli.numbers import positive
+from harness.cli.options import Force, Json, positive
 
 if TYPE_CHECKING:
     from harness.analysis.contrasts.reproduction import Reproduction
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from harness.spec import CampaignSpec
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -71,8 +70,6 @@ def publish(
     from harness.campaign.publish import publish as make_archive
     from harness.results.citation import citation as cited
 
-    if json:
-        output.use_json()
     said = cited(citation, author or (), licence)
 
     def say(note: str) -> None:
@@ -125,7 +122,7 @@ def reproduce(
         Path | None,
         typer.Option("--results", help="Folder that holds the campaigns' folders.", show_default="results"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")] = False,
+    force: Force = False,
     json: Json = False,
 ) -> None:
     """Run a published campaign again here, commands of its own included, and compare it cell by cell."""
@@ -135,8 +132,6 @@ def reproduce(
     from harness.errors import UsageError
     from harness.results.published import opened
 
-    if json:
-        output.use_json()
     if against and (results or force or most):
         raise UsageError(
             "with --against nothing is run, so --results, --force and --max-repeats have no effect.",
@@ -190,9 +185,8 @@ def _what_it_takes(source: "CampaignSource", most: int, within: float) -> str:
 def _runs(spec: "CampaignSpec") -> str:
     """``24 runs, about 3 min 10 s``."""
     from harness.campaign.plan import expand, most
-    from harness.cli.render import duration
 
-    return f"{len(expand(spec))} runs, about {duration(most(spec).total_s)}"
+    return f"{len(expand(spec))} runs, about {output.duration(most(spec).total_s)}"
 
 
 def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
@@ -263,8 +257,6 @@ def leaderboard(
     """
     from harness.campaign.leaderboard import leaderboard as index
 
-    if json:
-        output.use_json()
     found = index(folder, say=output.note)
     if json:
         output.document(found.to_dict())

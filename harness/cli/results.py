@@ -6,15 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from harness.cli import output
-from harness.cli.failing import Baseline, FailOn, Within
-from harness.cli.numbers import not_negative, positive
+from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, positive
 from harness.errors import counted
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
     from harness.analysis.comparison_model import Answer
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -41,8 +38,6 @@ def verify(
     from harness.campaign.verify import verify_campaign
     from harness.results.published import opened
 
-    if json:
-        output.use_json()
     with opened(path) as folder:
         outcome = verify_campaign(folder).of(path)
     if json:
@@ -99,8 +94,6 @@ def report(
     from harness.results.profile import PLAN
     from harness.results.published import opened
 
-    if json:
-        output.use_json()
     asked = gate(fail_on, baseline, within)
     if (path / PLAN).is_file():
         asked.refuse_profile()
@@ -177,8 +170,6 @@ def compare(
     from harness.analysis.contrasts.comparison import gathered
     from harness.campaign.thresholds import gate_of_comparison, judge_analyses
 
-    if json:
-        output.use_json()
     gate = gate_of_comparison(fail_on, len(campaigns), within)
     wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as pool:
@@ -346,8 +337,6 @@ def export(
     Either a recorded experiment or campaign once more (--from), or any window of any server (--prometheus, --start, and
     --namespace or --job).
     """
-    if json:
-        output.use_json()
     if recorded is not None:
         _refuse_both(start, namespace, job, metric)
         _export_again(recorded, out, prometheus, timeout_s, json=json)

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from harness.cli import output
-
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+from harness.cli.options import Json
 
 
 def register(app: typer.Typer) -> None:
@@ -29,7 +28,6 @@ def scenarios(
     with opened(path) as folder:
         found = read_scenarios(folder)
     if json:
-        output.use_json()
         output.document({"note": NOTE, "scenarios": found})
         return
     output.sentence(NOTE)

@@ -15,7 +15,7 @@ from harness.campaign.folder import create
 from harness.campaign.init_template import TEMPLATES
 from harness.campaign.source import shipped_names
 from harness.cli.app import app
-from harness.cli.numbers import not_negative
+from harness.cli.options import not_negative
 from harness.errors import UsageError
 from tests.support import forked
 from tests.support.experiments import campaign

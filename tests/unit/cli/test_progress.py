@@ -9,8 +9,8 @@ from rich.console import Console
 from harness.analysis.format import DASH
 from harness.campaign import events
 from harness.campaign.events import Now
+from harness.cli.output import duration
 from harness.cli.progress import LiveBar, PlainLines, _bar, figures
-from harness.cli.render import duration
 from harness.results.manifest import Status
 
 STORY = [

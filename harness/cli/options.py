@@ -1,0 +1,63 @@
+"""Options that several commands have, and what a number on the command line may be."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness import errors
+from harness.cli import output
+
+
+def positive(value: float | None) -> float | None:
+    """The value of an option that is finite and above 0, or none. Raises typer.BadParameter."""
+    if value is None or (math.isfinite(value) and value > 0):
+        return value
+    raise typer.BadParameter(f"{value:g} is not a finite number above 0.")
+
+
+def not_negative(value: float | None) -> float | None:
+    """The value of an option that is finite and at least 0, or none. Raises typer.BadParameter."""
+    if value is None or (math.isfinite(value) and value >= 0):
+        return value
+    raise typer.BadParameter(f"{value:g} is not a finite number of 0 or more.")
+
+
+def _use_json(value: bool) -> bool:
+    if value:
+        output.use_json()
+    return value
+
+
+Json = Annotated[bool, typer.Option("--json", callback=_use_json, help="One JSON document on stdout.")]
+Results = Annotated[Path, typer.Option("--results", help="Folder that holds the campaigns' folders.")]
+Force = Annotated[bool, typer.Option("--force", help="Run although preflight found errors.")]
+Report = Annotated[bool, typer.Option("--report/--no-report", help="Write the report at the end.")]
+CampaignPath = Annotated[Path, typer.Argument(metavar="RESULTS/CAMPAIGN", help="Folder of one campaign.")]
+FailOn = Annotated[
+    list[errors.FailOn] | None,
+    typer.Option(
+        "--fail-on",
+        help="Exit with a code: slo (11: an objective is not met), regression (13: worse than the baseline), "
+        "degraded (14), invalid (4). May be repeated; the lowest code is taken.",
+    ),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline",
+        metavar="RESULTS/CAMPAIGN",
+        help="What --fail-on regression compares with: a campaign, or a published set.",
+    ),
+]
+Within = Annotated[
+    float | None,
+    typer.Option(
+        "--within",
+        callback=positive,
+        help="Percent that a figure may be worse before --fail-on regression fails. Default: 10.",
+    ),
+]
