@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.node.reboot import RebootReport
     from harness.node.runner import RunRequest
     from harness.node.summary import RunSummary
-    from harness.node.verdict import Verdict
+    from harness.node.verify import Verdict
 
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
@@ -129,7 +129,7 @@ def verify_node(
     The JSON document is the verdict {ok, host, boot_id, checked_at, checks, not_applicable, others}; `others` holds
     the verdicts on further nodes, and `ok` is true when all are.
     """
-    from harness.node.project import find_project
+    from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest, verify
 
     request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
@@ -157,8 +157,8 @@ def reboot_test(
     """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
     from harness.cli.node_progress import task_listener
     from harness.errors import UsageError
-    from harness.node.project import find_project
     from harness.node.reboot import RebootTest
+    from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest
 
     if before and after:
@@ -190,7 +190,7 @@ def offline_list(
 ) -> None:
     """List everything that site.yml fetches: packages, files with sha256, images, Python requirements; fetch it for use without internet."""
     from harness.node.offline import collect
-    from harness.node.project import find_project
+    from harness.node.runner import find_project
 
     wanted = collect(find_project(), inventory=inventory, kinds=only or ())
     if fetch is not None:
@@ -212,8 +212,7 @@ def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
     from harness.cli.node_progress import task_listener
     from harness.node.errors import PlaybookError
-    from harness.node.project import find_project
-    from harness.node.runner import NodeRunner
+    from harness.node.runner import NodeRunner, find_project
 
     project, password = find_project(), _password(asked=asked)
     with task_listener() as listener:

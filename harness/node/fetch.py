@@ -1,23 +1,37 @@
 """Fetch everything on an offline list into one folder that mirrors can be served from.
 
 ``apt/<repository>/``: flat apt repositories, signatures kept as they are, so that apt on the node verifies them;
-``files/``: files under their places; ``images/``: an OCI image layout; ``mirrors.yml``: the variables to set.
+``files/``: files under their places; ``images/``: an OCI image layout, made by skopeo; ``mirrors.yml``: the variables to set.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import re
+import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPException, IncompleteRead
 from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
 
-from harness.node.download import FetchError, fetch_file, get, write_whole
-from harness.node.oci import ImageFolder
+from harness.errors import NodeError, UsageError
 from harness.node.offline import OfflineList, Package, Repository
+from harness.results.files import atomic_write, sha256_of, storage_errors, sync_file, whole_file
 
+_TIMEOUT_S = 30.0
+_ATTEMPTS = 3
+_PAUSE_S = 1.0
+_CHUNK_BYTES = 1 << 20
+_CLIENT_ERRORS = range(400, 500)
+_BUSY, _NOT_FOUND = 429, 404
+_REF_NAME = "org.opencontainers.image.ref.name"
 _INDEXES = ("Packages", "Packages.gz")
 _SIGNATURES = ("InRelease", "Release.gpg")
-_NOT_FOUND = 404
 # Which wheels fit is for the base image's own Python to choose.
 _PIP = """\
 # With the Python of the workload image's base: pip download --only-binary :all: --dest wheels --requirement requirements.txt
@@ -25,43 +39,164 @@ _PIP = """\
 mirror_pip: http://MIRROR/simple"""
 
 
+class FetchError(NodeError):
+    """Something could not be fetched, or is not what it should be. ``status``: of the answer, if there was one."""
+
+    def __init__(self, message: str, *, advice: str = "", status: int | None = None) -> None:
+        super().__init__(message, advice=advice)
+        self.status = status
+
+
 def fetch_all(wanted: OfflineList, folder: Path, *, say: Callable[[str], None]) -> None:
-    """Fetch what is missing; what is there and has its checksum is kept. Raises FetchError, StorageError."""
+    """Fetch what is missing; what is there and has its checksum is kept. Raises FetchError, StorageError, UsageError."""
+    if wanted.images and shutil.which("skopeo") is None:
+        raise UsageError(
+            "skopeo fetches the images, and is not installed here.",
+            advice="apt-get install skopeo; or leave the images out: --only packages --only files",
+        )
     for repository in wanted.repositories:
         members = [package for package in wanted.packages if package.repository == repository.name]
-        fetch_repository(repository, members, folder / "apt" / repository.name, wanted.architecture, say=say)
+        _fetch_repository(repository, members, folder / "apt" / repository.name, wanted.architecture, say=say)
     for file in wanted.files:
         new = fetch_file(file.url, folder / "files" / file.path, file.sha256)
         say(f"file {file.path}: {'fetched' if new else 'was there'}")
-    if wanted.images:
-        images = ImageFolder(folder / "images", architecture=wanted.architecture, insecure=wanted.images_insecure)
-        for image in wanted.images:
-            images.fetch(wanted.image_sources[image], image, say)
+    for image in wanted.images:
+        _fetch_image(wanted, image, folder / "images")
+        say(f"image {image}: fetched and checked")
     if wanted.requirements:
-        write_whole(folder / "requirements.txt", ("\n".join(wanted.requirements) + "\n").encode())
+        _write(folder / "requirements.txt", "\n".join(wanted.requirements) + "\n")
         say(f"{len(wanted.requirements)} Python packages are not fetched; {folder / 'mirrors.yml'} says how to")
-    write_whole(folder / "mirrors.yml", _mirror_variables(wanted).encode())
+    _write(folder / "mirrors.yml", _mirror_variables(wanted))
 
 
-def fetch_repository(
+def fetch_file(url: str, path: Path, sha256: str) -> bool:
+    """Bring a file to ``path``, whole and with this sum or not at all; False when it was there already.
+
+    Raises FetchError where it cannot be had in three attempts or has another sum, StorageError where it cannot be
+    written.
+    """
+    with storage_errors(path):
+        if path.is_file() and sha256_of(path) == sha256:
+            return False
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _fetch_once(url, path, sha256)
+        except FetchError as error:
+            final = error.status in _CLIENT_ERRORS and error.status != _BUSY
+            if final or attempt == _ATTEMPTS:
+                raise
+            time.sleep(_PAUSE_S * attempt)
+        else:
+            break
+    return True
+
+
+def _fetch_once(url: str, path: Path, sha256: str) -> None:
+    with whole_file(path, replace=True) as partial:
+        with partial.open("xb") as file:
+            file.writelines(_body(url))
+        if (found := sha256_of(partial)) != sha256:
+            raise FetchError(
+                f"{url} has the SHA-256 {found} and not {sha256}.",
+                advice="It was changed or cut off: run it again, and if it stays so, trust neither.",
+            )
+        sync_file(partial)
+
+
+def _body(url: str) -> Iterator[bytes]:
+    """What an http(s) address answers, piece by piece. Raises FetchError."""
+    if not url.startswith(("http://", "https://")):
+        raise FetchError(f"{url} is no http address.", advice="Mirrors are served over http or https.")
+    with _reaching(url), urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - the scheme is checked above
+        while chunk := response.read(_CHUNK_BYTES):
+            yield chunk
+        if response.length:
+            raise IncompleteRead(b"", response.length)
+
+
+@contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Turn what can happen between here and a server into a FetchError."""
+    try:
+        yield
+    except HTTPError as error:
+        error.close()
+        raise FetchError(
+            f"{url} answered {error.code} {error.reason}.",
+            advice="Check that the version exists there, or set the mirror's variable (inventory/group_vars/all/mirrors.yml).",
+            status=error.code,
+        ) from error
+    except (HTTPException, OSError) as error:
+        why = error.reason if isinstance(error, URLError) else error
+        raise FetchError(
+            f"{url} could not be reached: {getattr(why, 'strerror', None) or why}.",
+            advice="Check the network, then run it again: it goes on where it was.",
+        ) from error
+
+
+def _write(path: Path, content: bytes | str) -> None:
+    with storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, content, replace=True)
+
+
+def _fetch_image(wanted: OfflineList, image: str, folder: Path) -> None:
+    """Have skopeo bring one image into the layout ``folder``, and check every blob of it. Raises FetchError."""
+    with storage_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [
+            *("skopeo", "copy", "--override-os", "linux", "--override-arch", wanted.architecture, "--retry-times", "3"),
+            *(["--src-tls-verify=false"] if wanted.images_insecure else []),
+            *(f"docker://{wanted.image_sources[image]}", f"oci:{folder}:{image}"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines() or [f"skopeo ended with exit code {done.returncode}"]
+        raise FetchError(f"{image} was not fetched: {lines[-1]}", advice="Check its name and mirror_images.")
+    index = json.loads((folder / "index.json").read_bytes())
+    [digest] = [entry["digest"] for entry in index["manifests"] if entry.get("annotations", {}).get(_REF_NAME) == image]
+    manifest = json.loads(_blob(folder, digest).read_bytes())
+    for part in (manifest["config"], *manifest["layers"]):
+        _blob(folder, part["digest"])
+
+
+def _blob(folder: Path, digest: str) -> Path:
+    """A blob of the layout that is what its digest says; another is removed, so that it is fetched again."""
+    if not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+        raise FetchError(f"{digest!r} is no SHA-256 digest.", advice="The registry's answer is not to be trusted.")
+    path = folder / "blobs" / digest.replace(":", "/")
+    with storage_errors(path, "read"):
+        found = sha256_of(path)
+        if f"sha256:{found}" != digest:
+            path.unlink()
+            raise FetchError(f"{path} has the SHA-256 {found}.", advice="It was changed or cut off: run it again.")
+    return path
+
+
+def _fetch_repository(
     repository: Repository, packages: list[Package], folder: Path, architecture: str, *, say: Callable[[str], None]
 ) -> None:
     """The part of a flat apt repository that holds these packages.
 
     The chain is Release (whose signature apt verifies on the node) -> sums of the indexes -> sums of the packages.
     """
-    release = get(f"{repository.url}Release").data
+    release = b"".join(_body(f"{repository.url}Release"))
     signatures = {name: data for name in _SIGNATURES if (data := _optional(f"{repository.url}{name}")) is not None}
     if not signatures:
         raise FetchError(f"{repository.url} is not signed.", advice="Use the original repository, or sign the mirror.")
-    key = get(repository.key_url).data
+    key = b"".join(_body(repository.key_url))
     index = _fetch_indexes(repository, release_sums(release.decode()), folder)
     for package in packages:
         stanza = choose(index, package, architecture)
         new = fetch_file(f"{repository.url}{stanza['Filename']}", folder / stanza["Filename"], stanza["SHA256"])
         say(f"package {package.name}={stanza['Version']}: {'fetched' if new else 'was there'}")
     for name, data in {"Release": release, repository.key_name: key, **signatures}.items():
-        write_whole(folder / name, data)
+        _write(folder / name, data)
 
 
 def release_sums(text: str) -> dict[str, str]:
@@ -119,7 +254,7 @@ def _fetch_indexes(repository: Repository, sums: dict[str, str], folder: Path) -
 
 def _optional(url: str) -> bytes | None:
     try:
-        return get(url).data
+        return b"".join(_body(url))
     except FetchError as error:
         if error.status == _NOT_FOUND:
             return None

@@ -15,7 +15,7 @@ import yaml
 
 from harness.errors import UsageError
 from harness.node.errors import PlaybookError
-from harness.node.variables import resolve
+from harness.node.runner import resolve
 
 TABLE = Path("inventory/group_vars/all/versions.yml")
 REQUIREMENTS = Path("roles/workload_image/files/requirements.txt")

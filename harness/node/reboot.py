@@ -15,11 +15,9 @@ from typing import Any
 
 from harness.errors import NodeError, StorageError, UsageError
 from harness.node.events import Listener
-from harness.node.runner import NodeRunner, RunRequest
+from harness.node.runner import NodeRunner, RunRequest, resolve
 from harness.node.summary import RunSummary
-from harness.node.variables import resolve
-from harness.node.verdict import Verdict
-from harness.node.verify import VerifyRequest, verify
+from harness.node.verify import Verdict, VerifyRequest, verify
 
 SITE = Path("site.yml")
 REBOOT = Path("playbooks/reboot.yml")

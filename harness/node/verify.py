@@ -1,28 +1,81 @@
-"""Judge a node: run every check that applies, once or until all pass, and every role's own verification."""
+"""Judge a node: run every check that applies, once or until all pass, and every role's own verification.
+
+The same node gives the same checks before and after a reboot; only what is applicable is judged, and what is not is
+named with its reason.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from harness.errors import UsageError
 from harness.node.checks import Check, Node, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError
-from harness.node.connection import connect
 from harness.node.errors import NodeUnreachableError
 from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
-from harness.node.machine import Machine
-from harness.node.runner import NodeRunner, RunRequest
-from harness.node.variables import resolve
-from harness.node.verdict import CheckResult, NotApplicableCheck, Verdict
+from harness.node.machine import Machine, connect
+from harness.node.runner import NodeRunner, RunRequest, resolve
 
 ROLES_AREA = "roles"
 VERIFY_PLAYBOOK = Path("playbooks/verify.yml")
 _JOURNAL_LINES = 20
 _RETRY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One judged check. ``journal``: last lines of the unit concerned, only when the check failed."""
+
+    name: str
+    ok: bool
+    expected: str
+    found: str
+    advice: str = ""
+    journal: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: expected {self.expected}; found {self.found}."]
+        if not self.ok:
+            lines += [f"  do: {self.advice}", *(f"  | {line}" for line in self.journal)]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class NotApplicableCheck:
+    """A check that this node cannot be judged by."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """All checks of one node at one time."""
+
+    host: str
+    boot_id: str
+    checked_at: str
+    checks: list[CheckResult]
+    not_applicable: list[NotApplicableCheck] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is at least one check and none failed."""
+        return bool(self.checks) and all(check.ok for check in self.checks)
+
+    @property
+    def failed(self) -> list[CheckResult]:
+        """The checks that failed."""
+        return [check for check in self.checks if not check.ok]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON: ``{ok, host, boot_id, checked_at, checks: [{name, ok, expected, found, advice, journal}], not_applicable}``."""
+        return {"ok": self.ok, **asdict(self)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from testinfra.host import Host
 from harness.node.checks import Node
 from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
 from harness.node.machine import TestinfraMachine
-from harness.node.variables import resolve
+from harness.node.runner import resolve
 
 PROJECT = Path(__file__).parents[2]
 

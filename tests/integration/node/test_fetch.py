@@ -1,8 +1,10 @@
-"""Fetching from real servers on loopback: a flat apt repository, plain files, a registry that wants tokens."""
+"""Fetching from real servers on loopback: a flat apt repository, plain files; images by a stand-in of skopeo."""
 
 import gzip
 import hashlib
 import json
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,20 +14,12 @@ from typing import Any
 
 import pytest
 
-from harness.node import download
-from harness.node.download import FetchError, fetch_file
-from harness.node.fetch import choose, fetch_all, release_sums
-from harness.node.oci import ImageFolder
+from harness.errors import UsageError
+from harness.node import fetch
+from harness.node.fetch import FetchError, choose, fetch_all, fetch_file, release_sums
 from harness.node.offline import OfflineList, Package, RemoteFile, Repository
 
 pytestmark = pytest.mark.integration
-
-INDEX = "application/vnd.oci.image.index.v1+json"
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-
-
-def digest(data: bytes) -> str:
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 class Upstream:
@@ -33,11 +27,9 @@ class Upstream:
 
     def __init__(self) -> None:
         self.bodies: dict[str, bytes] = {}
-        self.types: dict[str, str] = {}
-        self.tokens: set[str] = set()  # empty: no token wanted
         self.cut: dict[str, int] = {}  # path -> how many times the answer breaks off
         self.failures: dict[str, int] = {}  # path -> how many times it answers 503
-        self.requests: list[tuple[str, str]] = []
+        self.requests: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
@@ -64,16 +56,8 @@ class Upstream:
 
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                given = self.headers.get("Authorization", "")
-                upstream.requests.append((self.path, given))
-                if path == "/token":
-                    self._answer(200, json.dumps({"token": "fresh"}).encode())
-                elif (
-                    path.startswith("/v2/") and upstream.tokens and given.removeprefix("Bearer ") not in upstream.tokens
-                ):
-                    challenge = f'Bearer realm="{upstream.url}/token",service="here",scope="pull"'
-                    self._answer(401, b"", {"WWW-Authenticate": challenge})
-                elif upstream.failures.get(path, 0) > 0:
+                upstream.requests.append(path)
+                if upstream.failures.get(path, 0) > 0:
                     upstream.failures[path] -= 1
                     self._answer(503, b"busy")
                 elif path in upstream.bodies:
@@ -81,13 +65,10 @@ class Upstream:
                 else:
                     self._answer(404, b"")
 
-            def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+            def _answer(self, status: int, body: bytes) -> None:
                 path = self.path.partition("?")[0]
                 self.send_response(status)
-                self.send_header("Content-Type", upstream.types.get(path, "application/octet-stream"))
                 self.send_header("Content-Length", str(len(body)))
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
                 self.end_headers()
                 if upstream.cut.get(path, 0) > 0:
                     upstream.cut[path] -= 1
@@ -99,7 +80,7 @@ class Upstream:
 
 @pytest.fixture
 def upstream(monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
-    monkeypatch.setattr(download, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(fetch, "_PAUSE_S", 0.01)
     monkeypatch.delenv("http_proxy", raising=False)
     server = Upstream()
     yield server
@@ -210,7 +191,7 @@ def test_files_are_checked_and_kept(upstream: Upstream, tmp_path: Path) -> None:
     for _ in range(2):
         fetch_all(everything, tmp_path, say=said.append)
     assert said == ["file calico/3/crds.yaml: fetched", "file calico/3/crds.yaml: was there"]
-    assert [path for path, _ in upstream.requests] == ["/crds.yaml"]
+    assert upstream.requests == ["/crds.yaml"]
     (tmp_path / "files" / "calico" / "3" / "crds.yaml").write_text("changed")
     fetch_all(everything, tmp_path, say=said.append)
     assert said[-1] == "file calico/3/crds.yaml: fetched"
@@ -252,113 +233,71 @@ def test_a_server_that_is_not_there_is_told(tmp_path: Path) -> None:
         fetch_file("http://127.0.0.1:9/file", tmp_path / "file", "0")
 
 
-def serve_image(upstream: Upstream, name: str, tag: str, layers: list[bytes]) -> bytes:
-    """An image for two architectures; the manifest of ours."""
-    config = json.dumps({"architecture": "amd64", "name": name}).encode()
-    manifest = json.dumps(
-        {
-            "schemaVersion": 2,
-            "config": {"digest": digest(config), "size": len(config)},
-            "layers": [{"digest": digest(layer), "size": len(layer)} for layer in layers],
-        }
-    ).encode()
-    platforms = [("arm64", "sha256:" + "0" * 64), ("amd64", digest(manifest))]
-    index = {"manifests": [{"digest": d, "platform": {"os": "linux", "architecture": a}} for a, d in platforms]}
-    base = f"/v2/{name}"
-    bodies = {f"manifests/{tag}": json.dumps(index).encode(), f"manifests/{digest(manifest)}": manifest}
-    bodies |= {f"blobs/{digest(blob)}": blob for blob in (config, *layers)}
-    upstream.bodies.update({f"{base}/{path}": body for path, body in bodies.items()})
-    upstream.types.update({f"{base}/manifests/{tag}": INDEX, f"{base}/manifests/{digest(manifest)}": MANIFEST})
-    return manifest
+ARGUMENTS = "arguments"
+SKOPEO = f"""\
+#!{sys.executable}
+import hashlib, json, os, pathlib, sys
+*options, source, target = sys.argv[1:]
+folder, image = target.removeprefix("oci:").split(":", 1)
+folder = pathlib.Path(folder)
+(folder / "{ARGUMENTS}").write_text(json.dumps([*options, source]))
+if "refused" in source:
+    sys.exit("time=now level=fatal msg=unauthorized")
+blobs = folder / "blobs" / "sha256"
+blobs.mkdir(parents=True, exist_ok=True)
+def put(data):
+    digest = hashlib.sha256(data).hexdigest()
+    (blobs / digest).write_bytes(data)
+    return {{"digest": "sha256:" + digest}}
+layer = put(image.encode())
+manifest = put(json.dumps({{"config": put(b"{{}}"), "layers": [layer]}}).encode())
+if "evil" in source:
+    (blobs / layer["digest"][7:]).write_bytes(b"something else")
+entry = manifest | {{"annotations": {{"org.opencontainers.image.ref.name": image}}}}
+(folder / "index.json").write_text(json.dumps({{"manifests": [entry]}}))
+"""
 
 
-def layout(folder: Path) -> dict[str, Any]:
-    index: dict[str, Any] = json.loads((folder / "index.json").read_text())
-    return index
+@pytest.fixture
+def skopeo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that writes the layout that skopeo writes, without a registry."""
+    program = tmp_path / "bin" / "skopeo"
+    program.parent.mkdir()
+    program.write_text(SKOPEO)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
 
 
-def test_images_share_blobs_in_one_layout(upstream: Upstream, tmp_path: Path) -> None:
-    shared = b"base layer"
-    manifest = serve_image(upstream, "calico/node", "v3", [shared, b"node"])
-    serve_image(upstream, "calico/cni", "v3", [shared, b"cni"])
-    images = ImageFolder(tmp_path / "images", insecure=True)
+def images(source: str, **changes: Any) -> OfflineList:
+    image = "quay.io/calico/node:v3"
+    everything = OfflineList((), (), (), (), (image,), {image: source}, architecture="arm64")
+    return replace(everything, **changes)
+
+
+@pytest.mark.usefixtures("skopeo")
+@pytest.mark.parametrize("insecure", [False, True])
+def test_skopeo_is_asked_for_our_platform_from_the_mirror(tmp_path: Path, insecure: bool) -> None:
     said: list[str] = []
-    for name in ("calico/node", "calico/cni"):
-        images.fetch(f"{upstream.host}/{name}:v3", f"quay.io/{name}:v3", said.append)
-    assert said == [
-        "image quay.io/calico/node:v3: 3 of 3 blobs fetched",
-        "image quay.io/calico/cni:v3: 2 of 3 blobs fetched",
-    ]
-    assert images.images == ["quay.io/calico/cni:v3", "quay.io/calico/node:v3"]
-    entries = {
-        entry["annotations"]["org.opencontainers.image.ref.name"]: entry
-        for entry in layout(tmp_path / "images")["manifests"]
-    }
-    assert entries["quay.io/calico/node:v3"]["digest"] == digest(manifest)
-    for path in (tmp_path / "images" / "blobs" / "sha256").iterdir():
-        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
-    assert json.loads((tmp_path / "images" / "oci-layout").read_text()) == {"imageLayoutVersion": "1.0.0"}
+    fetch_all(images("mirror/calico/node:v3", images_insecure=insecure), tmp_path / "out", say=said.append)
+    words = json.loads((tmp_path / "out" / "images" / ARGUMENTS).read_text())
+    assert words[-1] == "docker://mirror/calico/node:v3"
+    assert words[words.index("--override-arch") + 1] == "arm64"
+    assert ("--src-tls-verify=false" in words) is insecure
+    assert said == ["image quay.io/calico/node:v3: fetched and checked"]
 
 
-def test_a_fetch_goes_on_where_it_was(upstream: Upstream, tmp_path: Path) -> None:
-    serve_image(upstream, "pause", "3", [b"layer"])
-    for _ in range(2):
-        ImageFolder(tmp_path, insecure=True).fetch(
-            f"{upstream.host}/pause:3", "registry.k8s.io/pause:3", lambda _: None
-        )
-    assert len([path for path, _ in upstream.requests if "/blobs/" in path]) == 2
-    assert ImageFolder(tmp_path).images == ["registry.k8s.io/pause:3"]
+@pytest.mark.usefixtures("skopeo")
+@pytest.mark.parametrize(("source", "said"), [("refused/x:1", "unauthorized"), ("evil/x:1", "has the SHA-256")])
+def test_an_image_that_is_refused_or_not_what_its_digest_says(tmp_path: Path, source: str, said: str) -> None:
+    with pytest.raises(FetchError, match=said):
+        fetch_all(images(source), tmp_path / "out", say=lambda _: None)
+    for blob in (tmp_path / "out").rglob("blobs/sha256/*"):
+        assert hashlib.sha256(blob.read_bytes()).hexdigest() == blob.name
 
 
-def test_a_registry_that_wants_a_token_gets_one_and_a_new_one_when_it_expires(
-    upstream: Upstream, tmp_path: Path
-) -> None:
-    serve_image(upstream, "pause", "3", [b"layer"])
-    upstream.tokens = {"fresh"}
-    ImageFolder(tmp_path, insecure=True).fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-    assert ("/token?service=here&scope=pull", "") in upstream.requests
-    assert all(token == "Bearer fresh" for path, token in upstream.requests if "/blobs/" in path)
-
-
-def test_a_registry_that_refuses_is_told(upstream: Upstream, tmp_path: Path) -> None:
-    serve_image(upstream, "pause", "3", [b"layer"])
-    upstream.tokens = {"never given"}
-    with pytest.raises(FetchError, match="answered 401"):
-        ImageFolder(tmp_path, insecure=True).fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-
-
-def test_a_blob_with_another_digest_is_refused(upstream: Upstream, tmp_path: Path) -> None:
-    serve_image(upstream, "pause", "3", [b"layer"])
-    upstream.bodies[f"/v2/pause/blobs/{digest(b'layer')}"] = b"evil"
-    images = ImageFolder(tmp_path, insecure=True)
-    with pytest.raises(FetchError, match="has the SHA-256"):
-        images.fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-    assert images.images == []
-
-
-def test_a_manifest_with_another_digest_is_refused(upstream: Upstream, tmp_path: Path) -> None:
-    manifest = serve_image(upstream, "pause", "3", [b"layer"])
-    upstream.bodies[f"/v2/pause/manifests/{digest(manifest)}"] = manifest + b" "
-    with pytest.raises(FetchError, match="has the digest"):
-        ImageFolder(tmp_path, insecure=True).fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-
-
-def test_an_image_without_our_platform_is_told(upstream: Upstream, tmp_path: Path) -> None:
-    serve_image(upstream, "pause", "3", [b"layer"])
-    images = ImageFolder(tmp_path, architecture="riscv64", insecure=True)
-    with pytest.raises(FetchError, match="no variant for linux/riscv64"):
-        images.fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-
-
-def test_a_digest_that_is_a_path_is_refused(upstream: Upstream, tmp_path: Path) -> None:
-    body = json.dumps({"config": {"digest": "sha256:../../x"}, "layers": []}).encode()
-    upstream.bodies["/v2/pause/manifests/3"] = body
-    upstream.types["/v2/pause/manifests/3"] = MANIFEST
-    with pytest.raises(FetchError, match="no SHA-256 digest"):
-        ImageFolder(tmp_path, insecure=True).fetch(f"{upstream.host}/pause:3", "pause", lambda _: None)
-
-
-@pytest.mark.parametrize("name", ["pause", "registry.k8s.io/", "a/b:c:d"])
-def test_a_short_name_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(FetchError, match="no full image name"):
-        ImageFolder(tmp_path).fetch(name, name, lambda _: None)
+def test_without_skopeo_nothing_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError) as refused:
+        fetch_all(images("quay.io/x:1"), tmp_path / "out", say=lambda _: None)
+    assert refused.value.advice.startswith("apt-get install skopeo")
+    assert not (tmp_path / "out").exists()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.node.access import OBSTACLES, Access, obstacle
 from harness.node.errors import NodeAccessError, NodeUnreachableError, TaskFailedError
 from harness.node.events import Outcome, RunEnded, TaskEnded
-from harness.node.summary import RunSummary, SummaryBuilder
+from harness.node.summary import OBSTACLES, Access, RunSummary, SummaryBuilder, obstacle
 
 # Met on machines: sudo 1.9.13, OpenSSH 9.2, ansible-core 2.19 and newer.
 NOT_JSON = "Module result deserialization failed: No start of json char found\n"

@@ -11,8 +11,7 @@ import pytest
 from harness.node.checks import kubernetes, registered
 from harness.node.checks.registry import CONTROL_PLANE, WORKER
 from harness.node.machine import CommandOutput, PackageState
-from harness.node.verdict import Verdict
-from harness.node.verify import judge
+from harness.node.verify import Verdict, judge
 from tests.node.mirror.recorders import service_dns
 from tests.support.fake_machine import FakeMachine
 from tests.unit.ansible.tree import module

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import testinfra
 
-from harness.node.connection import _native_host, _share_connection
 from harness.node.errors import NodeUnreachableError
-from harness.node.machine import TestinfraMachine, package_states, unit_state
+from harness.node.machine import TestinfraMachine, _native_host, _share_connection, package_states, unit_state
 
 UNIT = """LoadState=loaded
 ActiveState=active

@@ -8,8 +8,7 @@ from harness.node import reboot
 from harness.node.events import NodeEvent
 from harness.node.reboot import BootState, RebootTest, compare, unconverged
 from harness.node.summary import RunStatus, RunSummary, TaskRecord
-from harness.node.verdict import CheckResult, Verdict
-from harness.node.verify import VerifyRequest
+from harness.node.verify import CheckResult, Verdict, VerifyRequest
 
 GOOD = CheckResult("swap/now", ok=True, expected="none", found="none")
 BAD = CheckResult("swap/now", ok=False, expected="none", found="/swap.img", advice="turn it off")

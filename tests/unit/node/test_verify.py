@@ -7,8 +7,7 @@ from harness.errors import UsageError
 from harness.node.checks import registered
 from harness.node.errors import NodeUnreachableError, PlaybookError
 from harness.node.expected import Expected
-from harness.node.verdict import CheckResult, NotApplicableCheck, Verdict
-from harness.node.verify import judge, selected, until_ok
+from harness.node.verify import CheckResult, NotApplicableCheck, Verdict, judge, selected, until_ok
 from tests.unit.node.healthy import BOOT_ID, VARIABLES, machine, node
 
 
