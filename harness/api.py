@@ -176,7 +176,7 @@ class Campaign:
 
         INVALID and damaged experiments are left out. Every file is verified, which takes a while the first time.
         """
-        frame = pd.DataFrame(summary.rows(self.analysis), columns=list(summary.COLUMNS))
+        frame = summary.table(self.analysis).frame()
         numbers = ["mean", "ci95_low", "ci95_high", "cv"]
         rest = [name for name in summary.COLUMNS if name not in CELL]
         return frame.astype(dict.fromkeys(numbers, "float64"))[[*CELL, *rest]]

@@ -32,9 +32,14 @@ Foreign exceptions are chained (``raise ... from error``), never swallowed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
+
+_LAYOUT = "\n\t"
+_SEQUENCE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]?")
+"""A command to a terminal: a title, a colour, a move."""
 
 
 class ReasonCode(StrEnum):
@@ -131,6 +136,14 @@ def counted(number: int, what: str, verb: str = "") -> str:
     """A number of things for a sentence: ``1 replica needs``, ``1,200 replicas need``."""
     one = number == 1
     return f"{number:,} {what}{'' if one else 's'}" + (f" {verb}{'s' if one else ''}" if verb else "")
+
+
+def printable(text: str) -> str:
+    """The text without what moves a terminal's cursor, colours it, or turns its reading direction; lines stay lines."""
+    if text.isprintable():
+        return text
+    text = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
+    return "".join(sign if sign.isprintable() or sign in _LAYOUT else " " for sign in text)
 
 
 class HarnessError(Exception):

@@ -8,28 +8,13 @@ from dataclasses import dataclass, field
 from harness.analysis.campaign import Cell
 from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.figure_style import Picture
-from harness.analysis.format import Entry
+from harness.analysis.pages.table import Table
 from harness.errors import UsageError
 from harness.spec import Sharing
 
 _MOST = 1_000_000_000
 """Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""
 _LONGEST_CURRENCY = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Figures under the answer.
-
-    Attributes:
-        headers: titles of the columns; ``words`` of them are text, the rest numbers.
-        rows: as many cells as there are headers: text first, then entries.
-        words: leading columns of text.
-    """
-
-    headers: list[str]
-    rows: list[list[str | Entry]]
-    words: int
 
 
 @dataclass(slots=True)

@@ -13,12 +13,13 @@ from harness.analysis.compare import Comparison
 from harness.analysis.comparison_curves import curves
 from harness.analysis.comparison_model import NOTHING_ASKED, Answer, Asked
 from harness.analysis.contrasts.comparison import Pool
-from harness.analysis.interference_tables import tables
+from harness.analysis.format import DASH
+from harness.analysis.pages.table import Column, Table, ratio_entry
 from harness.analysis.questions import context_switch, cost_of_sharing, fairness, max_replicas, price, recommendation
 from harness.analysis.questions.condition_overhead import Interference, interference
 from harness.analysis.questions.isolation_choice import NOT_MEASURED, ONE_MODE, Protection, protections
 from harness.analysis.questions.price import prices
-from harness.analysis.report import environment, mps_limits
+from harness.analysis.report import environment, mps_limits, tables_of
 from harness.errors import UsageError
 from harness.results import Manifest
 from harness.results.files import atomic_write
@@ -122,6 +123,7 @@ def write_page(
     content = {
         "pool": pool,
         "comparison": comparison,
+        "tests": _tests(comparison),
         "answers": answered,
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
@@ -136,10 +138,29 @@ def write_page(
         "isolation": isolated(pool, against_first),
         "curves": curves(pool, asked),
         "prices": prices(asked),
-        **tables(against_first),
+        **tables_of(against_first),
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
     return path
+
+
+def _tests(comparison: Comparison) -> Table:
+    columns = [
+        Column("Workload", words=True),
+        Column("Replicas"),
+        *(Column(title, words=True) for title in ("Measure", "Of", "Against")),
+        Column("Ratio"),
+        Column("Answer", words=True),
+        *map(Column, ("p, Holm", "Mann-Whitney p", "Hedges' g", "Cliff's delta")),
+    ]
+    rows = []
+    for line in comparison.lines:
+        tests = line.difference
+        where = [line.place.workload, line.place.replicas, line.measure, line.b, line.a]
+        numbers = (tests.adjusted_p, tests.mann_whitney_p, tests.hedges_g, tests.cliffs_delta)
+        shown = [DASH if value is None else f"{value:.2g}" for value in numbers]
+        rows.append([*where, ratio_entry(line.ratio), tests.sentence, *shown])
+    return Table(columns, rows, "Every comparison with its tests")
 
 
 def _first_upper(sentence: str) -> str:

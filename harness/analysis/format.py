@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 
 from harness.analysis.statistics import Estimate
-from harness.errors import counted
+from harness.errors import counted, printable
 
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
@@ -82,55 +83,6 @@ def _fit(value: float, unit: str) -> tuple[float, str]:
     return next((scale for scale in scales if abs(value) >= scale[0]), scales[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One cell of a table: mean with unit, interval and remarks, and why there is nothing where there is nothing.
-
-    ``value``: what ``mean`` says, in the unit of all its column, to sort by.
-    """
-
-    mean: str
-    small: tuple[str, ...] = ()
-    reason: str = ""
-    value: float | None = None
-
-    @property
-    def text(self) -> str:
-        """In one line, for Markdown."""
-        return f"{self.mean} ({', '.join(self.small)})" if self.small else self.mean
-
-
-def missing(rows: Iterable[Sequence[str | Entry]], titles: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Why figures of a table are not there, and under which titles: what a dash alone says to nobody without a mouse."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        for title, item in zip(titles, row, strict=True):
-            if isinstance(item, Entry) and item.reason:
-                names = found.setdefault(clipped(item.reason).rstrip("."), [])
-                if title not in names:
-                    names.append(title)
-    return list(found.items())
-
-
-def figure_entry(estimate: Estimate | None, unit: str, reason: str = "not measured", least: float = 0.0) -> Entry:
-    """Mean, unit and half of the interval, which does not go below ``least``; without an estimate a dash with its reason."""
-    if estimate is None:
-        return Entry(DASH, reason=reason)
-    mean, half, name = interval_parts(estimate, unit, least)
-    return Entry(f"{mean} {name}".strip(), (half,) if half else (), value=estimate.mean)
-
-
-def ratio_entry(estimate: Estimate | None, reason: str = "not measured", unit: str = TIMES) -> Entry:
-    """A ratio with its whole interval, which is not symmetric."""
-    if estimate is None:
-        return Entry(DASH, reason=reason)
-    return Entry(
-        f"{number(estimate.mean)} {unit}".strip(),
-        (ratio_interval(estimate),) if estimate.half_width is not None else (),
-        value=estimate.mean,
-    )
-
-
 def whole_interval(estimate: Estimate) -> str:
     """``1.23 to 1.31``; empty when there is none."""
     if estimate.low is None or estimate.high is None:
@@ -170,3 +122,8 @@ def clipped(text: str, length: int = 300) -> str:
     """One line of at most ``length`` characters, for lists where the whole story stands elsewhere."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 3]}..."
+
+
+def markdown(text: str) -> str:
+    """A name or a sentence of somebody else's in one line of Markdown, where nothing of it is markup."""
+    return re.sub(r"([\\|`\[\]])", r"\\\1", html.escape(" ".join(printable(text).split()), quote=False))

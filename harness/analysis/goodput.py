@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.analysis.format import DASH, number, with_interval
+from harness.analysis.format import with_interval
 from harness.analysis.statistics import Estimate, t_interval
 from harness.analysis.stress import Grade, Served, StressSeries, in_words
 from harness.spec import CampaignSpec, StressLoad, StressSpec
@@ -62,22 +62,6 @@ def bests(spec: CampaignSpec | None, ladders: Sequence[StressSeries]) -> list[Be
     if spec is None or spec.stress is None or spec.slo is None:
         return []
     return [_best(spec.stress, series) for series in ladders if series.following is None]
-
-
-def table(found: Sequence[Best]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows, for people; without the columns that nobody asked for or that hold nothing."""
-    columns: Mapping[str, list[str]] = {
-        "workload": [each.workload for each in found],
-        "sharing": [each.sharing for each in found],
-        "servers": [str(each.servers) for each in found],
-        "each/s": [number(each.rate) if each.rate else "" for each in found],
-        "goodput/s": [_shown(each.goodput) for each in found],
-        "limit": [each.limit for each in found],
-        "J/1,000 tokens": [_shown(each.energy_j) if each.energy_j else "" for each in found],
-        "cost/million tokens": [_shown(each.cost) if each.cost else "" for each in found],
-    }
-    kept = {title: cells for title, cells in columns.items() if any(cells)}
-    return list(kept), [[cell or DASH for cell in row] for row in zip(*kept.values(), strict=True)]
 
 
 def sentences(found: Sequence[Best]) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from harness.analysis.format import figure_entry
+from harness.analysis.pages.table import Column, Table, figure_entry
 from harness.analysis.profile import CellProfile, ProfileAnalysis
 from harness.analysis.profile_plots import curves, where_time_goes
 from harness.analysis.report import PLOTS, REPORT_MD, environment
@@ -53,12 +53,22 @@ def write_profile_report(analysis: ProfileAnalysis, out: Path | None = None) -> 
         (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
     pictures = [picture for picture in (curves(analysis, LIMIT_PERCENT), where_time_goes(analysis)) if picture]
     columns = [*_TABLE, *(column for column in _LEARNT if any(column[0] in cell.estimates for cell in analysis.cells))]
+    rows = [(cell, [_entry(cell, name, unit) for name, unit, _ in columns]) for cell in analysis.cells]
     content = {
         "analysis": analysis,
         "plan": analysis.manifest.plan,
         "pictures": pictures,
         "titles": [title for _, _, title in columns],
-        "rows": [(cell, [_entry(cell, name, unit) for name, unit, _ in columns]) for cell in analysis.cells],
+        "rows": rows,
+        "settings": Table(
+            [
+                Column("Setting", words=True),
+                *(Column(title, name) for name, _, title in columns),
+                Column("What holds it back", words=True),
+            ],
+            [[cell.cell.name, *entries, cell.held_back] for cell, entries in rows],
+            "Every setting with its figures",
+        ),
         "kernels": _kernels(analysis),
         "command": shlex.join(analysis.manifest.plan.command),
         "version": harness.__version__,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,26 @@ import jinja2
 
 import harness
 from harness.analysis import campaign_table, goodput, placement, summary
-from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
+from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.figure_style import Picture
 from harness.analysis.format import (
-    DASH,
-    TIMES,
-    Entry,
     clipped,
     duration,
-    interval_parts,
-    missing,
+    markdown,
     number,
     quantity,
-    ratio_entry,
-    ratio_interval,
     with_interval,
 )
 from harness.analysis.headline import concerns, headline, limits
-from harness.analysis.interference_tables import tables
-from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, ResultMetric
-from harness.analysis.metrics.measured import load_state
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.narrative import absent_of, answers, caveats, remarks
-from harness.analysis.questions.condition_overhead import interference
+from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables
+from harness.analysis.questions.condition_overhead import Interference, interference
 from harness.analysis.scaling_plots import overview, scaling
-from harness.analysis.stacked import stacked
-from harness.analysis.statistics import Estimate
 from harness.analysis.stress_plot import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
-from harness.errors import counted
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
@@ -49,25 +38,7 @@ from harness.traffic import server_result, slo
 
 REPORT_MD = "report.md"
 PLOTS = "plots"
-TABLE = (
-    "throughput",
-    "cv",
-    "inputs",
-    "speed_up",
-    "efficiency",
-    "latency_mean",
-    "latency_p50_exact",
-    "latency_p95_exact",
-    "latency_p99_exact",
-    "fairness",
-    "energy",
-)
-TABLE_ON_GPU = ("gpu_memory", "gpu_utilization", "cpu_psi")
-TABLE_ON_CPU = ("cpu_usage", "memory_usage", "cpu_psi")
-SM_ACTIVE = "gpu_sm_active"
 _SHIPPED = "shipped:"
-_LOADS = {"cpu_psi", "gpu_utilization"}
-_RATIOS = {"speed_up", "efficiency"}
 
 
 def write_report(folder: Path) -> Path:
@@ -99,7 +70,7 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
         (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
     drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]
     _write_plots(out / PLOTS, drawn)
-    atomic_write(out / SUMMARY_CSV, summary.to_csv(analysis), replace=True)
+    atomic_write(out / SUMMARY_CSV, summary.table(analysis).csv(), replace=True)
     atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
     atomic_write(out / CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis), replace=True)
     content = _content(analysis, overall, pictures, timelines) | {"stress_curves": curves}
@@ -128,14 +99,6 @@ def _content(
     pictures: dict[str, Picture],
     timelines: dict[str, Picture],
 ) -> dict[str, Any]:
-    on_gpu = any("gpu_memory" in cell.estimates for cell in analysis.cells)
-    columns = [*TABLE, *(TABLE_ON_GPU if on_gpu else TABLE_ON_CPU)]
-    if any(SM_ACTIVE in cell.estimates for cell in analysis.cells):
-        columns[columns.index("gpu_utilization")] = SM_ACTIVE  # The other is 100 % as soon as some kernel always runs.
-    if not on_gpu:
-        columns.remove("energy")
-    if all(experiment.data.manifest.inputs_per_request == 1 for experiment in analysis.experiments):
-        columns.remove("inputs")  # The same number twice.
     own = {name for cell in analysis.cells for name in cell.own}
     best = goodput.bests(analysis.spec, analysis.ladders)
     against_first = interference(analysis)
@@ -144,7 +107,7 @@ def _content(
     told += analysis.progress.sentences() if analysis.progress else []
     return {
         "analysis": analysis,
-        "goodput": goodput.table(best) if best else None,
+        "goodput": goodput_table(best) if best else None,
         "limits": [f"{each.servers} under {each.sharing}: {each.why}" for each in best],
         "objectives": [*objectives(analysis), *limits(analysis)],
         "headline": said,
@@ -152,7 +115,7 @@ def _content(
         "concerns": concerns(analysis),
         "answers": [sentence for sentence in [*told, *answers(analysis)] if sentence not in said],
         "caveats": caveats(analysis),
-        "tables": {name: _tables(analysis, name, columns) for name in analysis.workloads()},
+        "tables": {name: scaling_tables(analysis, name) for name in analysis.workloads()},
         "overall": overall,
         "pictures": pictures,
         "timelines": timelines,
@@ -162,12 +125,18 @@ def _content(
         "run_command": _run_command(analysis),
         "campaign_yaml": _campaign_yaml(analysis.folder),
         "mps_limits": mps_limits(experiment.data.manifest for experiment in analysis.experiments),
-        "has_modes": len({cell.sharing for cell in analysis.cells}) > 1
-        or any(cell.key.mps_limits or cell.key.time_slice for cell in analysis.cells),
-        **tables(against_first),
-        "has_conditions": any(cell.condition for cell in analysis.cells),
+        **tables_of(against_first),
         "has_places": placement.several(each.data.manifest for each in analysis.experiments),
         "version": harness.__version__,
+    }
+
+
+def tables_of(against_first: Interference | None) -> dict[str, Any]:
+    """The section about conditions; nothing to show where the campaign names none."""
+    return {
+        "interference": against_first,
+        "overheads": overhead_table(against_first) if against_first else None,
+        "neighbours": neighbour_table(against_first) if against_first and against_first.neighbours else None,
     }
 
 
@@ -176,72 +145,6 @@ def objectives(analysis: CampaignAnalysis) -> list[str]:
     judged = server_result.objectives(analysis.folder)
     whole = [each for each in analysis.experiments if each.name in judged and not each.damage]
     return slo.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """One workload's cells.
-
-    Attributes:
-        titles: of the columns.
-        rows: each cell with its entries, one per column.
-    """
-
-    titles: list[str]
-    rows: list[tuple[Cell, list[Entry]]]
-
-
-def _tables(analysis: CampaignAnalysis, workload: str, columns: list[str]) -> list[_Table]:
-    """What all workloads have, and what this one publishes besides."""
-    cells = [cell for cell in analysis.cells if cell.workload == workload]
-    own = list(dict.fromkeys(name for cell in cells for name in cell.own))
-    return [
-        _Table(
-            [_metric(name).heading for name in names],
-            [(cell, [_entry(cell, name) for name in names]) for cell in cells],
-        )
-        for names in (columns, own)
-        if names
-    ]
-
-
-def _entry(cell: Cell, name: str) -> Entry:
-    estimate, unit = _estimate(cell, name)
-    if estimate is None:
-        return Entry(DASH, reason=cell.absent.get(name, "it takes two runs that can be used"))
-    mean, spread, unit = interval_parts(estimate, unit)
-    if name in _RATIOS:
-        spread = ratio_interval(estimate)
-    state = f"{load_state(estimate.mean)}" if name in _LOADS else ""
-    fewer = name in cell.estimates and estimate.n < len(cell.used)
-    runs = f"of {counted(estimate.n, 'run')}" if fewer else ""
-    small = tuple(part for part in (spread, state, runs) if part)
-    return Entry(f"{mean} {unit.replace('requests/s', 'req/s')}".strip(), small, value=estimate.mean)
-
-
-def _metric(name: str) -> ResultMetric:
-    return OF_CONFIGURATIONS.get(name) or ALL[name]
-
-
-def _estimate(cell: Cell, name: str) -> tuple[Estimate | None, str]:
-    """What a column shows for one cell, and its unit."""
-    if name == "speed_up":
-        return cell.speed_up, TIMES
-    if name == "efficiency":
-        return _percent(cell.efficiency), "%"
-    if name == "cv":
-        throughput = cell.estimates.get("throughput")
-        spread = throughput.cv if throughput else None
-        return None if spread is None else Estimate(100 * spread, None, None, 1, None), "%"
-    return cell.estimates.get(name), ALL[name].shown_unit
-
-
-def _percent(estimate: Estimate | None) -> Estimate | None:
-    if estimate is None:
-        return None
-    low = None if estimate.low is None else 100 * estimate.low
-    high = None if estimate.high is None else 100 * estimate.high
-    return Estimate(100 * estimate.mean, low, high, estimate.n, estimate.cv, estimate.note)
 
 
 def _run_command(analysis: CampaignAnalysis) -> str:
@@ -278,17 +181,12 @@ def _environment(folder: Path) -> jinja2.Environment:
         "quantity": quantity,
         "interval": with_interval,
         "clipped": clipped,
-        "missing": missing,
         "settings": _settings,
-        "where": placement.of_cell,
         "places": lambda experiment: placement.in_words(experiment.data.manifest),
-        "ratio_entry": ratio_entry,
-        "stacked": stacked,
-        "small": lambda value: DASH if value is None else f"{value:.2g}",
         "absent": absent_of,
         "remarks": remarks,
         "gib": lambda size: "unknown" if size is None else quantity(float(size), "bytes"),
-        "cell_text": lambda text: str(text).replace("|", "\\|").replace("\n", " "),
+        "md": lambda text: markdown(str(text)),
     }
     return environment
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.goodput import bests
-from harness.analysis.interference_tables import documents
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
-from harness.analysis.questions.condition_overhead import interference
+from harness.analysis.pages.table import Column, Table
+from harness.analysis.questions.condition_overhead import Interference, Outcome, Overhead, interference
 from harness.analysis.statistics import Estimate
 
 FORMAT = 2
@@ -38,27 +36,22 @@ COLUMNS = (
 )
 
 
-def to_csv(analysis: CampaignAnalysis) -> str:
-    """One line per cell and measure; what is missing has its reason and no number."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(value) for value in row] for row in rows(analysis))
-    return text.getvalue()
+def table(analysis: CampaignAnalysis) -> Table:
+    """One line per configuration and metric; what is missing has its reason and no number."""
+    return Table([Column(name) for name in COLUMNS], list(_rows(analysis)))
 
 
-def rows(analysis: CampaignAnalysis) -> Iterator[tuple[str | float | None, ...]]:
-    """The values of ``COLUMNS``, of every cell and measure; None where there is no number."""
+def _rows(analysis: CampaignAnalysis) -> Iterator[list[str | float | None]]:
     for cell in analysis.cells:
         for name, unit, estimate in _lines(cell):
             head = (cell.workload, cell.sharing, cell.replicas, name, unit)
             tail = (cell.condition, cell.key.mps_limits, cell.key.time_slice)
             if estimate is None:
                 reason = cell.absent.get(name, "no run can be used")
-                yield (*head, None, None, None, None, 0, cell.badge, reason, *tail)
+                yield [*head, None, None, None, None, 0, cell.badge, reason, *tail]
                 continue
             numbers = (estimate.mean, estimate.low, estimate.high, estimate.cv)
-            yield (*head, *numbers, estimate.n, cell.badge, estimate.note, *tail)
+            yield [*head, *numbers, estimate.n, cell.badge, estimate.note, *tail]
 
 
 def to_json(analysis: CampaignAnalysis) -> str:
@@ -68,7 +61,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "campaign": analysis.name,
         "planned": analysis.planned,
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
-        "overheads": documents(interference(analysis)),
+        "overheads": _overheads(interference(analysis)),
         "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.ladders)],
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
@@ -131,5 +124,30 @@ def _experiment_document(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def _cell(value: str | float | None) -> str:
-    return value if isinstance(value, str) else "" if value is None else repr(value)
+def _overheads(found: Interference | None) -> list[dict[str, Any]]:
+    """One object per configuration, condition and metric."""
+    if found is None:
+        return []
+    return [
+        {
+            **key._asdict(),
+            "baseline": found.baseline,
+            "limit_percent": found.limit_percent,
+            "measure": name,
+            **_overhead(overhead),
+        }
+        for key, by_metric in found.overheads.items()
+        for name, overhead in by_metric.items()
+    ]
+
+
+def _overhead(overhead: Overhead | str) -> dict[str, Any]:
+    if isinstance(overhead, str):
+        return {"outcome": Outcome.NOT_DECIDABLE.value, "why": overhead}
+    return {
+        "pairs": overhead.pairs,
+        "ratio": dataclasses.asdict(overhead.ratio),
+        "percent": dataclasses.asdict(overhead.percent),
+        "outcome": overhead.outcome.value,
+        "why": overhead.why,
+    }

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from harness.errors import StorageError
+from harness.errors import StorageError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from harness.analysis.pages.table import Table
     from harness.errors import HarnessError
 
 _json_mode = False
@@ -80,6 +81,10 @@ def is_json() -> bool:
 
 def result(text: str = "") -> None:
     """A line of the answer, on stdout."""
+    _write(printable(text))
+
+
+def _write(text: str) -> None:
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -95,7 +100,7 @@ def result(text: str = "") -> None:
 
 def document(data: Any) -> None:
     """The whole answer as JSON, on stdout."""
-    result(json.dumps(data, indent=2, default=str, allow_nan=False))
+    _write(json.dumps(data, indent=2, default=str, allow_nan=False))
 
 
 def sentence(text: str = "") -> None:
@@ -105,13 +110,14 @@ def sentence(text: str = "") -> None:
 
 def entry(text: str, verdict: str = "") -> None:
     """A line of a list that is read like a table, on stdout: as wide as those are, and its verdict has a colour."""
-    text = _folded(text)
-    result(text.replace(verdict, _painted(verdict, verdict), 1) if verdict else text)
+    text = _folded(printable(text))
+    _write(text.replace(verdict, _painted(verdict, verdict), 1) if verdict else text)
 
 
 def note(text: str) -> None:
     """A line beside the answer, on stderr; in a terminal no word is cut at the edge."""
     stream = _Terminal(sys.stderr)
+    text = printable(text)
     text = _folded(text) if stream.isatty() and not _json_mode else text
     stream.write(f"{text}\n")
     stream.flush()
@@ -195,7 +201,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
     A row of one cell is a heading across all columns. Where a line has no room for them all, the widest cells are folded.
     """
-    lines = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    lines = [list(headers), *([printable(str(cell)) for cell in row] for row in rows)]
     wide = _narrowed([line for line in lines if len(line) == len(headers)], terminal_width())
     for line in lines:
         if len(line) < len(wide):
@@ -207,7 +213,12 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
                 _painted(cell, piece) + " " * (width - len(piece))
                 for cell, piece, width in zip(line, pieces, wide, strict=True)
             )
-            result((" " * _GAP).join(padded).rstrip())
+            _write((" " * _GAP).join(padded).rstrip())
+
+
+def show(shown: Table) -> None:
+    """A table of results."""
+    table(shown.titles, shown.texts)
 
 
 def _narrowed(lines: Sequence[Sequence[str]], limit: int) -> list[int]:

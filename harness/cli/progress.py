@@ -16,6 +16,7 @@ from rich.text import Text
 from harness.campaign import events
 from harness.cli import output
 from harness.cli.output import duration
+from harness.errors import printable
 from harness.metrics.rows import POOLED
 
 ROWS_EVERY_S = 30.0
@@ -92,7 +93,7 @@ class LiveBar:
         """Show an event."""
         line = self._sentences.line(event)
         if line is not None:
-            self._progress.console.print(escape(line))
+            self._progress.console.print(escape(printable(line)))
         if isinstance(event, events.StepBegins):
             planned = f" ({duration(event.planned_s)})" if event.planned_s else ""
             text = f"[{event.number}/{self._sentences.of}] {event.experiment_id}: {event.step}{planned}"

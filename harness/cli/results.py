@@ -201,23 +201,15 @@ def _comparison_document(found: "Comparison", answered: "list[Answer]", page: Pa
     ]
     return {
         **asdict(found),
-        "decision": _rows(answered[0]),
+        "decision": _records(answered[0]),
         "questions": questions,
         "page": None if page is None else str(page),
     }
 
 
-def _rows(decision: "Answer") -> list[dict[str, str]]:
+def _records(decision: "Answer") -> list[dict[str, str]]:
     """The decision's table as people read it, a line each."""
-    if decision.table is None:
-        return []
-    return [
-        {
-            header: cell if isinstance(cell, str) else cell.text
-            for header, cell in zip(decision.table.headers, row, strict=True)
-        }
-        for row in decision.table.rows
-    ]
+    return decision.table.records() if decision.table else []
 
 
 def _print_comparison(
@@ -253,7 +245,7 @@ def _print_decision(decision: "Answer") -> None:
     """Two lines a goal: what to take with its figure, then how sure that is and by how much it is better than what."""
     output.result(decision.question)
     workload = ""
-    for row in _rows(decision):
+    for row in _records(decision):
         if row["Workload"] != workload:
             workload = row["Workload"]
             output.result(f"\n{workload}")
@@ -266,7 +258,8 @@ def _print_decision(decision: "Answer") -> None:
 
 
 def _print_tests(found: "Comparison") -> None:
-    from harness.analysis.format import ratio_entry, replicas_in_words
+    from harness.analysis.format import replicas_in_words
+    from harness.analysis.pages.table import ratio_entry
 
     for place, b, a in dict.fromkeys((line.place, line.b, line.a) for line in found.lines):
         output.entry(f"\n{place.workload}, {replicas_in_words(place.replicas)}: {b} / {a}")

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, Table, missing_modes
+from harness.analysis.comparison_model import Answer, Asked, missing_modes
 from harness.analysis.comparison_plots import Points, bars
 from harness.analysis.contrasts.comparison import Place, Pool
-from harness.analysis.format import DASH, Entry, figure_entry, quantity, replicas_in_words
+from harness.analysis.format import DASH, quantity, replicas_in_words
+from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
 from harness.spec import Sharing
 
@@ -112,7 +113,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         f"grows by when processes take turns: against one process that keeps the GPU at least {BUSY_PERCENT:.0f} % busy by itself, the switching "
         "proper; against the same processes under MPS, everything that taking turns gives up, running side by side included.",
         [_sentence(one) for one in costs],
-        Table(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
+        Table.of(["Workload", "Replicas", "Against", "Extra time per request", "Of its time", "p"], rows, words=3)
         if rows
         else None,
         [plot] if plot else [],

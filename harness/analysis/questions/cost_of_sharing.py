@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, Line, relative
-from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
+from harness.analysis.comparison_model import Answer, Asked, cells, counts, missing_modes
 from harness.analysis.contrasts.comparison import Place, Pool
-from harness.analysis.format import Entry, figure_entry, number, ratio_entry, ratio_interval, replicas_in_words, times
+from harness.analysis.format import number, ratio_interval, replicas_in_words, times
+from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
 
 _FULLNESS = {"gpu_utilization": "GPU busy", "gpu_sm_active": "SM active"}
@@ -49,7 +50,7 @@ def answer(pool: Pool, comparison: Comparison, _asked: Asked) -> Answer:
         "Throughput is that of all replicas together. Alone is one replica with the GPU to itself: of the exclusive mode "
         "where it was measured, else one replica under the same mode.",
         _sentences(pool, comparison),
-        Table(headers, rows, words=3),
+        Table.of(headers, rows, words=3),
         missing=missing_modes(pool),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from harness.analysis.campaign import Cell
 from harness.analysis.compare import Comparison, relative
-from harness.analysis.comparison_model import Answer, Asked, Table, cells, counts, missing_modes
+from harness.analysis.comparison_model import Answer, Asked, cells, counts, missing_modes
 from harness.analysis.contrasts.comparison import Place, Pool, Setup
-from harness.analysis.format import Entry, figure_entry, ratio_entry, times
+from harness.analysis.format import times
+from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
 
 _FAIR = 0.9
@@ -43,7 +44,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         "Perfect isolation is a p99 that company does not change (1 against alone) and replicas that all get the same "
         "(slowest over fastest and Jain's index 1).",
         [sentence for workload in pool.workloads() for sentence in _sentences(pool, workload)],
-        Table(headers, rows, words=3) if rows else None,
+        Table.of(headers, rows, words=3) if rows else None,
         missing=missing + missing_modes(pool),
     )
 

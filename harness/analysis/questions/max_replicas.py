@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from harness.analysis.campaign import PACED, Cell
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, Table, runs
+from harness.analysis.comparison_model import Answer, Asked, runs
 from harness.analysis.contrasts.comparison import Place, Pool, Setup
-from harness.analysis.format import Entry, figure_entry, number, quantity, replicas_in_words, whole_interval
+from harness.analysis.format import number, quantity, replicas_in_words, whole_interval
+from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
 from harness.spec import Sharing
@@ -112,7 +113,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "its p99 is. Replicas that fit count GPU memory at the use measured, or at the limit that MPS "
         f"sets, and no more than {_bounds()}.",
         sentences,
-        Table(
+        Table.of(
             ["Workload", "Run as", "Law", "Parameters", *limit_column, "Memory of a replica"],
             rows,
             words=4 + len(limit_column),

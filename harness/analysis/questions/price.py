@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from harness.analysis.campaign import Cell, Experiment, shared
 from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, Table, cells
+from harness.analysis.comparison_model import Answer, Asked, cells
 from harness.analysis.contrasts.comparison import Pool
-from harness.analysis.format import Entry, figure_entry, replicas_in_words, with_interval
+from harness.analysis.format import replicas_in_words, with_interval
+from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate, t_interval
 
 Figure = Callable[[Experiment], float | None]
@@ -70,7 +71,9 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
         "is one input, as the replicas counted them." + (f" Prices: {prices(asked)}." if priced else ""),
         [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
-        Table(["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3),
+        Table.of(
+            ["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3
+        ),
         missing=missing,
     )
 

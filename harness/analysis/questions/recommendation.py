@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from harness.analysis.campaign import Cell, shared
 from harness.analysis.compare import Comparison, relative
-from harness.analysis.comparison_model import Answer, Asked, Table, counts, missing_modes
+from harness.analysis.comparison_model import Answer, Asked, counts, missing_modes
 from harness.analysis.contrasts.comparison import Place, Pool, Setup
-from harness.analysis.format import Entry, figure_entry, quantity, ratio_entry, replicas_in_words
+from harness.analysis.format import quantity, replicas_in_words
+from harness.analysis.pages.table import Entry, Table, figure_entry, ratio_entry
 from harness.analysis.questions.price import costs_per_million
 from harness.analysis.statistics import NO_DIFFERENCE, SIGNIFICANCE, Estimate, difference, holm, ratio, t_interval
 
@@ -205,7 +206,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "Where there is no significant difference, either is named with the better mean. What the best costs by other measures, against the same "
         "runner-up, is named where the interval of that one ratio leaves no doubt.",
         _sentences(found),
-        Table(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
+        Table.of(HEADERS, [_row(choice) for choice in found], words=6) if found else None,
         missing=missing,
         table_first=True,
     )

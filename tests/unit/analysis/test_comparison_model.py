@@ -97,7 +97,7 @@ def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Poo
     for answer in found.values():
         assert answer.sentences, answer.name
         assert answer.table is not None
-        assert all(len(row) == len(answer.table.headers) for row in answer.table.rows)
+        assert all(len(row) == len(answer.table.columns) for row in answer.table.rows)
     assert found["switching"].pictures
 
 

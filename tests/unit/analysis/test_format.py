@@ -5,18 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.analysis.format import (
-    DASH,
-    Entry,
-    clipped,
-    duration,
-    figure_entry,
-    missing,
-    number,
-    quantity,
-    ratio_entry,
-    with_interval,
-)
+from harness.analysis.format import clipped, duration, number, quantity, with_interval
+from harness.analysis.pages.table import figure_entry, ratio_entry
 from harness.analysis.statistics import Estimate
 
 
@@ -95,12 +85,3 @@ def test_durations() -> None:
 def test_long_stories_are_cut_to_one_line() -> None:
     assert clipped("a\n b") == "a b"
     assert clipped("x" * 400) == "x" * 297 + "..."
-
-
-def test_each_reason_for_a_missing_figure_is_said_once_with_its_columns() -> None:
-    absent = [Entry(DASH, reason="no GPU."), Entry("1"), Entry(DASH, reason="one run")]
-    rows: list[list[str | Entry]] = [["a", *absent], ["b", *absent], ["c", Entry("2"), absent[0], absent[0]]]
-    assert missing(rows, ["Workload", "Energy", "Power", "Speed-up"]) == [
-        ("no GPU", ["Energy", "Power", "Speed-up"]),
-        ("one run", ["Speed-up"]),
-    ]

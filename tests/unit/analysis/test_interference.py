@@ -17,7 +17,7 @@ from harness.analysis.chart import Chart
 from harness.analysis.comparison_page import isolated, overheads
 from harness.analysis.contrasts.comparison import Pool, gather
 from harness.analysis.figure_style import Picture
-from harness.analysis.interference_tables import tables
+from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
     Outcome,
@@ -371,7 +371,7 @@ def test_one_repeat_is_said_and_not_decided(analysis):
 
     assert found is not None
     assert "19.8 % overhead: not decidable, one repeat has no interval" in found.sentences()[0]
-    entry = tables(found)["overhead_rows"][0].items[0]
+    entry = overhead_table(found).rows[0][5]
     assert (entry.text, entry.reason) == ("19.8 % not decidable", "one repeat has no interval")
 
 
@@ -406,7 +406,7 @@ def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
         assert "whisper" in said
     assert 'class="badge INVALID">fail' in page
     assert 'class="badge VALID">pass' in page
-    assert "| beside | resnet50 | 1 | time-slicing | 20.0 % (" in text
+    assert "| beside | resnet50 | 1 | time-slicing | 3 | 20.0 % (" in text
     document = json.loads((folder / "summary.json").read_text())
     [line] = [x for x in document["overheads"] if x["condition"] == "hooked" and x["measure"] == "throughput"]
     assert line["outcome"] == "pass"

@@ -16,6 +16,7 @@ from harness.analysis.comparability import differences, gpu_names, refuse_unlike
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.narrative import answers, caveats
+from harness.analysis.pages.tables import _scaling_entry
 from harness.analysis.report import report_of, write_report
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import Manifest, Status, latencies
@@ -77,7 +78,7 @@ def test_markdown_links_every_plot_and_keeps_its_tables_whole(folder: Path) -> N
     table = rows[:5]
     assert len({line.count("|") for line in table}) == 1, table
     assert [line.split("|")[1].strip() for line in table[2:]] == ["1", "3", "8"]
-    assert "1 of 2" in table[4]
+    assert "1/2" in table[4]
     assert "resnet50_r8_time-slicing_rep2" in text
 
 
@@ -280,8 +281,8 @@ def test_a_figure_of_fewer_runs_than_the_line_says_of_how_many_it_is(tmp_path: P
     folder = write_campaign(tmp_path / "some", replicas=[1], repeats=3, shape=Shape(record_s=4))
     latencies.kept(folder / "resnet50_r1_time-slicing_rep2")[0].unlink()
     (cell,) = analyse(folder).cells
-    assert report._entry(cell, "latency_p99_exact").small[-1] == "of 2 runs"
-    assert len(report._entry(cell, "throughput").small) == 1
+    assert _scaling_entry(cell, "latency_p99_exact").small[-1] == "of 2 runs"
+    assert len(_scaling_entry(cell, "throughput").small) == 1
 
 
 def test_a_ratio_shows_its_whole_interval(folder: Path) -> None:
@@ -344,5 +345,5 @@ def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_pla
     assert "| Replicas | Where | Verdict |" in text
     assert "| 3 | 2 + 1 on 2 GPUs of 2 nodes | VALID |" in text
     assert " | n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1 | " in text
-    assert '<td class="words" role="cell">2 + 1 on 2 GPUs of 2 nodes</td>' in page
+    assert '<td role="cell" class="words wrap">2 + 1 on 2 GPUs of 2 nodes</td>' in page
     assert "Ran on n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1." in page

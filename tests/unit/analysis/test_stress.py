@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from harness.analysis import goodput
+from harness.analysis.pages.tables import goodput_table
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import FailureMode, Grade, LoadPoint, Run, Served, StressSeries, search, series_of
 from harness.errors import ReasonCode
@@ -370,7 +371,8 @@ def test_the_answer_names_the_number_of_servers_its_energy_and_its_price():
     assert goodput.sentences(like)[0].endswith("Not told apart from it: 1 under time-slicing.")
     alone = [replace(best, goodput=Estimate(9, None, None, 1, None)) for best in found]
     assert goodput.sentences(alone)[0].endswith("Measured once, so without an interval.")
-    titles, rows = goodput.table(found)
+    table = goodput_table(found)
+    titles, rows = table.titles, table.rows
     assert titles == [
         "workload",
         "sharing",

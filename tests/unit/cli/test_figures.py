@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.analysis.headline import concerns, headline
+from harness.analysis.pages import tables
 from harness.campaign.thresholds import Gate
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
@@ -101,8 +102,8 @@ def test_columns_go_in_their_order_until_a_line_has_room(analysis, capsys, monke
 def test_long_names_are_shortened_when_nothing_else_can_go():
     row = {"workload": "w" * 41, "sharing": "time-slicing", "replicas": "8", "condition": "c" * 30, "verdict": "VALID"}
     rows = [row, row | {"sharing": "mps"}]
-    assert figures._fit(rows, 80) == []
-    assert figures._excess(rows, 80) <= 0
+    assert tables._fit(rows, 80) == []
+    assert tables._excess(rows, 80) <= 0
     assert rows[0]["workload"].endswith("...")
 
 
