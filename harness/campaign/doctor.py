@@ -54,14 +54,14 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         spec: what a campaign says of the cluster.
         experiments: that are going to run; none: only what is true of every campaign is checked.
     """
-    from harness.backends.kubernetes import access, prometheus_operator, rbac
+    from harness.backends.kubernetes import preflight, prometheus_operator, rights
     from harness.backends.kubernetes.backend import KubernetesBackend
 
     backend = KubernetesBackend(spec, campaign_id="doctor")
     findings = list(backend.check(experiments))
     if any(one.check == "cluster" for one in findings):
         return [_of_cluster("API server", ["cluster"], "", findings)], ""
-    findings += [*rbac.check_looks(backend.api, spec), *rbac.check_pod_security(backend.api, spec)]
+    findings += [*rights.check_looks(backend.api, spec), *preflight.check_pod_security(backend.api, spec)]
     if monitor := prometheus_operator.wanted(backend.api, spec):
         message = (
             f"the Prometheus Operator is there, and no PodMonitor that it heeds names replicas in {spec.namespace}."
@@ -75,7 +75,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "pod security": (["pod security"], "restricted"),
         "rights": (["rights"], "all"),
         "runtime class": (["runtime class"], spec.gpu_runtime_class or "none asked for"),
-        "quota": (["quota"], "lets the replicas in"),
+        "quota": (["quota", "admission", "priority class", "queue"], "lets the replicas in"),
         "nodes": (
             ["nodes", "pressure", "image", "gpus", "room", "busy", "sharing", "claims"],
             _lends(spec),
@@ -88,7 +88,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
     }
     checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
     lacking = any(one.check in {"namespace", "pod security", "rights", "pod monitor"} for one in findings)
-    return checks, access.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
+    return checks, rights.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
 
 
 def _lends(spec: KubernetesSpec) -> str:

@@ -186,7 +186,7 @@ class ProfileJob:
 
     def _fetch_left(self, api: KubernetesApi) -> None:
         """What was measured after an earlier harness was killed, from a pod that still has it."""
-        label = f"{objects.CAMPAIGN_LABEL}={self._id}"
+        label = f"{pods.CAMPAIGN_LABEL}={self._id}"
         for left in api.list(objects.pods_path(self._spec.namespace), labels=label):
             try:
                 replica = pods.as_replica(left, 0)

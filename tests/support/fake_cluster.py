@@ -1,7 +1,7 @@
 """A Kubernetes API server in this process, for tests and trials without a cluster.
 
 It speaks the part of the REST interface that the harness uses: get, list with selectors, watch with resource versions
-and expiry, create, server-side apply, merge patch, deletion with grace and finalizers, and handing requests on to pods and
+and expiry, create (dry runs with admission, too), server-side apply, merge patch, deletion with grace and finalizers, and handing requests on to pods and
 their logs to a kubelet. Nothing runs by itself: like a bare API server it has no controllers and no nodes, whoever uses it
 plays them. The integration tests hold it against the real kube-apiserver.
 """
@@ -23,6 +23,7 @@ from typing import Any, Self
 
 import orjson
 
+from tests.support.fake_admission import admitted
 from tests.support.fake_cluster_store import Refusal, Store, Target, parse_path
 
 TOKEN = "fake-cluster"
@@ -163,9 +164,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _serve(self, target: Target, query: dict[str, str], body: dict[str, Any]) -> None:
         store = self.server.cluster.store
         if self.command == "POST":
-            self._send(201, store.create(target, body))
+            dry_run = query.get("dryRun") == "All"
+            made = admitted(store, target, body, dry_run=dry_run)
+            self._send(201, made if dry_run else store.create(target, body))
         elif self.command == "PATCH":
             applying = "apply-patch" in str(self.headers.get("Content-Type"))
+            if applying and target.namespace and not store.has(target):
+                admitted(store, target, body, dry_run=False)
             self._send(200, store.apply(target, body) if applying else store.merge(target, body))
         elif self.command == "DELETE":
             self._send(200, store.delete(target, body))

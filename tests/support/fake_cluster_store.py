@@ -120,6 +120,11 @@ class Store:
         with self._changed:
             return self._found(target)
 
+    def has(self, target: Target) -> bool:
+        """Whether there is such an object."""
+        with self._changed:
+            return (target.resource, target.namespace, target.name) in self._objects
+
     def listing(self, target: Target, query: Mapping[str, str]) -> Object:
         """The objects of a collection that match."""
         with self._changed:
@@ -145,7 +150,7 @@ class Store:
     def apply(self, target: Target, body: Object) -> Object:
         """Server-side apply with one manager: the fields given are merged, lists replaced."""
         with self._changed:
-            if (target.resource, target.namespace, target.name) not in self._objects:
+            if not self.has(target):
                 return self._made(target, body)
         return self.merge(target, body)
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from harness.backends.kubernetes import access, objects, queue_wait
+from harness.backends.kubernetes import objects, queue_wait, rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.spec import KubernetesSpec
 from tests.support.processes import eventually
 
 _OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _VERSION = {
-    "name": access.KUEUE_VERSIONS[0],
+    "name": rights.KUEUE_VERSIONS[0],
     "served": True,
     "storage": True,
     "subresources": {"status": {}},
@@ -22,9 +22,9 @@ _VERSION = {
 _DEFINITION = {
     "apiVersion": "apiextensions.k8s.io/v1",
     "kind": "CustomResourceDefinition",
-    "metadata": {"name": f"workloads.{access.KUEUE}"},
+    "metadata": {"name": f"workloads.{rights.KUEUE}"},
     "spec": {
-        "group": access.KUEUE,
+        "group": rights.KUEUE,
         "scope": "Namespaced",
         "names": {"kind": "Workload", "plural": "workloads", "singular": "workload"},
         "versions": [_VERSION],
@@ -49,7 +49,7 @@ class Kueue:
     def __post_init__(self) -> None:
         namespace = self.api.namespace
         self.jobs = f"/apis/batch/v1/namespaces/{namespace}/jobs"
-        self.workloads = f"/apis/{access.KUEUE}/{access.KUEUE_VERSIONS[0]}/namespaces/{namespace}/workloads"
+        self.workloads = f"/apis/{rights.KUEUE}/{rights.KUEUE_VERSIONS[0]}/namespaces/{namespace}/workloads"
 
     def __enter__(self):
         self.api.apply(f"{_DEFINITIONS}/{_DEFINITION['metadata']['name']}", _DEFINITION)
@@ -65,7 +65,7 @@ class Kueue:
 
     def allow(self, spec: KubernetesSpec) -> None:
         """Give the harness's account what ``harness doctor --kubernetes`` prints for reading Workloads."""
-        for one in yaml.safe_load_all(access.manifest(spec)):
+        for one in yaml.safe_load_all(rights.manifest(spec)):
             name = one["metadata"]["name"]
             if "workloads" in name:
                 kind = f"{one['kind'].lower()}s"
@@ -77,7 +77,7 @@ class Kueue:
         for job in self._held():
             name, uid = f"job-{job['metadata']['name']}-1a2b3", job["metadata"]["uid"]
             labels = {queue_wait.JOB_UID_LABEL: uid}
-            body = {"apiVersion": f"{access.KUEUE}/{access.KUEUE_VERSIONS[0]}", "kind": "Workload"}
+            body = {"apiVersion": f"{rights.KUEUE}/{rights.KUEUE_VERSIONS[0]}", "kind": "Workload"}
             self.api.apply(f"{self.workloads}/{name}", {**body, "metadata": {"name": name, "labels": labels}})
             condition = {"type": kind, "status": "False", "reason": "Pending", "message": message}
             self.api.patch(f"{self.workloads}/{name}/status", {"status": {"conditions": [condition]}})

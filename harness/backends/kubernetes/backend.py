@@ -14,7 +14,8 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import Asked, LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
-from harness.backends.kubernetes.parts import Part
+from harness.backends.kubernetes.parts import PodGroup
+from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, ClusterError, Finding, Severity
 from harness.metrics.catalogue import CATALOGUE
@@ -85,7 +86,7 @@ class KubernetesBackend:
 
     def delete_all(self, api: KubernetesApi) -> list[str]:
         """Delete this campaign's objects and wait until their pods are gone; a sentence for each. Raises ClusterError."""
-        label = f"{objects.CAMPAIGN_LABEL}={self._campaign_id}"
+        label = f"{CAMPAIGN_LABEL}={self._campaign_id}"
         sentences = []
         for kind, collection in objects.collections(self._spec, given=self._given).items():
             for one in api.list(collection, labels=label):
@@ -178,10 +179,10 @@ class KubernetesBackend:
         self.delete_all(api)  # its own pods hold GPUs, too
         self._mode.to(experiment, api, abort, notice)
 
-    def _measured(self, experiment: ExperimentSpec, folder: Path) -> Part:
+    def _measured(self, experiment: ExperimentSpec, folder: Path) -> PodGroup:
         return parts.measured(experiment, folder, self._spec, self._campaign_id)
 
-    def _deployment(self, part: Part, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
+    def _deployment(self, part: PodGroup, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
         record, clock = self._record, self._clock
         of = (self.api, part.spec, part.workload, part.experiment, part.folder)
         return KubernetesDeployment(*of, clock=clock, record=record, neighbour=neighbour, notice=notice)

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.backends.base import Notify
-from harness.backends.kubernetes import capacity
 from harness.backends.kubernetes.api import Api, OwnedObject
+from harness.backends.kubernetes.pods import own
 from harness.errors import BackendError
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
@@ -216,7 +216,7 @@ def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
     return {
         device: f"{one['metadata']['namespace']}/{one['metadata']['name']}"
         for one in claims
-        if not capacity.own(one, campaign_id)
+        if not own(one, campaign_id)
         for device in _given(one)
     }
 

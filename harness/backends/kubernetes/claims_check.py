@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from harness.backends.kubernetes import capacity, claims
+from harness.backends.kubernetes import claims
 from harness.backends.kubernetes.api import Api
-from harness.backends.kubernetes.capacity import Object
+from harness.backends.kubernetes.nodes import Object, selected
 from harness.errors import Finding, Severity, counted
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
@@ -30,7 +30,7 @@ def check_claims(
     for name in dict.fromkeys(claims.device_class(one.sharing) for one in experiments):
         if api.find(f"{claims.API}/deviceclasses/{name}") is None:
             yield Finding(Severity.ERROR, "claims", f"there is no DeviceClass {name}.", _DRIVER_ADVICE)
-    nodes = {one["metadata"]["name"]: one for one in usable if capacity.selected(one, spec)}
+    nodes = {one["metadata"]["name"]: one for one in usable if selected(one, spec)}
     listed = [each for each in claims.devices(api.list(claims.SLICES)) if each[0] in nodes]
     yield from _lent_twice(listed, nodes.values(), spec)
     others = claims.given(api.list(claims.CLAIMS), campaign_id)
@@ -45,7 +45,7 @@ def check_claims(
 def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
     """Whether the driver lists GPUs of nodes whose device plugin lends them, for campaigns without claims. Raises ClusterError."""
     if spec.gpus_per_replica and api.find(claims.API) is not None:
-        nodes = {one["metadata"]["name"]: one for one in usable if capacity.selected(one, spec)}
+        nodes = {one["metadata"]["name"]: one for one in usable if selected(one, spec)}
         listed = [each for each in claims.devices(api.list(claims.SLICES)) if each[0] in nodes]
         yield from _lent_twice(listed, nodes.values(), spec)
 

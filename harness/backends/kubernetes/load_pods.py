@@ -12,7 +12,7 @@ from harness.backends.base import Load
 from harness.backends.kubernetes import artifacts
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
-from harness.backends.kubernetes.parts import Part
+from harness.backends.kubernetes.parts import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError
@@ -29,7 +29,7 @@ class LoadPods:
         clock: real time.
     """
 
-    def __init__(self, api: KubernetesApi, part: Part, clock: Clock) -> None:
+    def __init__(self, api: KubernetesApi, part: PodGroup, clock: Clock) -> None:
         self._api, self._folder = api, part.folder
         self._pods = KubernetesDeployment(api, part.spec, part.workload, part.experiment, part.folder, clock=clock)
 

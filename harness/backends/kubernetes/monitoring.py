@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from harness.backends.kubernetes.capacity import DEVICES_ADVICE, too_many
+from harness.backends.kubernetes.nodes import DEVICES_ADVICE, too_many
 from harness.errors import Finding, NoDataError, PrometheusError, PrometheusUnavailableError, Severity
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer

@@ -1,47 +1,411 @@
-"""What a node's status says: whether it can carry replicas, and what machine it is."""
+"""The nodes: are they fit, have they room for the pods and for nobody else, and what machines are they?"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
-from harness.backends.kubernetes.pods import Object, condition
+from harness.backends.base import IMAGE
+from harness.backends.kubernetes.admission import COMPUTE, OF_BYTES, Amounts, PlannedPods, pod_resources
+from harness.backends.kubernetes.pods import condition, own
+from harness.errors import Finding, Severity, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
-from harness.spec.quantity import amount
+from harness.spec import KubernetesSpec, PullPolicy
+from harness.spec.quantity import amount, in_words
 
-PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+Object = Mapping[str, Any]
+
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure", "NetworkUnavailable")
+GPU_COUNT_LABEL = "nvidia.com/gpu.count"
+CLUSTERS_TAINTS = "node.kubernetes.io/"
+"""The cluster itself sets and removes these, with the node's conditions."""
+LISTED_IMAGES = 50
+"""A node's status names this many of its images, the largest; with fewer, what is not named is not there."""
+HOLDERS_ADVICE = "End them: whatever they do on the GPU is measured, too."
+DEVICES_ADVICE = (
+    "Replicas are spread over whatever is there: narrow `kubernetes.node_selector`, or expect what there is."
+)
+_FAILED_GPU_ADVICE = (
+    "Read its log. After an Xid it withdraws one slice and lends the others of the same GPU on: "
+    "reset that GPU, or reboot the node, before anything is measured."
+)
+_ROOM_ADVICE = "Reserve less, use fewer replicas, or nodes that have more: `kubernetes.node_selector`."
+_ENDED = frozenset({"Succeeded", "Failed"})
+_NAMED = 5
+"""How many of a kind a sentence names."""
+_PodKind = tuple[tuple[str, Decimal], ...]
+"""What a pod asks for of a node, by resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """What pods can be given of one node, and what pods of others, ``namespace/pod``, hold of it."""
+
+    name: str
+    lends: Amounts
+    held: Mapping[str, Amounts]
+
+    def taken(self, resource: str) -> Decimal:
+        """What others hold of a resource."""
+        return sum((amounts.get(resource, Decimal()) for amounts in self.held.values()), Decimal())
+
+    def fits(self, pod: Mapping[str, Decimal], *, empty: bool = False) -> int:
+        """How many pods that ask for this have room; ``empty``: were nobody else there."""
+        free = {key: self.lends.get(key, Decimal()) - (0 if empty else self.taken(key)) for key in pod}
+        return max(0, min(int(free[key] // value) for key, value in pod.items()))
+
+
+def rooms(nodes: Sequence[Object], pods: Sequence[Object], campaign_id: str) -> list[NodeRoom]:
+    """What each of these nodes has; the campaign's own pods are gone before anything is made."""
+    held: dict[str, dict[str, Amounts]] = defaultdict(dict)
+    for pod in pods:
+        if not ended(pod) and not own(pod, campaign_id):
+            held[pod["spec"].get("nodeName") or ""][_full_name(pod)] = pod_resources(pod["spec"]).requests
+    return [
+        NodeRoom(
+            name(node),
+            {key: value for key, text in _allocatable(node).items() if (value := amount(text)) is not None},
+            held[name(node)],
+        )
+        for node in nodes
+    ]
+
+
+def check_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether there is a node to run on, and what the nodes say of themselves."""
+    wanted = [node for node in nodes if selected(node, spec)]
+    if not wanted:
+        terms = [f"{key}={value}" for key, value in spec.node_selector.items()]
+        terms += [" ".join((term.key, term.operator, *term.values)) for term in spec.node_affinity]
+        message = f"no node has the labels {', '.join(terms)}." if terms else "the cluster has no node."
+        advice = "Check the context, `kubernetes.node_selector` and `node_affinity`."
+        yield Finding(Severity.ERROR, "nodes", message, advice)
+        return
+    usable = [node for node in wanted if not unusable(node, spec)]
+    for node in wanted:
+        # A control plane that takes no pods is nothing to remark upon while other nodes do.
+        apart = usable and "node-role.kubernetes.io/control-plane" in labels(node)
+        if (why := unusable(node, spec)) and not apart:
+            severity = Severity.WARNING if usable else Severity.ERROR
+            advice = "Mend the node: kubectl describe node tells more."
+            yield Finding(severity, "nodes", f"node {name(node)} takes no replica: {why}.", advice)
+    for node in usable:
+        for kind in pressures(node):
+            message = f"node {name(node)} is under {_in_words(condition(dict(node), kind))}."
+            advice = "Free what it lacks first: replicas would be evicted in mid-experiment."
+            yield Finding(Severity.ERROR, "pressure", message, advice)
+
+
+def check_gpus(
+    nodes: Sequence[Object], pods: Sequence[Object], spec: KubernetesSpec, replicas: int, campaign_id: str
+) -> Iterator[Finding]:
+    """Whether the slices are enough for ``replicas``, and who else has some."""
+    if not spec.gpus_per_replica:
+        return
+    usable, resource = [node for node in nodes if takes(node, spec)], spec.gpu_resource
+    for node in usable:
+        if less := withdrawn(node, resource):
+            yield Finding(Severity.WARNING, "gpus", f"{less}.", _FAILED_GPU_ADVICE)
+    found = rooms(usable, pods, campaign_id)
+    lending = {room.name: int(room.lends[resource]) for room in found if room.lends.get(resource)}
+    if not lending:
+        message = f"none of {len(found)} usable nodes advertises {resource}."
+        advice = "Is the device plugin running? kubectl get pods --all-namespaces, and its log, tell why not."
+        yield Finding(Severity.ERROR, "gpus", message, advice)
+        return
+    fitting = sum(room.fits({resource: Decimal(spec.gpus_per_replica)}) for room in found)
+    if fitting < replicas:
+        offers = ", ".join(f"{node} offers {slices}" for node, slices in lending.items())
+        held = sum(room.taken(resource) for room in found)
+        yield Finding(
+            Severity.ERROR,
+            "gpus",
+            f"{counted(replicas, 'replica', 'need')} {replicas * spec.gpus_per_replica} {resource}, and there is room for {fitting}: "
+            f"{offers}{f', of which others hold {held}' if held else ''}.",
+            "Use fewer replicas, or more slices: harness sharing time-slicing --replicas N.",
+        )
+    if there := [pod for room in found for pod, amounts in room.held.items() if amounts.get(resource)]:
+        more = f" and {len(there) - _NAMED} more" if len(there) > _NAMED else ""
+        message = f"pods that are not of this campaign hold {resource}: {', '.join(there[:_NAMED])}{more}."
+        yield Finding(Severity.WARNING, "gpus", message, HOLDERS_ADVICE)
+    yield from check_devices(nodes, spec)
+
+
+def check_devices(nodes: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the nodes have as many GPUs as the campaign expects, where it does."""
+    counts = {
+        name(node): int(labels(node)[GPU_COUNT_LABEL])
+        for node in nodes
+        if takes(node, spec) and str(labels(node).get(GPU_COUNT_LABEL, "")).isdigit()
+    }
+    total = sum(counts.values())
+    if spec.expected_gpus is not None and counts and total != spec.expected_gpus:
+        listed = ", ".join(f"{node}: {count}" for node, count in counts.items())
+        yield Finding(Severity.WARNING, "gpus", too_many(total, spec.expected_gpus, listed), DEVICES_ADVICE)
+
+
+def too_many(found: int, expected: int, where: str) -> str:
+    """The sentence about GPUs that are there and were not expected, or the other way round."""
+    return f"{counted(found, 'GPU')} where {expected} {'was' if expected == 1 else 'were'} expected ({where})."
+
+
+def check_room(
+    nodes: Sequence[Object], pods: Sequence[Object], experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
+) -> Iterator[Finding]:
+    """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more.
+
+    Args:
+        nodes: that are fit to take pods, whether or not a group's selector takes them.
+        pods: of the whole cluster.
+        experiments: what each makes, all of it at once.
+        campaign_id: of the campaign.
+    """
+    found = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
+    most: dict[_PodKind, list[PlannedPods]] = {}
+    needed: Amounts = {}
+    for planned in experiments:  # one at a time, so that the largest decides
+        kinds = _kinds(planned)
+        for kind, alike in kinds.items():
+            most[kind] = max(most.get(kind, []), alike, key=_number)
+        for key in COMPUTE if len(kinds) > 1 else ():
+            total = sum((dict(kind).get(key, Decimal()) * _number(alike) for kind, alike in kinds.items()), Decimal())
+            needed[key] = max(total, needed.get(key, Decimal()))
+    by_kind = [
+        finding
+        for kind, alike in most.items()
+        for finding in _check_kind(
+            dict(kind), alike, [found[name(node)] for node in nodes if selected(node, alike[0].group.spec)]
+        )
+    ]
+    yield from by_kind
+    for key, total in needed.items() if not by_kind else ():  # pods that have room by themselves
+        lent = sum((room.lends.get(key, Decimal()) for room in found.values()), Decimal())
+        held = sum((room.taken(key) for room in found.values()), Decimal())
+        if total > lent - held:
+            yield _no_room(
+                f"all pods of an experiment reserve {_shown(key, total)} of {key}, and the nodes have {_shown(key, lent)}, "
+                f"of which others hold {_shown(key, held)}.",
+                away=total <= lent,
+            )
+
+
+def reserve_compute(planned: Sequence[PlannedPods]) -> bool:
+    """Whether any of the pods asks for something that a node could lack."""
+    return bool(_kinds(planned))
+
+
+def _kinds(planned: Sequence[PlannedPods]) -> dict[_PodKind, list[PlannedPods]]:
+    """The pods of one experiment by what each asks for; those that ask for nothing are left out."""
+    kinds: dict[_PodKind, list[PlannedPods]] = {}
+    for pods in planned:
+        requests = pods.resources.requests
+        if kind := tuple((key, requests[key]) for key in COMPUTE if requests.get(key)):
+            kinds.setdefault(kind, []).append(pods)
+    return kinds
+
+
+def _check_kind(pod: Amounts, planned: Sequence[PlannedPods], nodes: Sequence[NodeRoom]) -> Iterator[Finding]:
+    number, fitting = _number(planned), sum(room.fits(pod) for room in nodes)
+    if fitting >= number:
+        return
+    asked = " and ".join(f"{_shown(key, value)} of {key}" for key, value in pod.items())
+    names = ", ".join(dict.fromkeys(pods.name for pods in planned))
+    listed = "; ".join(
+        f"{room.name} has "
+        + " and ".join(
+            f"{_shown(key, room.lends.get(key, Decimal()))} of {key}, of which others hold {_shown(key, room.taken(key))}"
+            for key in pod
+        )
+        for room in nodes[:_NAMED]
+    )
+    more = f"; and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    yield _no_room(
+        f"{counted(number, 'pod', 'reserve')} {asked} each ({names}), and there is room for {fitting}: {listed or 'no node'}{more}.",
+        away=sum(room.fits(pod, empty=True) for room in nodes) >= number,
+    )
+
+
+def _no_room(message: str, *, away: bool) -> Finding:
+    return Finding(Severity.ERROR, "room", message, f"{'End what holds it. ' * away}{_ROOM_ADVICE}", away=away)
+
+
+def _number(planned: Sequence[PlannedPods]) -> int:
+    return sum(pods.group.workload.replicas for pods in planned)
+
+
+def _shown(key: str, value: Decimal) -> str:
+    """Bytes are shortened to what a person reads; the comparison is exact."""
+    mebi = (value / 2**20).to_integral_value() * 2**20
+    return in_words(mebi if key in OF_BYTES else value, of_bytes=key in OF_BYTES)
+
+
+def check_image(nodes: Sequence[Object], spec: KubernetesSpec, image: str) -> Iterator[Finding]:
+    """Whether an image can be there when a replica starts, as far as the nodes tell."""
+    registry, _, rest = image.partition("/")
+    if not (":" in rest or "@sha256:" in image) or image.endswith(":latest"):
+        advice = "Name a version or a digest, so that a repeat runs the same."
+        yield Finding(Severity.WARNING, IMAGE, f"{image} may be another image tomorrow.", advice)
+    pulls = spec.image_pull_policy is PullPolicy.IF_NOT_PRESENT and registry != "localhost"
+    if pulls or spec.image_pull_policy is PullPolicy.ALWAYS:
+        return
+    without = [name(node) for node in nodes if _lacks(node, image)]
+    if without:
+        ours = image == spec.image
+        yield Finding(
+            Severity.ERROR if len(without) == len(nodes) else Severity.WARNING,
+            IMAGE,
+            f"{image} is not in the store of {', '.join(without)}, and no registry has it.",
+            "Build it there: playbooks/workloads.yml." if ours else "Load it there, e.g. with podman load.",
+        )
+
+
+def _lacks(node: Object, image: str) -> bool:
+    images = _status(node).get("images") or []
+    return len(images) < LISTED_IMAGES and not any(image in (entry.get("names") or []) for entry in images)
+
+
+def holders(node: Object, pods: Sequence[Object], campaign_id: str) -> list[str]:
+    """The pods on a node, ``namespace/pod``, that hold any of its GPUs and are not of this campaign."""
+    return [
+        _full_name(pod)
+        for pod in pods
+        if pod["spec"].get("nodeName") == name(node)
+        and not ended(pod)
+        and not own(pod, campaign_id)
+        and any(
+            resource.startswith("nvidia.com/")
+            for kind in ("containers", "initContainers")
+            for container in pod["spec"].get(kind) or []
+            for resource in (container.get("resources") or {}).get("limits") or {}
+        )
+    ]
+
+
+def unusable(node: Object, spec: KubernetesSpec) -> str:
+    """Why the scheduler would place no replica on a node, in the node's own words; empty when it would."""
+    ready = condition(dict(node), "Ready")
+    if ready.get("status") != "True":
+        return f"it is not ready ({_in_words(ready)})" if ready else "it has never been ready"
+    if node["spec"].get("unschedulable"):
+        return "it is cordoned (kubectl uncordon lets pods on it again)"
+    for taint in node["spec"].get("taints") or []:
+        if taint.get("effect") in {"NoSchedule", "NoExecute"} and not _tolerated(taint, spec):
+            return f"it has the taint {taint['key']}={taint.get('value', '')}:{taint['effect']}"
+    return ""
+
+
+def _tolerated(taint: Object, spec: KubernetesSpec) -> bool:
+    return any(
+        (term.key is None or term.key == taint["key"])
+        and (term.operator == "Exists" or (term.value or "") == (taint.get("value") or ""))
+        and term.effect in {None, taint["effect"]}
+        for term in spec.tolerations
+    )
+
+
+def lost(nodes: Sequence[Object], spec: KubernetesSpec) -> bool:
+    """Whether a node, or what it lends, is away in a way that may end by itself: silent, cordoned, its plugin restarting."""
+    wanted = [node for node in nodes if selected(node, spec)]
+    if not wanted or any(_is_away(node) for node in wanted):
+        return True
+    if not spec.gpus_per_replica or spec.by_claims:
+        return False
+    idle = [node for node in wanted if not offered(_allocatable(node), spec)]
+    # A kubelet that has started anew says 0 of a resource until the device plugin is back.
+    restarted = any(spec.gpu_resource in (_status(node).get("capacity") or {}) for node in idle)
+    return len(idle) == len(wanted) or restarted or any(withdrawn(node, spec.gpu_resource) for node in wanted)
+
+
+def _is_away(node: Object) -> bool:
+    taints = [taint["key"] for taint in node["spec"].get("taints") or [] if taint.get("effect") != "PreferNoSchedule"]
+    return (
+        condition(dict(node), "Ready").get("status") != "True"
+        or bool(node["spec"].get("unschedulable"))
+        or any(key.startswith(CLUSTERS_TAINTS) for key in taints)
+    )
+
+
+def selected(node: Object, spec: KubernetesSpec) -> bool:
+    """Whether the campaign's selector and affinity take a node."""
+    return spec.takes(dict(labels(node)))
+
+
+def takes(node: Object, spec: KubernetesSpec) -> bool:
+    """Whether the scheduler would place a replica on a node."""
+    return selected(node, spec) and not unusable(node, spec)
+
+
+def offered(resources: Object, spec: KubernetesSpec) -> int:
+    """How many of the campaign's GPU resource are among some resources of a node."""
+    return int(resources.get(spec.gpu_resource, 0))
+
+
+def withdrawn(node: Object, resource: str) -> str:
+    """How much less of an extended resource a node lends than it has; empty when it lends all."""
+    has, lends = (int((_status(node).get(kind) or {}).get(resource, 0)) for kind in ("capacity", "allocatable"))
+    if lends >= has:
+        return ""
+    return (
+        f"node {name(node)} lends {lends} of its {has} {resource}: "
+        "the device plugin calls the others unhealthy, or is away"
+    )
 
 
 def not_ready(node: Object) -> str:
     """Why the node is not ready, in its own words; empty when it is."""
-    ready = condition(node, "Ready")
+    ready = condition(dict(node), "Ready")
     if ready.get("status") == "True":
         return ""
     words = f"{ready.get('reason') or 'no condition Ready'}: {ready.get('message') or 'nobody says why'}"
-    return f"node {node['metadata']['name']} is NotReady: {words}".rstrip(".")
+    return f"node {name(node)} is NotReady: {words}".rstrip(".")
 
 
 def silent(node: Object) -> bool:
     """Whether it is called not ready because its kubelet has not reported, and not by its kubelet."""
-    return condition(node, "Ready").get("status") == "Unknown"
+    return condition(dict(node), "Ready").get("status") == "Unknown"
 
 
 def pressures(node: Object) -> dict[str, str]:
     """The pressures that the node is under: kind and its own message."""
-    found = {kind: condition(node, kind) for kind in PRESSURES}
-    return {kind: str(one.get("message") or "") for kind, one in found.items() if one.get("status") == "True"}
+    found = {kind: condition(dict(node), kind) for kind in PRESSURES}
+    return {kind: str(entry.get("message") or "") for kind, entry in found.items() if entry.get("status") == "True"}
 
 
-def withdrawn(node: Mapping[str, Any], resource: str) -> str:
-    """How much less of an extended resource a node lends than it has; empty when it lends all."""
-    status = node.get("status") or {}
-    has, lends = (int((status.get(kind) or {}).get(resource, 0)) for kind in ("capacity", "allocatable"))
-    if lends >= has:
-        return ""
-    return (
-        f"node {node['metadata']['name']} lends {lends} of its {has} {resource}: "
-        "the device plugin calls the others unhealthy, or is away"
-    )
+def ended(pod: Object) -> bool:
+    """Whether it holds nothing any more."""
+    return _status(pod).get("phase") in _ENDED
+
+
+def name(item: Object) -> str:
+    """Name of an object."""
+    return str(item["metadata"]["name"])
+
+
+def labels(item: Object) -> Mapping[str, str]:
+    """Labels of an object."""
+    return item["metadata"].get("labels") or {}
+
+
+def _full_name(pod: Object) -> str:
+    return f"{pod['metadata']['namespace']}/{name(pod)}"
+
+
+def _status(item: Object) -> Mapping[str, Any]:
+    return item.get("status") or {}
+
+
+def _allocatable(node: Object) -> Mapping[str, Any]:
+    return _status(node).get("allocatable") or {}
+
+
+def _in_words(found: Object) -> str:
+    """A condition's kind, reason and message."""
+    message = " ".join(str(found.get("message") or "").split()).rstrip(".")
+    words = ": ".join(part for part in (str(found.get("reason") or ""), message) if part)
+    return f"{found.get('type')}, {words}" if words else str(found.get("type"))
 
 
 def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], software: Software) -> Provenance:
@@ -60,26 +424,24 @@ def provenance(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]], s
 
 def _host(nodes: Sequence[Object], statuses: Sequence[Mapping[str, Any]]) -> Host:
     """What the nodes say of themselves, and where they may not be read, what the replicas see of them."""
-    names = list(dict.fromkeys(str(status.get("node") or "unknown") for status in statuses)) or ["unknown"]
-    seen = {str(status.get("node") or "unknown"): status.get("host") or {} for status in statuses}
-    first: Mapping[str, Any] = next(iter(seen.values()), {})
-    info: Mapping[str, Any] = (nodes[0].get("status") or {}).get("nodeInfo") or {} if nodes else {}
+    seen = {str(status.get("node") or "unknown"): status.get("host") or {} for status in statuses} or {"unknown": {}}
+    first: Mapping[str, Any] = next(iter(seen.values()))
+    info: Mapping[str, Any] = _status(nodes[0]).get("nodeInfo") or {} if nodes else {}
+
+    def total(resource: str, fact: str) -> int | None:
+        told = [amount((_status(node).get("capacity") or {}).get(resource)) for node in nodes]
+        values = told if nodes else [host.get(fact) for host in seen.values()]
+        known = [int(value) for value in values if value is not None]
+        return sum(known) if known and len(known) == len(values) else None
+
     return Host(
-        hostname=", ".join(names),
+        hostname=", ".join(seen),
         os=str(info.get("osImage") or "unknown"),
         kernel=str(info.get("kernelVersion") or first.get("kernel") or "unknown"),
         architecture=str(info.get("architecture") or first.get("architecture") or "unknown"),
         cpu_model=str(first.get("cpu_model") or "unknown"),
-        cpus=_sum(nodes, seen, "cpu", "cpus") or 1,
-        memory_bytes=_sum(nodes, seen, "memory", "memory_bytes"),
+        cpus=total("cpu", "cpus") or 1,
+        memory_bytes=total("memory", "memory_bytes"),
         cgroup_version=first.get("cgroup_version"),
         psi=first.get("psi"),
     )
-
-
-def _sum(nodes: Sequence[Object], seen: Mapping[str, Mapping[str, Any]], resource: str, fact: str) -> int | None:
-    """A resource of all nodes together; None when one of them does not tell."""
-    told = [amount(((node.get("status") or {}).get("capacity") or {}).get(resource)) for node in nodes]
-    values = told if nodes else [host.get(fact) for host in seen.values()]
-    known = [int(value) for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None

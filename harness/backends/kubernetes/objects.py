@@ -18,6 +18,7 @@ import yaml
 from harness.backends.environment import client_settings, layered, scenario_environment, workload_environment
 from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.api import OwnedObject
+from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
 from harness.backends.mps import limits_environment
 from harness.data import data_path
 from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
@@ -40,8 +41,6 @@ LOAD_COMMAND = ("python", "-m", "harness.traffic.load_pod")
 LOAD_LABEL = "gpu-sharing-harness/load"
 """On the pods that send requests alone; the namespace's NetworkPolicies know it."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
-EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 NEIGHBOUR_LABEL = "gpu-sharing-harness/neighbour-of"
 """On a neighbour's pods alone: the experiment label of the measured ones."""
 KEEP_S = 3600

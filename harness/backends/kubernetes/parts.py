@@ -11,7 +11,7 @@ from harness.spec import ExperimentSpec, KubernetesSpec, ScenarioKind
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PodGroup:
     """One Deployment or Job of an attempt.
 
     Attributes:
@@ -33,13 +33,13 @@ def place(experiment: ExperimentSpec, spec: KubernetesSpec) -> KubernetesSpec:
     return objects.without_gpu(spec) if server and server.url else spec
 
 
-def measured(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> Part:
+def measured(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> PodGroup:
     """The measured replicas."""
     there = place(experiment, spec)
-    return Part(experiment, there, folder, objects.workload(experiment, folder, there, campaign_id))
+    return PodGroup(experiment, there, folder, objects.workload(experiment, folder, there, campaign_id))
 
 
-def neighbours(beside: Part, spec: KubernetesSpec, campaign_id: str) -> dict[str, Part]:
+def neighbours(beside: PodGroup, spec: KubernetesSpec, campaign_id: str) -> dict[str, PodGroup]:
     """Those of the measured replicas, by workload."""
     experiment, found = beside.experiment, {}
     position = experiment.replicas
@@ -50,20 +50,20 @@ def neighbours(beside: Part, spec: KubernetesSpec, campaign_id: str) -> dict[str
         own, folder = experiment.model_copy(update=changes), neighbour_folder(beside.folder, name)
         made = objects.workload(own, folder, spec, campaign_id, measured=beside.workload, position=position)
         position += each.replicas
-        found[name] = Part(own, spec, folder, made)
+        found[name] = PodGroup(own, spec, folder, made)
     return found
 
 
-def load(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str) -> Part:
+def load(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str) -> PodGroup:
     """One pod for each shard of the load, without a GPU."""
     shards = min(spec.load_generators, experiment.replicas)
     own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
     changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
     of, there = experiment.model_copy(update=changes), objects.without_gpu(spec)
-    return Part(of, there, folder / "load", objects.load_job(of, folder / "load", there, campaign_id, plan=plan))
+    return PodGroup(of, there, folder / "load", objects.load_job(of, folder / "load", there, campaign_id, plan=plan))
 
 
-def everything(experiment: ExperimentSpec, spec: KubernetesSpec, campaign_id: str) -> list[Part]:
+def everything(experiment: ExperimentSpec, spec: KubernetesSpec, campaign_id: str) -> list[PodGroup]:
     """All that there will be at once, looked at before anything is made."""
     folder, scenario = Path(experiment.experiment_id), experiment.workload.scenario
     first = measured(experiment, folder, spec, campaign_id)

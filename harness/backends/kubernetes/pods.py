@@ -17,6 +17,7 @@ LAYER = "layer"
 """The init container that copies the library of a layer."""
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 PORT_ANNOTATION = "prometheus.io/port"
+CAMPAIGN_LABEL = "gpu-sharing-harness/campaign"
 EXPERIMENT_LABEL = "gpu-sharing-harness/experiment"
 GPU_LABEL = "gpu-sharing-harness/gpu"
 """Number of a GPU that is shared by a claim, where there are several, on its pods and their owner."""
@@ -151,6 +152,11 @@ class End:
 def name(pod: Object) -> str:
     """Name of the pod."""
     return str(pod["metadata"]["name"])
+
+
+def own(item: Mapping[str, Any], campaign_id: str) -> bool:
+    """Whether an object is this campaign's."""
+    return bool(campaign_id) and (item["metadata"].get("labels") or {}).get(CAMPAIGN_LABEL) == campaign_id
 
 
 def is_ready(pod: Object) -> bool:

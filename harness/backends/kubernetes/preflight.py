@@ -1,36 +1,28 @@
-"""Everything that can be known about a cluster before a pod is started. Nothing is changed."""
+"""Everything that can be known about a cluster before a pod is started. Nothing is changed: what is tried is a dry run."""
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import (
-    capacity,
-    claims_check,
-    files,
-    grafana,
-    monitoring,
-    node_room,
-    parts,
-    quota,
-    rbac,
-    sharing,
-    switching,
-)
+from harness.backends.kubernetes import admission, claims_check, files, grafana, monitoring, nodes, parts, sharing
+from harness.backends.kubernetes import switching as switch
+from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
-from harness.backends.kubernetes.capacity import Object
-from harness.backends.kubernetes.objects import Workload
-from harness.backends.kubernetes.version import check_version, makes_jobs
+from harness.backends.kubernetes.nodes import Object
+from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, check_rights
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Finding, PrometheusError, Severity
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec
+from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec, ScenarioKind, WorkloadKind
 
 API_SKEW_S = 3.0
 """The API server's clock is told in whole seconds, after a round trip."""
+JOBS_SINCE = (1, 29)
+"""From which version of Kubernetes on a Job takes `backoffLimitPerIndex`."""
 
 
 def check(
@@ -51,55 +43,91 @@ def check(
         prometheus: makes the connection to the server that records.
     """
     try:
-        nodes = api.list("/api/v1/nodes")
+        every_node = api.list("/api/v1/nodes")
     except ClusterError as error:
         # An expired token may be renewed in the kubeconfig, which is read anew each time.
         if error.status is None or error.status in {*TRANSIENT, 401}:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice, away=True)]
-        nodes = None
-    jobs, given = makes_jobs(spec, experiments), files.any_named([one.workload for one in experiments])
+        every_node = None
+    jobs, given = _makes_jobs(spec, experiments), files.any_named([each.workload for each in experiments])
+    planned, admitted = _admitted(api, spec, experiments, campaign_id)
     findings = [
-        *(one for experiment in experiments for one in check_layer_of_image(experiment)),
-        *_tried("namespace", lambda: rbac.check_namespace(api, spec)),
+        *(finding for experiment in experiments for finding in check_layer_of_image(experiment)),
         *files.check_carried(experiments),
-        *(_tried("version", lambda: check_version(api)) if jobs else ()),
-        *_tried("rights", lambda: rbac.check_rights(api, spec, jobs=jobs, given=given)),
-        *_tried("runtime class", lambda: rbac.check_runtime_class(api, spec)),
-        *_tried("priority class", lambda: rbac.check_priority_class(api, spec)),
-        *_tried("queue", lambda: rbac.check_queue(api, spec)),
-        *_tried("quota", lambda: _check_quota(api, spec, experiments, campaign_id)),
+        *(_tried("version", lambda: _check_version(api)) if jobs else ()),
+        *_tried("rights", lambda: check_rights(api, spec, jobs=jobs, given=given)),
+        *admitted,
+        *_tried("queue", lambda: _check_queue(api, spec)),
         *_tried("clock", lambda: _check_clock(api)),
         *_check_token(api, experiments),
     ]
-    if nodes is None:
+    if every_node is None:
         message = "nodes and their GPUs are not checked: this account may not list them."
         findings.append(Finding(Severity.WARNING, "nodes", message, "Give it the roles of access.yaml.j2."))
     else:
-        usable = [node for node in nodes if not capacity.unusable(node, spec)]
-        found = list(capacity.check_nodes(nodes, spec))
-        if any(capacity.selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
-            found += _tried("gpus", lambda: check_gpus(api, nodes, usable, spec, experiments, campaign_id))
-            found += _tried("room", lambda: _check_room(api, usable, spec, experiments, campaign_id))
-        lost = capacity.lost(nodes, spec)
-        findings += [replace(one, away=one.away or (lost and one.severity is Severity.ERROR)) for one in found]
-        servers = [one.workload.server.image for one in experiments if one.workload.server]
-        layers = [one.condition.layer.preload_image for one in experiments if one.condition and one.condition.layer]
-        for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
-            findings += rbac.check_image(usable, spec, image)
+        findings += _check_nodes(api, every_node, spec, experiments, planned, campaign_id)
     try:
         server = prometheus()
     except (ClusterError, PrometheusError) as error:
         return [*dict.fromkeys(findings), Finding(Severity.ERROR, "prometheus", error.message, error.advice)]
     with server:
-        names = [str(node["metadata"]["name"]) for node in nodes or [] if capacity.takes(node, spec)]
+        names = [nodes.name(node) for node in every_node or [] if nodes.takes(node, spec)]
         findings += monitoring.check_prometheus(server, spec, experiments, time.time, nodes=names)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))
 
 
+def _admitted(
+    api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
+) -> tuple[list[list[PlannedPods]], list[Finding]]:
+    """What the experiments make, and what the API server and its quotas have against it."""
+    # Repeats, and modes that are not seen in objects, make the same.
+    distinct = {
+        (each.workload.name, each.replicas, each.sharing, each.condition and each.condition.name): each
+        for each in experiments
+    }
+    try:
+        groups = [parts.everything(each, spec, campaign_id) for each in distinct.values()]
+    except CampaignFileError:
+        return [], []  # files that cannot be carried into pods are an error of their own
+    try:
+        planned, refused = admission.try_pods(api, spec, groups)
+    except ClusterError as error:
+        return [], [_unchecked("admission", error)]
+    counted = _tried("quota", lambda: admission.check_quotas(api, spec, planned, campaign_id))
+    if counted:  # a quota that one pod exceeds already is said with its numbers
+        refused = [finding for finding in refused if "exceeded quota" not in finding.message]
+    return planned, [*refused, *counted]
+
+
+def _check_nodes(
+    api: Api,
+    every_node: Sequence[Object],
+    spec: KubernetesSpec,
+    experiments: Sequence[ExperimentSpec],
+    planned: Sequence[Sequence[PlannedPods]],
+    campaign_id: str,
+) -> Iterator[Finding]:
+    """Whether the nodes are fit, have what the pods need, and their images."""
+    usable = [node for node in every_node if not nodes.unusable(node, spec)]
+    findings = list(nodes.check_nodes(every_node, spec))
+    if any(nodes.selected(node, spec) for node in usable):  # what those lend that take no pod is no finding
+        findings += _tried("gpus", lambda: check_gpus(api, every_node, usable, spec, experiments, campaign_id))
+        if any(map(nodes.reserve_compute, planned)):
+            room = lambda: nodes.check_room(usable, api.list("/api/v1/pods"), planned, campaign_id)  # noqa: E731
+            findings += _tried("room", room)
+    lost = nodes.lost(every_node, spec)
+    for finding in findings:
+        yield replace(finding, away=finding.away or (lost and finding.severity is Severity.ERROR))
+    servers = [each.workload.server.image for each in experiments if each.workload.server]
+    layers = [each.condition.layer.preload_image for each in experiments if each.condition and each.condition.layer]
+    for image in dict.fromkeys([spec.image, *filter(None, [*servers, *layers])]):
+        yield from nodes.check_image(usable, spec, image)
+
+
 def check_gpus(
     api: Api,
-    nodes: Sequence[Object],
+    every_node: Sequence[Object],
     usable: Sequence[Object],
     spec: KubernetesSpec,
     experiments: Sequence[ExperimentSpec],
@@ -109,81 +137,97 @@ def check_gpus(
     if spec.by_claims:
         return [
             *claims_check.check_claims(api, usable, spec, experiments, campaign_id),
-            *capacity.check_devices(nodes, spec),
+            *nodes.check_devices(every_node, spec),
         ]
     pods = api.list("/api/v1/pods")
     twice = _tried("claims", lambda: claims_check.check_lent_twice(api, usable, spec))
     if spec.device_plugin_configs is not None:
         return [
             *twice,
-            *switching.check_cluster(api, nodes, pods, spec, experiments, campaign_id),
-            *capacity.check_devices(nodes, spec),
+            *switch.check_cluster(api, every_node, pods, spec, experiments, campaign_id),
+            *nodes.check_devices(every_node, spec),
         ]
     replicas = max((experiment.cell.processes for experiment in experiments), default=1)
-    wanted = [node for node in usable if capacity.selected(node, spec)]
+    wanted = [node for node in usable if nodes.selected(node, spec)]
     return [
         *twice,
         *sharing.check_sharing(wanted, pods, spec, experiments),
-        *capacity.check_gpus(nodes, pods, spec, replicas, campaign_id),
+        *nodes.check_gpus(every_node, pods, spec, replicas, campaign_id),
     ]
 
 
-def _check_quota(
-    api: Api, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
-) -> list[Finding]:
-    def planned() -> list[list[Workload]]:
-        return [[part.workload for part in each] for each in _planned(spec, experiments, campaign_id)]
-
-    return list(quota.check_quota(api, spec.namespace, planned, campaign_id))
-
-
-def _planned(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str) -> list[list[parts.Part]]:
-    """What each makes; repeats, and modes that are not seen in objects, make the same."""
-    distinct = {
-        (one.workload.name, one.replicas, one.sharing, one.condition and one.condition.name): one for one in experiments
-    }
+def check_pod_security(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the namespace keeps its pods as restricted as replicas are."""
     try:
-        return [parts.everything(one, spec, campaign_id) for one in distinct.values()]
-    except CampaignFileError:
-        return []  # files that cannot be carried into pods are an error of their own
-
-
-def _check_room(
-    api: Api, usable: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
-) -> list[Finding]:
-    """The pods of the whole cluster are listed only where ours ask for something."""
-    planned = _planned(spec, experiments, campaign_id)
-    try:
-        ranges = api.list(f"/api/v1/namespaces/{spec.namespace}/limitranges") if planned else []
+        namespace = api.find(f"/api/v1/namespaces/{spec.namespace}")
     except ClusterError:
-        ranges = []  # that it may not be read is said of the quota
-    bounds = [limit for one in ranges for limit in one["spec"].get("limits") or []]
-    if not any(node_room.stated(each, bounds) for each in planned):
-        return []
-    return list(node_room.check_room(usable, api.list("/api/v1/pods"), bounds, planned, campaign_id))
+        return  # said already: it may not be looked at
+    level = ((namespace or {}).get("metadata") or {}).get("labels", {}).get(ENFORCE)
+    if namespace is not None and level != "restricted":
+        message = f"the namespace {spec.namespace} enforces {f'the Pod Security level {level}' if level else 'no Pod Security level'}."
+        advice = f"Replicas pass the strictest: kubectl label namespace {spec.namespace} {ENFORCE}=restricted"
+        yield Finding(Severity.WARNING, "pod security", message, advice)
 
 
 def _tried(name: str, check: Callable[[], Iterable[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except ClusterError as error:
-        return [rbac.unchecked(name, error)]
+        return [_unchecked(name, error)]
 
 
-def _check_clock(api: Api) -> list[Finding]:
+def _unchecked(name: str, error: ClusterError) -> Finding:
+    return Finding(Severity.WARNING, name, f"not checked: {error.message}", error.advice)
+
+
+def _makes_jobs(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> bool:
+    """Whether a campaign's replicas, or the pods that ask them or others, are a Job's."""
+    workloads = [each.workload for each in experiments]
+    return spec.kind is WorkloadKind.JOB or any(
+        (each.scenario is not None and each.scenario.kind is ScenarioKind.HTTP)
+        or (each.server is not None and each.server.url)
+        for each in workloads
+    )
+
+
+def _check_version(api: Api) -> Iterator[Finding]:
+    """Whether Jobs can be as the harness makes them: before, the field is dropped without a word. Raises ClusterError."""
+    version = api.get("/version")
+    parts_of = [re.match(r"\d+", str(version.get(part) or "")) for part in ("major", "minor")]
+    numbers = tuple(int(part[0]) for part in parts_of if part)
+    if len(numbers) < len(JOBS_SINCE) or numbers < JOBS_SINCE:
+        message = (
+            f"the cluster is Kubernetes {version.get('gitVersion') or 'of a version that it does not say'}, and the campaign makes Jobs with "
+            "`backoffLimitPerIndex`, which Kubernetes knows from 1.29 on: without it one replica that ends takes all others along."
+        )
+        advice = "Upgrade the cluster; or take `kind: deployment`, no scenario http and no `server.url`."
+        yield Finding(Severity.ERROR, "version", message, advice)
+
+
+def _check_queue(api: Api, spec: KubernetesSpec) -> Iterator[Finding]:
+    """A Job for a queue that is not there stays suspended."""
+    place, name = f"namespaces/{spec.namespace}/localqueues", spec.queue_name
+    if name and not any(api.find(f"/apis/{KUEUE}/{version}/{place}/{name}") for version in KUEUE_VERSIONS):
+        message = f"there is no LocalQueue {name} in the namespace {spec.namespace}."
+        advice = f"Make it, or take one of: kubectl get localqueues --namespace {spec.namespace}"
+        yield Finding(Severity.ERROR, "queue", message, advice)
+
+
+def _check_clock(api: Api) -> Iterator[Finding]:
     """Tokens and leases go by the API server's clock."""
     there_s = api.server_time_s()
     skew_s = 0.0 if there_s is None else there_s - time.time()
-    if abs(skew_s) <= API_SKEW_S:
-        return []
-    message = f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
-    return [Finding(Severity.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")]
+    if abs(skew_s) > API_SKEW_S:
+        message = (
+            f"the API server's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's."
+        )
+        yield Finding(Severity.WARNING, "clock", message, "Synchronise both (timedatectl, chronyc tracking).")
 
 
 def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
     """A campaign waits for another token for as long as its limits let it; a person may be asleep by then."""
     ends_s = api.token_ends_s()
-    timings = [one.timing for one in experiments]
+    timings = [each.timing for each in experiments]
     planned_s = sum(timing.stabilise_s + timing.record_s + timing.cooldown_s for timing in timings)
     if ends_s is None or ends_s - time.time() > planned_s:
         return
@@ -199,10 +243,10 @@ def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Fi
     yield Finding(Severity.WARNING, "token", message, advice)
 
 
-def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> list[Finding]:
+def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Finding]:
     """A Grafana that runs during the recording is part of what is measured."""
     if spec.grafana is GrafanaCost.SCALE_DOWN or not grafana.running(api, spec):
-        return []
+        return
     namespace, _, name = spec.grafana_deployment.partition("/")
     try:
         cores = monitoring.cost_of(server, namespace, name)
@@ -210,4 +254,4 @@ def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> 
         cores = None  # why Prometheus does not answer is a finding of its own
     cost = f"it used {cores:.3f} CPU cores in the last 5 minutes" if cores is not None else "what it costs is not known"
     message = f"{spec.grafana_deployment} runs beside the measurement: {cost}, and whoever looks at it costs more."
-    return [Finding(Severity.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")]
+    yield Finding(Severity.WARNING, "grafana", message, "Set `kubernetes.grafana: scale-down`.")

@@ -6,8 +6,8 @@ import math
 
 from harness.backends.base import Notify
 from harness.backends.kubernetes import pods, rollout
-from harness.backends.kubernetes.access import KUEUE, KUEUE_VERSIONS
 from harness.backends.kubernetes.api import KubernetesApi, Object, selectors
+from harness.backends.kubernetes.rights import KUEUE, KUEUE_VERSIONS
 from harness.errors import BackendError
 from harness.spec import KubernetesSpec
 

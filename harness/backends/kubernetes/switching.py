@@ -15,10 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.base import Notify, unheard
-from harness.backends.kubernetes import capacity, device_configs, mps_share, sharing
+from harness.backends.kubernetes import device_configs, mps_share, sharing
 from harness.backends.kubernetes.api import Api, KubernetesApi
-from harness.backends.kubernetes.capacity import Object
 from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
+from harness.backends.kubernetes.nodes import (
+    GPU_COUNT_LABEL,
+    HOLDERS_ADVICE,
+    Object,
+    holders,
+    offered,
+    selected,
+    unusable,
+)
 from harness.backends.kubernetes.pods import condition
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError, Finding, Severity
@@ -154,7 +162,7 @@ class ModeSwitch:
         """What a node does not show yet of a configuration; empty when it shows everything."""
         node = api.get(f"{NODES}/{name}")
         pods = api.list("/api/v1/pods", fields=f"spec.nodeName={name}")
-        shows = capacity.slices((node.get("status") or {}).get("allocatable") or {}, self.spec)
+        shows = offered((node.get("status") or {}).get("allocatable") or {}, self.spec)
         if wanted.mode.traits.instances and self.spec.mig_config and _labels(node).get(MIG_STATE_LABEL) != "success":
             return f"the MIG manager calls node {name} {_labels(node).get(MIG_STATE_LABEL) or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
@@ -186,7 +194,7 @@ def check(
         campaign_id: whose own pods and marks are in nobody's way.
     """
     if not nodes:
-        message = f"no usable node has a GPU: neither {spec.gpu_resource} nor the label {capacity.GPU_COUNT_LABEL}."
+        message = f"no usable node has a GPU: neither {spec.gpu_resource} nor the label {GPU_COUNT_LABEL}."
         yield Finding(Severity.ERROR, "gpus", message, "Is the device plugin running?")
         return
     counts = {_name(node): gpus(node, configurations, spec) for node in nodes}
@@ -202,24 +210,22 @@ def check(
         for name, count in counts.items():
             if count is None and not chosen.mode.traits.instances:
                 message = f"how many GPUs node {name} has cannot be told."
-                advice = (
-                    f"Run NVIDIA's GPU feature discovery, or: kubectl label node {name} {capacity.GPU_COUNT_LABEL}=N"
-                )
+                advice = f"Run NVIDIA's GPU feature discovery, or: kubectl label node {name} {GPU_COUNT_LABEL}=N"
                 yield Finding(Severity.ERROR, "gpus", message, advice)
     for node in nodes:
         try:
             _refuse_claimed(node, _note(node), campaign_id)
         except BackendError as error:
             yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
-        holders = capacity.holders(node, pods, campaign_id)
-        if holders and all(_is_set(node, device_configs.labels(each, spec)) for each in wanted):
-            message = f"pods that are not of this campaign hold GPUs of node {_name(node)}: {', '.join(holders)}."
-            yield Finding(Severity.WARNING, "gpus", message, capacity.HOLDERS_ADVICE)
-        elif holders:
+        theirs = holders(node, pods, campaign_id)
+        if theirs and all(_is_set(node, device_configs.labels(each, spec)) for each in wanted):
+            message = f"pods that are not of this campaign hold GPUs of node {_name(node)}: {', '.join(theirs)}."
+            yield Finding(Severity.WARNING, "gpus", message, HOLDERS_ADVICE)
+        elif theirs:
             yield Finding(
                 Severity.ERROR,
                 "sharing",
-                f"node {_name(node)} cannot be switched: {', '.join(holders)} would lose the GPU.",
+                f"node {_name(node)} cannot be switched: {', '.join(theirs)} would lose the GPU.",
                 "Let them end, or keep the campaign from that node with `kubernetes.node_selector`.",
             )
 
@@ -288,11 +294,10 @@ def gpu_nodes(nodes: Sequence[Object], spec: KubernetesSpec) -> list[Object]:
     return [
         node
         for node in nodes
-        if capacity.selected(node, spec)
-        and not capacity.unusable(node, spec)
+        if selected(node, spec)
+        and not unusable(node, spec)
         and (
-            spec.gpu_resource in ((node.get("status") or {}).get("capacity") or {})
-            or capacity.GPU_COUNT_LABEL in _labels(node)
+            spec.gpu_resource in ((node.get("status") or {}).get("capacity") or {}) or GPU_COUNT_LABEL in _labels(node)
         )
     ]
 
@@ -305,13 +310,13 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
     labels = _labels(node)
     if sharing.divided(labels, spec):
         return None
-    told = str(labels.get(capacity.GPU_COUNT_LABEL, ""))
+    told = str(labels.get(GPU_COUNT_LABEL, ""))
     if told.isdigit():
         return int(told)
     current = next((one for one in configurations if one.name == labels.get(CONFIG_LABEL)), None)
     if current is None or current.mode.traits.instances:
         return None
-    return capacity.slices((node.get("status") or {}).get("capacity") or {}, spec) // current.slices or None
+    return offered((node.get("status") or {}).get("capacity") or {}, spec) // current.slices or None
 
 
 def _refuse(findings: Iterator[Finding]) -> None:

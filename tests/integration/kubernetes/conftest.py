@@ -13,7 +13,7 @@ import pytest
 import torch._dynamo  # noqa: F401
 import yaml
 
-from harness.backends.kubernetes import rbac
+from harness.backends.kubernetes import rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.backends.kubernetes.switching import SWITCHED
@@ -76,7 +76,7 @@ def _account(cluster: Cluster, path: Path) -> Path:
     for namespace in ("inference", "monitoring"):
         cluster.kubectl("create", "namespace", namespace)
     cluster.kubectl("apply", "-f", str(ROOT / "examples/cluster/access.yaml"))
-    for command in rbac.commands_to_allow_switching(KubernetesSpec(device_plugin_configs=CONFIGS)):
+    for command in rights.commands_to_allow_switching(KubernetesSpec(device_plugin_configs=CONFIGS)):
         cluster.kubectl(*command.split()[1:])
     token = cluster.kubectl("create", "token", "harness", "--namespace", "inference").stdout.strip()
     config = json.loads(cluster.kubeconfig.read_text())

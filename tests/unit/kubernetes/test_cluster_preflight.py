@@ -7,9 +7,9 @@ import pytest
 
 from harness.backends.kubernetes import claims, files, grafana, preflight
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.capacity import check_gpus, check_nodes, room
 from harness.backends.kubernetes.monitoring import seconds
-from harness.backends.kubernetes.rbac import REVIEWS, check_image
+from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes, takes
+from harness.backends.kubernetes.rights import REVIEWS
 from harness.campaign.plan import expand
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError, Severity
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, SharingBy, WorkloadSpec
@@ -17,7 +17,7 @@ from tests.support.experiments import campaign, experiment, neighbour
 from tests.support.fake_cluster import FakeCluster
 
 GPU = "nvidia.com/gpu"
-QUOTAS, LIMITS = (f"/api/v1/namespaces/inference/{kind}" for kind in ("resourcequotas", "limitranges"))
+QUOTAS = "/api/v1/namespaces/inference/resourcequotas"
 IMAGE = "localhost/gpu-sharing-harness/workload:1.0"
 SPEC = KubernetesSpec(image=IMAGE)
 
@@ -55,10 +55,7 @@ class Api:
         self.objects = {
             "/api/v1/nodes": {"items": [node()]},
             "/api/v1/pods": {"items": []},
-            "/api/v1/namespaces/inference": {"status": {"phase": "Active"}},
-            "/apis/node.k8s.io/v1/runtimeclasses/nvidia": {"handler": "nvidia"},
             QUOTAS: {"items": []},
-            LIMITS: {"items": []},
             "/version": {"major": "1", "minor": "36", "gitVersion": "v1.36.2"},
             **(objects or {}),
         }
@@ -81,7 +78,9 @@ class Api:
         del labels, fields
         return self.get(path)["items"]
 
-    def create(self, path, body):
+    def create(self, path, body, *, dry_run=False):
+        if dry_run:
+            return body  # tests of admission are test_admission's
         assert path == REVIEWS
         asked = body["spec"]["resourceAttributes"]
         resource = "/".join(filter(None, (asked["resource"], asked.get("subresource"))))
@@ -293,7 +292,7 @@ def test_a_selector_that_matches_no_node():
 def test_nodes_that_the_affinity_leaves_out_lend_nothing(requirement, taken):
     nodes = [node("one", labels={"pool": "a"}), node("two", labels={"pool": "b"}), node("none")]
     spec = KubernetesSpec(node_affinity=[{"key": "pool", **requirement}])
-    assert [one.name for one in room(nodes, [], spec, "mine")] == taken
+    assert [one["metadata"]["name"] for one in nodes if takes(one, spec)] == taken
     assert gpu_findings(nodes, [], 10 * len(taken), spec) == []
     [found] = gpu_findings(nodes, [], 10 * len(taken) + 1, spec)
     assert f"there is room for {10 * len(taken)}" in found.message
@@ -449,38 +448,18 @@ def test_grafana_that_may_not_be_scaled():
 
 
 def test_what_may_not_be_read_is_said_not_to_be_checked():
-    found = findings(Api(refused=["/api/v1/pods", "/apis/node.k8s.io/v1/runtimeclasses/nvidia"]))
-    assert set(found) == {("gpus", Severity.WARNING), ("runtime class", Severity.WARNING)}
+    found = findings(Api(refused=["/api/v1/pods", QUOTAS]))
+    assert set(found) == {("gpus", Severity.WARNING), ("quota", Severity.WARNING)}
     assert all(message.startswith("not checked: you may not read") for message in found.values())
     assert ("nodes", Severity.WARNING) in findings(Api(refused=["/api/v1/nodes"]))
 
 
-@pytest.mark.parametrize(
-    ("gone", "check"),
-    [("/api/v1/namespaces/inference", "namespace"), ("/apis/node.k8s.io/v1/runtimeclasses/nvidia", "runtime class")],
-)
-def test_what_is_not_there(gone, check):
-    api = Api()
-    del api.objects[gone]
-    assert list(findings(api)) == [(check, Severity.ERROR)]
-
-
-WAITING = KubernetesSpec(image=IMAGE, kind="job", priority_class="night", queue_name="gpus")
-CLASS = {"/apis/scheduling.k8s.io/v1/priorityclasses/night": {"value": 1}}
-
-
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
-def test_what_pods_wait_by_is_looked_for_by_its_name(version):
+def test_a_queue_is_looked_for_by_its_name(version):
+    waiting = KubernetesSpec(image=IMAGE, kind="job", queue_name="gpus")
     queue = {f"/apis/kueue.x-k8s.io/{version}/namespaces/inference/localqueues/gpus": {"spec": {}}}
-    assert findings(Api(CLASS | queue), WAITING) == {}
-    assert findings(Api(queue), WAITING) == {("priority class", Severity.ERROR): "there is no PriorityClass night."}
-    there_is_no = "there is no LocalQueue gpus in the namespace inference."
-    assert findings(Api(CLASS), WAITING) == {("queue", Severity.ERROR): there_is_no}
-
-
-def test_a_namespace_that_is_going():
-    found = findings(Api({"/api/v1/namespaces/inference": {"status": {"phase": "Terminating"}}}))
-    assert found["namespace", Severity.ERROR] == "the namespace inference is being deleted."
+    assert findings(Api(queue), waiting) == {}
+    assert set(findings(Api(), waiting)) == {("queue", Severity.ERROR)}
 
 
 def test_a_token_that_ends_within_the_planned_time_is_told_before_it_is_spent():

@@ -7,13 +7,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from harness.backends.kubernetes import access, prometheus_operator, rbac
+from harness.backends.kubernetes import prometheus_operator, rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.cli.app import app
 from harness.errors import UsageError
 from harness.replica.server import MetricsServer, Response
 from harness.spec import KubernetesSpec
-from tests.support import schemas
+from tests.support import fake_admission, schemas
 from tests.support.fake_cluster import FakeCluster, Review
 
 CAMPAIGN = """
@@ -65,9 +65,7 @@ def doctor(cluster, tmp_path):
 
 def furnish(cluster, tmp_path, **labels):
     api = KubernetesApi(KubernetesSpec(kubeconfig=str(cluster.write_kubeconfig(tmp_path / "admin"))))
-    namespace = {"metadata": {"name": "inference", "labels": labels}, "status": {"phase": "Active"}}
-    api.create("/api/v1/namespaces", namespace)
-    api.create("/apis/node.k8s.io/v1/runtimeclasses", {"metadata": {"name": "nvidia"}, "handler": "nvidia"})
+    fake_admission.furnish(cluster.store, **labels)
     api.create("/api/v1/nodes", NODE)
     api.patch("/api/v1/nodes/a/status", {"status": NODE["status"]})
 
@@ -86,7 +84,6 @@ def test_a_cluster_that_lacks_everything_is_told_and_given_what_to_apply(doctor,
     assert {name for name, one in checks.items() if one["required"]} == {
         "namespace",
         "rights",
-        "runtime class",
         "nodes",
     }
     assert "create deployments in inference; get pods/log in inference" in checks["rights"]["found"]
@@ -97,7 +94,7 @@ def test_a_cluster_that_lacks_everything_is_told_and_given_what_to_apply(doctor,
 
 
 def test_a_cluster_that_has_everything_is_fit(doctor, cluster, tmp_path):
-    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    furnish(cluster, tmp_path, **{rights.ENFORCE: "restricted"})
     code, text = doctor()
 
     assert code == 0, text
@@ -111,7 +108,7 @@ def test_a_namespace_without_a_security_level_is_a_remark(doctor, cluster, tmp_p
 
     assert (code, answer["ok"]) == (0, True)
     assert checks["pod security"]["found"] == "the namespace inference enforces no Pod Security level."
-    assert f"{access.ENFORCE}: restricted" in answer["access"]
+    assert f"{rights.ENFORCE}: restricted" in answer["access"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +130,7 @@ def test_a_namespace_without_a_security_level_is_a_remark(doctor, cluster, tmp_p
 def test_the_operators_prometheus_is_given_a_pod_monitor_with_the_labels_that_it_chooses_by(
     doctor, cluster, tmp_path, selector, labels
 ):
-    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    furnish(cluster, tmp_path, **{rights.ENFORCE: "restricted"})
     api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
     chosen = {"podMonitorSelector": selector, "podMonitorNamespaceSelector": {}}
     server = {"metadata": {"name": "stack"}, "spec": chosen}
@@ -148,7 +145,7 @@ def test_the_operators_prometheus_is_given_a_pod_monitor_with_the_labels_that_it
 
 
 def test_a_prometheus_that_looks_in_its_own_namespace_alone_is_given_a_pod_monitor_there(doctor, cluster, tmp_path):
-    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    furnish(cluster, tmp_path, **{rights.ENFORCE: "restricted"})
     api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
     server = {"metadata": {"name": "stack"}, "spec": {"podMonitorSelector": {}}}
     api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", server)
@@ -171,7 +168,7 @@ def test_a_prometheus_that_looks_in_its_own_namespace_alone_is_given_a_pod_monit
 
 
 def test_an_operator_whose_prometheus_takes_no_pod_monitor_is_given_none(doctor, cluster, tmp_path):
-    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    furnish(cluster, tmp_path, **{rights.ENFORCE: "restricted"})
     api = KubernetesApi(KubernetesSpec(kubeconfig=str(tmp_path / "admin")))
     api.create(f"{OPERATOR}/namespaces/monitoring/prometheuses", {"metadata": {"name": "other"}, "spec": {}})
 
@@ -179,9 +176,11 @@ def test_an_operator_whose_prometheus_takes_no_pod_monitor_is_given_none(doctor,
 
 
 def test_another_namespace_is_looked_at_in_place_of_the_campaigns(doctor, cluster, tmp_path):
-    furnish(cluster, tmp_path, **{access.ENFORCE: "restricted"})
+    furnish(cluster, tmp_path, **{rights.ENFORCE: "restricted"})
 
-    assert "there is no namespace team-b" in doctor("--namespace", "team-b")[1]
+    _, _, checks = document(doctor("--json", "--namespace", "team-b"))
+    assert not checks["namespace"]["ok"]
+    assert "team-b" in checks["namespace"]["found"]
     with pytest.raises(UsageError, match="no name of a namespace"):
         CliRunner().invoke(app, ["doctor", "--kubernetes", "--namespace", "My Place"], catch_exceptions=False)
 
@@ -233,14 +232,14 @@ def granted(objects, right, name):
 )
 def test_what_is_to_be_applied_is_valid_and_gives_every_right_that_is_asked_for(changes):
     spec = KubernetesSpec(**changes)
-    objects = list(yaml.safe_load_all(access.manifest(spec)))
+    objects = list(yaml.safe_load_all(rights.manifest(spec)))
     for one in objects:
         schemas.validate(one, "1.36")
     grafana, _, deployment = spec.grafana_deployment.partition("/")
     asked = {
-        **dict.fromkeys(rbac.needed_rights(spec, jobs=True, given=True), ""),
-        **rbac.rights_to_switch(spec),
-        **rbac.rights_to_look(spec),
+        **rights.needed_rights(spec, jobs=True, given=True),
+        **rights.rights_to_switch(spec),
+        **rights.rights_to_look(spec),
         ("patch", "apps", "deployments", grafana): deployment,
     }
 

@@ -3,7 +3,8 @@
 import pytest
 
 from harness.backends.kubernetes import parts
-from harness.backends.kubernetes.node_room import check_room
+from harness.backends.kubernetes.admission import PlannedPods
+from harness.backends.kubernetes.nodes import check_room
 from harness.errors import Severity
 from harness.spec import ConditionSpec, KubernetesSpec, ScenarioSpec, WorkloadSpec
 from tests.support.experiments import experiment, neighbour
@@ -31,9 +32,10 @@ def pod(cpu, where="n1", *, status=None, campaign="", before=None, sidecar=False
     }  # fmt: skip
 
 
-def found(nodes, pods=(), *, of=None, spec=HALF, bounds=()):
-    made = [parts.everything(one, spec, "mine") for one in of or [experiment(replicas=8)]]
-    return list(check_room(nodes, pods, bounds, made, "mine"))
+def found(nodes, pods=(), *, of=None, spec=HALF):
+    groups = [parts.everything(one, spec, "mine") for one in of or [experiment(replicas=8)]]
+    made = [[PlannedPods(one, one.workload.body["spec"]["template"]) for one in each] for each in groups]
+    return list(check_room(nodes, pods, made, "mine"))
 
 
 def test_what_has_room_gets_no_remark():
@@ -114,9 +116,3 @@ def test_a_server_counts_with_its_client():
     assert found([node(cpu="3")], of=[served], spec=spec) == []
     [one] = found([node(cpu="2999m")], of=[served], spec=spec)
     assert "2 pods reserve 1.5 of cpu each (mine), and there is room for 1" in one.message
-
-
-def test_what_a_limit_range_adds_counts():
-    bounds = [{"type": "Container", "default": {"cpu": "1"}}]
-    [one] = found([node()], spec=KubernetesSpec(), bounds=bounds)
-    assert "8 pods reserve 1 of cpu each (tiny), and there is room for 4" in one.message
