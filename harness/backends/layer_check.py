@@ -6,37 +6,24 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.environment import workload_environment
 from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.errors import Finding, Severity
 from harness.spec import ExperimentSpec, LayerSpec
+from harness.spec.replica import VARIABLES
 
 _CHECK = "layer"
-_OWN = frozenset(
-    {
-        "CHECKPOINT",
-        "STREAM_PRIORITY",
-        "TORCH_THREADS",
-        "HOST",
-        "PORT",
-        "REPLICA",
-        "REPLICA_CPUS",
-        "REPLICA_DIR",
-        "PYTHONPATH",
-        CAMPAIGN_VARIABLE,
-    }
-)
-"""Variables that the harness gives a replica, beside those of its workload."""
+_OWN = VARIABLES | {"PYTHONPATH", CAMPAIGN_VARIABLE}
+"""Variables that the harness gives a replica, or that mean nothing beside those."""
 _ELF = b"\x7fELF"
 
 
-_OF_A_POD = frozenset({"HOME", "USER", "SCENARIO", "SERVER", "REPLICA_NAME", "RUN_SECONDS", "LINGER_SECONDS"})
+_OF_A_POD = frozenset({"HOME", "USER"})
 
 
 def check_layer_of_image(experiment: ExperimentSpec) -> Iterator[Finding]:
     """The same for a replica in a pod: what the image holds is seen when one runs."""
     for where, layer in _layer(experiment):
-        yield from _taken(where, layer, experiment, _OWN | _OF_A_POD)
+        yield from _taken(where, layer, _OWN | _OF_A_POD)
         if layer.preload is not None and not layer.preload.startswith("/"):
             message = f"{where} preloads {layer.preload}, and on a cluster that is a library of the replicas' image."
             yield Finding(Severity.ERROR, _CHECK, message, "Give its whole path there, or in `preload_image`.")
@@ -45,7 +32,7 @@ def check_layer_of_image(experiment: ExperimentSpec) -> Iterator[Finding]:
 def check_layer(experiment: ExperimentSpec) -> Iterator[Finding]:
     """Findings on the layer of one experiment's condition; none where it has none."""
     for where, layer in _layer(experiment):
-        yield from _check(where, layer, experiment)
+        yield from _check(where, layer)
 
 
 def _layer(experiment: ExperimentSpec) -> Iterator[tuple[str, LayerSpec]]:
@@ -54,19 +41,19 @@ def _layer(experiment: ExperimentSpec) -> Iterator[tuple[str, LayerSpec]]:
         yield f"the layer of condition {condition.name}", condition.layer
 
 
-def _check(where: str, layer: LayerSpec, experiment: ExperimentSpec) -> Iterator[Finding]:
+def _check(where: str, layer: LayerSpec) -> Iterator[Finding]:
     if layer.prefix and shutil.which(layer.prefix[0]) is None:
         message = f"{where} starts with {layer.prefix[0]}, and there is no such command."
         yield Finding(Severity.ERROR, _CHECK, message, "Install it, or give its path.")
-    yield from _taken(where, layer, experiment, _OWN)
+    yield from _taken(where, layer, _OWN)
     if layer.preload is not None and not _is_library(Path(layer.preload)):
         message = f"{where} preloads {layer.preload}, and that is no shared library."
         advice = "Give the path of a .so file, from where the harness is started. The loader would start without it."
         yield Finding(Severity.ERROR, _CHECK, message, advice)
 
 
-def _taken(where: str, layer: LayerSpec, experiment: ExperimentSpec, own: frozenset[str]) -> Iterator[Finding]:
-    taken = sorted(layer.environment.keys() & (own | workload_environment(experiment.workload).keys()))
+def _taken(where: str, layer: LayerSpec, own: frozenset[str]) -> Iterator[Finding]:
+    taken = sorted(layer.environment.keys() & own)
     if taken:
         message = f"{where} sets {', '.join(taken)}, which the harness sets itself."
         yield Finding(Severity.ERROR, _CHECK, message, "Say it with the workload's own fields, or leave it out.")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness import supervisor
 from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
-from harness.backends.environment import scenario_environment, server_environment, workload_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats, seats_with_cpus
 from harness.backends.mps import MpsDaemon, sweep_pipes
@@ -25,8 +27,9 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
-from harness.spec import Device, ExperimentSpec, WorkloadSpec
+from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
 from harness.spec.condition import crashing
+from harness.spec.replica import OF_ITS_START, VARIABLE, ReplicaSpec
 
 POLL_S = 0.1
 ON_GPU_WITHIN_S = 10.0
@@ -121,11 +124,8 @@ class LocalDeployment:
             if experiment.sharing.traits.daemon:
                 self._start_daemons(folder)
             for position, seat in enumerate(seats_with_cpus(experiment, folder)):
-                own = replica_environment(seat)
                 environment = {
-                    **own,
-                    **server_environment(seat.workload, own, experiment.timing),
-                    **scenario_environment(seat.workload, experiment.timing),
+                    **replica_environment(seat, experiment.timing),
                     **device_environment(experiment, position),
                     **self._client_environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
@@ -355,10 +355,9 @@ _START_ADVICE = {
 }
 
 
-def replica_environment(seat: Seat) -> dict[str, str]:
+def replica_environment(seat: Seat, timing: Timing) -> dict[str, str]:
     """The settings of one replica, as ``python -m harness.replica`` reads them."""
-    return {
-        **workload_environment(seat.workload),
+    place = {
         "HOST": "127.0.0.1",
         "PORT": "0",
         "REPLICA": str(seat.index),
@@ -366,6 +365,12 @@ def replica_environment(seat: Seat) -> dict[str, str]:
         "PYTHONPATH": import_paths(),
         **({"REPLICA_CPUS": ",".join(map(str, seat.cpus))} if seat.cpus else {}),
     }
+    if seat.workload.server is None:
+        return {**place, **ReplicaSpec.timed(seat.workload, timing).environment()}
+    # The server has the harness's own environment, and none of the replica's settings.
+    restore = {name: os.environ.get(name) for name in (*place, VARIABLE, *OF_ITS_START)}
+    logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
+    return {**place, **ReplicaSpec.timed(seat.workload, timing, restore=restore, logger=logger).environment()}
 
 
 def _not_ready(waiting: Sequence[LocalReplica], timeout_s: float) -> str:

@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 
 from harness.backends.cpus import deal
-from harness.backends.environment import layered
 from harness.backends.supervised import Lifeline
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
@@ -98,7 +97,7 @@ class LocalReplica:
         self._folder = layout.replica_folder(seat.folder, seat.index)
         self._folder.mkdir(parents=True)
         self.guard: subprocess.Popen[bytes] = lifeline.start(
-            layered(WORKLOAD_COMMAND, seat.layer),
+            seat.layer.around(WORKLOAD_COMMAND) if seat.layer else WORKLOAD_COMMAND,
             log=self.log,
             # Not on the command line, where every user of the machine can read it.
             environment={**environment, **(seat.layer.environment if seat.layer else {})},

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 from harness.backends.local_replica import import_paths
 from harness.errors import Finding, Severity
 from harness.extras import absent, advice_on
-from harness.spec import ServerSpec
-from harness.spec.server import OF_A_CONTAINER
+from harness.spec import ServerSpec, WorkloadSpec
+from harness.spec.replica import ReplicaSpec
 
 REACH_TIMEOUT_S = 5.0
 MOST_SAID = 500
@@ -67,7 +67,8 @@ def _faults_of_files(server: ServerSpec) -> Iterator[tuple[str, str]]:
 
 def _why_not_asked(server: ServerSpec) -> str:
     """What the replica's own reader, which stands apart, says of the file of requests; empty where it takes it."""
-    environment = {**os.environ, "PYTHONPATH": import_paths(), "SERVER": server.model_dump_json(exclude=OF_A_CONTAINER)}
+    spec = ReplicaSpec(workload=WorkloadSpec(name="asked", server=server))
+    environment = {**os.environ, "PYTHONPATH": import_paths(), **spec.environment()}
     done = subprocess.run(READER, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip()[-MOST_SAID:] if done.returncode else ""
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from harness.backends.environment import workload_environment
 from harness.backends.local_replica import import_paths
 from harness.backends.supervised import Lifeline, await_end
 from harness.campaign.batch_search import Search, Tried, search
@@ -40,6 +39,7 @@ from harness.results.profile import (
 from harness.results.provenance import collect
 from harness.spec import KubernetesSpec
 from harness.spec.profile import CapacityGoal, ProfileCell, ProfileSpec
+from harness.spec.replica import ReplicaSpec
 
 COMMAND = (sys.executable, "-m", "harness.replica.profiling")
 TELEMETRY_INTERVAL_S = 0.1
@@ -171,7 +171,7 @@ class Profile:
         """Its exit code; None: it took too long."""
         plan = {"seconds": self._spec.seconds, "requests": cell.requests, "trace": self._spec.trace and repeat == 1}
         environment = {
-            **workload_environment(self._spec.workload_of(cell)),
+            **ReplicaSpec(workload=self._spec.workload_of(cell)).environment(),
             "PROFILE": json.dumps(plan),
             "REPLICA": str(repeat),
             "REPLICA_DIR": str(folder.resolve()),

@@ -1,32 +1,39 @@
-"""The campaign file: what to run, how long, and within which limits."""
+"""The campaign file and what a replica is told: what to run, how long, and within which limits.
 
-from harness.spec.campaign import (
-    CampaignSpec,
-    ExperimentSpec,
-    Limits,
-    MetricSelection,
-    OnReplicaDeath,
-    Order,
-)
-from harness.spec.cell import CellSpec
-from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
-from harness.spec.kubernetes import (
-    GrafanaCost,
-    KubernetesSpec,
-    PullPolicy,
-    SharingBy,
-    WorkloadKind,
-)
-from harness.spec.pods import Toleration
-from harness.spec.prometheus import PrometheusLabels
-from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
-from harness.spec.server import Protocol, ServerSpec
-from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
-from harness.spec.slo import SloSpec
-from harness.spec.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
-from harness.spec.stress import Percentile, StressLoad, StressSpec
-from harness.spec.timing import Timing
-from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
+Names are imported when they are first used: a replica takes a few of these modules, and starts the sooner.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from harness.spec.campaign import (
+        CampaignSpec,
+        ExperimentSpec,
+        Limits,
+        MetricSelection,
+        OnReplicaDeath,
+        Order,
+    )
+    from harness.spec.cell import CellSpec
+    from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
+    from harness.spec.kubernetes import (
+        GrafanaCost,
+        KubernetesSpec,
+        PullPolicy,
+        SharingBy,
+        WorkloadKind,
+    )
+    from harness.spec.pods import Toleration
+    from harness.spec.prometheus import PrometheusLabels
+    from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
+    from harness.spec.server import Protocol, ServerSpec
+    from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
+    from harness.spec.slo import SloSpec
+    from harness.spec.stopping import FIRST_LOOK, MOST_REPEATS, KnownMetric, Repeats, StopWhenKnown, UntilKnown
+    from harness.spec.stress import Percentile, StressLoad, StressSpec
+    from harness.spec.timing import Timing
+    from harness.spec.workload import Device, Execution, Precision, WorkloadSpec
 
 __all__ = [
     "FIRST_LOOK",
@@ -72,3 +79,19 @@ __all__ = [
     "WorkloadKind",
     "WorkloadSpec",
 ]
+
+_MODULES = (
+    *("workload", "server", "scenario", "timing", "sharing", "condition", "cell", "slo", "stopping", "stress"),
+    *("pods", "prometheus", "kubernetes", "campaign"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """A name of ``__all__``, out of the module that has it."""
+    if name in __all__:
+        for module in _MODULES:
+            loaded = vars(importlib.import_module(f"harness.spec.{module}"))
+            if name in loaded:
+                globals()[name] = loaded[name]
+                return loaded[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

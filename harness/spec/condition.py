@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
@@ -62,6 +64,12 @@ class LayerSpec(StrictModel):
         description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "
         "null means the replicas' own.",
     )
+
+    def around(self, command: Sequence[str], *, here: bool = True) -> list[str]:
+        """A replica's command under it, with the library for the replica alone; ``here``: that is a file of this machine, not of an image."""
+        library = str(Path(self.preload).resolve()) if self.preload and here else self.preload
+        inside = ["env", f"{PRELOAD_VARIABLE}={library}"] if library else []
+        return [*self.prefix, *inside, *command]
 
     @property
     def in_words(self) -> str:

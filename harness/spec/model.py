@@ -14,7 +14,9 @@ FROM_FILE = "campaign file"
 class StrictModel(BaseModel):
     """Unknown keys and NaN are errors, values are not coerced across kinds, instances do not change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=False, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=False, allow_inf_nan=False, defer_build=True
+    )
 
     def differs(self, name: str) -> bool:
         """Whether a field is not its default."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated, Any, Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,19 +15,16 @@ from harness.spec.image import ImageReference
 from harness.spec.model import StrictModel
 from harness.spec.pods import SUBDOMAIN
 from harness.spec.resources import Resources, refuse_lower
-from harness.spec.server_requests import RequestsSpec, TraceSpec
+from harness.spec.server_requests import RequestsSpec, TensorSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
 METRICS_PORT, POD_PORT = 8000, 8080
 """Of a replica's pod: where the client beside a server serves /metrics, and where the server listens unless it is said."""
-MOST_ELEMENTS = 10_000_000
 OIP_READY = "/v2/health/ready"
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.-]+)(:[0-9]{1,5})?/?", re.ASCII)
 _THIS_MACHINE = frozenset({"localhost", "127.0.0.1", "::1"})
 _OF_A_COMMAND = ("env", "port", "ready", "stop_timeout_s")
 _OF_AN_IMAGE = ("args", "secret_env", "claims", "reserve", "limit")
-OF_A_CONTAINER = {"image", *_OF_AN_IMAGE}
-"""What is of no interest to whoever asks the server."""
 _SECRET = re.compile(r"(proxy-)?authorization|cookie|key|(.*[-_])?(api[-_]?key|token|secret|password)", re.IGNORECASE)
 """Names of headers, parameters and variables whose values are nobody's business."""
 _PLACE = r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/[-._A-Za-z0-9]{1,253}$"
@@ -53,6 +50,13 @@ class Protocol(StrEnum):
 OPEN_INFERENCE = frozenset({Protocol.OIP, Protocol.OIP_GRPC})
 OPENAI = frozenset({Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_CHAT})
 
+_PATHS = {
+    Protocol.HTTP: "/",
+    Protocol.OPENAI_COMPLETIONS: "/v1/completions",
+    Protocol.OPENAI_CHAT: "/v1/chat/completions",
+    Protocol.OIP: "/v2/models/{model}/infer",
+}
+
 
 class ServerArrivals(StrEnum):
     """When the requests of an open loop are sent."""
@@ -61,48 +65,6 @@ class ServerArrivals(StrEnum):
     POISSON = "poisson"
     GAMMA = "gamma"
     """As Poisson's at a `burstiness` of 1; in bursts below, evener above."""
-
-
-class Datatype(StrEnum):
-    """Of a tensor's elements; the Open Inference Protocol's own names."""
-
-    BOOL = "BOOL"
-    UINT8 = "UINT8"
-    UINT16 = "UINT16"
-    UINT32 = "UINT32"
-    UINT64 = "UINT64"
-    INT8 = "INT8"
-    INT16 = "INT16"
-    INT32 = "INT32"
-    INT64 = "INT64"
-    FP16 = "FP16"
-    FP32 = "FP32"
-    FP64 = "FP64"
-    BYTES = "BYTES"
-
-
-class TensorSpec(StrictModel):
-    """One input of a model behind the Open Inference Protocol."""
-
-    name: str = Field(min_length=1, description="As the model calls it.")
-    shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
-    datatype: Datatype = Field(description="FP32, INT64, BYTES, ...; BYTES are texts.")
-    data: list[bool | int | float | str] | None = Field(
-        default=None,
-        description="Its elements, row by row; null means random ones from the seed (0 to 1, whole numbers 0 to 99), and for "
-        "BYTES the text of the request. {prompt} is filled in.",
-    )
-
-    @model_validator(mode="after")
-    def _as_many_as_the_shape_says(self) -> TensorSpec:
-        size = math.prod(self.shape)
-        if size > MOST_ELEMENTS:
-            raise ValueError(
-                f"tensor {self.name} has {size} elements, and {MOST_ELEMENTS} are the most of one request."
-            )
-        if self.data is not None and len(self.data) != size:
-            raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
-        return self
 
 
 class ReadySpec(StrictModel):
@@ -307,6 +269,17 @@ class ServerSpec(StrictModel):
     def streams(self) -> bool:
         """Answers come token by token."""
         return self.protocol in {*OPENAI, Protocol.OWN} and self.stream
+
+    @property
+    def target(self) -> str:
+        """Path of the requests."""
+        return self.path or _PATHS.get(self.protocol, "").format(model=quote(self.model or "", safe=""))
+
+    def with_files(self, place: Callable[[str], str]) -> ServerSpec:
+        """The same with another path for each file that its requests are made of, in the order file, tokenizer, trace."""
+        paths = {key: place(path) for key in ("file", "tokenizer") if (path := getattr(self.requests, key))}
+        trace = self.trace and self.trace.model_copy(update={"file": place(self.trace.file)})
+        return self.model_copy(update={"requests": self.requests.model_copy(update=paths), "trace": trace})
 
     @property
     def open_loop(self) -> bool:

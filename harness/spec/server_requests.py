@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from enum import StrEnum
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from harness.spec.model import StrictModel
+
+MOST_ELEMENTS = 10_000_000
 
 
 class LengthSpec(StrictModel):
@@ -77,3 +83,45 @@ class TraceSpec(StrictModel):
         "(tokens); sorted by time.",
     )
     factor: float = Field(default=1.0, gt=0, le=1_000_000, description="How many times as fast as it was.")
+
+
+class Datatype(StrEnum):
+    """Of a tensor's elements; the Open Inference Protocol's own names."""
+
+    BOOL = "BOOL"
+    UINT8 = "UINT8"
+    UINT16 = "UINT16"
+    UINT32 = "UINT32"
+    UINT64 = "UINT64"
+    INT8 = "INT8"
+    INT16 = "INT16"
+    INT32 = "INT32"
+    INT64 = "INT64"
+    FP16 = "FP16"
+    FP32 = "FP32"
+    FP64 = "FP64"
+    BYTES = "BYTES"
+
+
+class TensorSpec(StrictModel):
+    """One input of a model behind the Open Inference Protocol."""
+
+    name: str = Field(min_length=1, description="As the model calls it.")
+    shape: list[Annotated[int, Field(ge=1)]] = Field(min_length=1, description="E.g. [1, 3, 224, 224], batch included.")
+    datatype: Datatype = Field(description="FP32, INT64, BYTES, ...; BYTES are texts.")
+    data: list[bool | int | float | str] | None = Field(
+        default=None,
+        description="Its elements, row by row; null means random ones from the seed (0 to 1, whole numbers 0 to 99), and for "
+        "BYTES the text of the request. {prompt} is filled in.",
+    )
+
+    @model_validator(mode="after")
+    def _as_many_as_the_shape_says(self) -> TensorSpec:
+        size = math.prod(self.shape)
+        if size > MOST_ELEMENTS:
+            raise ValueError(
+                f"tensor {self.name} has {size} elements, and {MOST_ELEMENTS} are the most of one request."
+            )
+        if self.data is not None and len(self.data) != size:
+            raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
+        return self

@@ -126,7 +126,7 @@ def replica(wishes: argparse.Namespace, batch: int):
             "DEVICE": wishes.device,
             "WARMUP_REQUESTS": "20",
             "WORKLOAD_OPTIONS": json.dumps({"model_size": wishes.model_size}),
-            "SCENARIO": json.dumps({"kind": "http", "max_queue": 4096}),
+            "SCENARIO": json.dumps({"kind": "http", "rate": 1, "max_queue": 4096}),
             "HOST": "127.0.0.1",
             "PORT": "0",
             "REPLICA_DIR": folder,

@@ -28,13 +28,13 @@ from harness.replica.frontends.batching import Ledger
 from harness.replica.frontends.frontend import Passes, warm_up
 from harness.replica.frontends.serving import HttpFrontend
 from harness.replica.metrics import RequestMetrics
-from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 from tests.benchmarks.loop_efficiency import summary
 
 BAR_RATIO, BAR_IMAGES_PER_S = 0.97, 30_000
 CLIENTS = 4
-HTTP = parse_scenario('{"kind": "http"}')
+HTTP = ScenarioSpec(kind="http", rate=1)
 
 Rate = Callable[[Any, float], float]
 """Of a workload, in inputs per second, over so many seconds."""

@@ -24,8 +24,8 @@ from harness.replica.engine.ledger import FIELDS, Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.process import takes_connections
 from harness.replica.engine.questions import questions
-from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
+from harness.spec.server import ServerSpec
 from tests.support.ports import free_port
 
 FIRST_S, GAP_S = 0.05, 0.02
@@ -236,12 +236,11 @@ def tokenizer(folder):
 
 def ask(port, file, folder):
     """Our client, in a process of its own as a replica's is: the trace once, and the logs that every experiment has."""
-    settings = {"input_tokens": {"mean": 30}, "output_tokens": {"mean": 50}}
     last_ms = trace.read(Path(file), 1.0)[-1].at_ms
     once = Path(folder) / "once.jsonl"  # a line that is never reached, so that the trace does not begin again
     never = {"timestamp": 100 * last_ms, "input_length": 1, "output_length": 1}
     once.write_text(Path(file).read_text() + json.dumps(never))
-    engine = Engine(command=("x",), protocol="openai-chat", requests=settings, trace={"file": str(once), "factor": 1.0})
+    engine = ServerSpec.model_validate({"command": ["{port}"], "protocol": "openai-chat", "trace": {"file": str(once)}})
     ledger = Ledger(Families(streams=True), RequestMetrics(), None, Path(folder))
     stopping = threading.Event()
     threading.Timer(last_ms / 1e3 + SAMPLE_S, stopping.set).start()

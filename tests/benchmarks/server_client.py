@@ -26,8 +26,8 @@ from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
 from harness.replica.engine.process import takes_connections
 from harness.replica.engine.protocols import Question
-from harness.replica.engine.settings import Engine
 from harness.replica.metrics import RequestMetrics
+from harness.spec.server import Protocol, ServerSpec
 from tests.benchmarks import foreign_clients
 from tests.support.ports import free_port
 
@@ -74,7 +74,7 @@ def _measure(streams: int, seconds: float, folder: Path) -> bool:
     server = subprocess.Popen([*command, "--gap-s", str(gap_s), "--first-s", str(gap_s)], stdout=subprocess.DEVNULL)
     while not takes_connections(port):
         time.sleep(0.1)
-    engine = Engine(command=("x",), protocol="openai-chat", concurrency=streams)
+    engine = ServerSpec(command=["{port}"], protocol=Protocol.OPENAI_CHAT, concurrency=streams)
     asker, metrics = Remembering(engine, port), RequestMetrics()
     ledger = Ledger(Families(streams=True), metrics, None, folder)
     questions = (Question(TOKENS, prompt=str(number)) for number in itertools.count())

@@ -512,9 +512,10 @@ class ClusterDriver:
 
     def _server(self, client: PodProcess, container: dict) -> PodProcess:
         """Its second container, at a port of its own: the pods of this machine share one network."""
-        asked = json.loads(client.environment["SERVER"])
+        asked = json.loads(client.environment["REPLICA_SPEC"])
         in_pod, here = str(asked["port"]), str(free_port())
-        client.environment["SERVER"] = json.dumps(asked | {"port": int(here)})
+        asked["workload"]["server"] |= {"port": int(here)}
+        client.environment["REPLICA_SPEC"] = json.dumps(asked)
         of_pod = {one["name"] for one in container["env"] if "fieldRef" in one.get("valueFrom", {})}  # a Job's index
         of_others = [one for one in container["env"] if one["name"] not in of_pod]
         given = {one["name"]: one.get("value") or self.secrets[one["name"]] for one in of_others}

@@ -1,7 +1,10 @@
 """The rules of the house: who may import whom, how large a module may be, where printing is allowed."""
 
 import ast
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.cases import every
@@ -23,6 +26,7 @@ LAYERS = [
 ]
 RANK = {name: rank for rank, row in enumerate(LAYERS) for name in row}
 ANYWHERE = {"__version__"}
+BELOW_REPLICAS = {part for part, rank in RANK.items() if rank >= RANK["spec"]}
 MODULES = sorted(PACKAGE.rglob("*.py"))
 of_every_module = every(MODULES, lambda module: str(module.relative_to(PACKAGE)))
 
@@ -47,8 +51,8 @@ def trespasses(part: str, imports: set[str]) -> set[str]:
     """Which imports point upwards or sideways."""
     if part in {"__main__", "__init__"}:
         return imports - {"api", "cli"}
-    if part == "replica":  # stands apart
-        return imports - {"replica"}
+    if part == "replica":  # stands apart, above the spec alone
+        return imports - {"replica"} - BELOW_REPLICAS
     return {other for other in imports if other != part and (other == "replica" or RANK[other] <= RANK[part])}
 
 
@@ -84,3 +88,38 @@ def test_no_shell_is_ever_used_and_no_machine_is_named():
         text = module.read_text()
         assert "shell=True" not in text, module
         assert not re.search(r"pypi\.org|deb\.debian\.org|pythonhosted", text), module
+
+
+REPLICAS_MAY_IMPORT = {"pydantic", "pydantic_core", "annotated_types", "typing_extensions", "typing_inspection"}
+STARTED = """
+import json, sys, time
+before = {*sys.modules}
+begun_s = time.process_time()
+import pydantic
+class Model(pydantic.BaseModel):
+    number: int
+pydantic_s = time.process_time() - begun_s
+begun_s = time.process_time()
+from harness.replica import runner
+from harness.replica.settings import from_environment
+from_environment({"BATCH_SIZE": "2"})
+print(json.dumps([[*({*sys.modules} - before)], time.process_time() - begun_s, pydantic_s]))
+"""
+
+
+def test_what_a_replica_imports_before_its_workload_is_small():
+    environment = {"PYDANTIC_DISABLE_PLUGINS": "__all__", "PYTHONPATH": str(ROOT)}
+    runs = [
+        subprocess.run([sys.executable, "-c", STARTED], env=environment, check=True, capture_output=True)
+        for _ in range(3)
+    ]
+    seen = [json.loads(run.stdout) for run in runs]
+
+    modules = {name for name in seen[0][0] if not name.startswith("_")}
+    foreign = {name.partition(".")[0] for name in modules} - sys.stdlib_module_names - REPLICAS_MAY_IMPORT
+    assert foreign <= {"harness"}
+    own = {name.split(".")[1] for name in modules if name.startswith("harness.")}
+    assert own <= {"replica", "spec"}
+    of_campaigns = {"campaign", "kubernetes", "load", "profile", "stress", "timing", "yaml_tree"}
+    assert not modules & {f"harness.spec.{name}" for name in of_campaigns}
+    assert min(own_s / pydantic_s for _, own_s, pydantic_s in seen) < 0.8, "a third is usual"

@@ -47,12 +47,10 @@ def any_named(workloads: Sequence[WorkloadSpec]) -> bool:
     return any(one.server is not None and named(one.server) for one in workloads)
 
 
-def renamed(asked: Mapping[str, Any], server: ServerSpec) -> dict[str, Any]:
-    """What the client is told of the server, with the names that the files have in its pod."""
+def renamed(server: ServerSpec) -> ServerSpec:
+    """The server as its client is told of it, with the names that the files have in its pod."""
     names = iter(named(server))
-    requests = {key: next(names) if asked["requests"][key] else None for key in ("file", "tokenizer")}
-    trace = {**asked["trace"], "file": next(names)} if asked["trace"] else None
-    return {**asked, "requests": {**asked["requests"], **requests}, "trace": trace}
+    return server.with_files(lambda _: next(names))
 
 
 def carried(server: ServerSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> tuple[OwnedObject, ...]:

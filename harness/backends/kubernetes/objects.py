@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,6 @@ from typing import Any
 import jinja2
 import yaml
 
-from harness.backends.environment import client_settings, layered, scenario_environment, workload_environment
 from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
@@ -24,6 +22,7 @@ from harness.data import data_path
 from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.spec.kubernetes import SharingBy
 from harness.spec.pods import Placement
+from harness.spec.replica import ReplicaSpec
 from harness.spec.resources import Resource
 from harness.spec.server import METRICS_PORT as PORT
 from harness.spec.server import PORT_PLACEHOLDER
@@ -280,7 +279,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
         bounded["LINGER_SECONDS"] = repr(float(KEEP_S))
-    beside = {"SERVER": json.dumps(files.renamed(client_settings(server, timing), server))} if server else {}
+    beside = {}
     if server and files.named(server):
         beside[files.FOLDER_VARIABLE] = files.FOLDER
     if server and spec.gpus_per_replica:
@@ -311,10 +310,9 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "image": spec.image,
         "image_pull_policy": spec.image_pull_policy.value,
         "replica_dir": REPLICA_DIR,
-        "command": layered(COMMAND, layer, here=False) if layer and (layer.prefix or layer.preload) else None,
+        "command": layer.around(COMMAND, here=False) if layer and (layer.prefix or layer.preload) else None,
         "environment": {
-            **workload_environment(experiment.workload),
-            **scenario_environment(experiment.workload, timing),
+            **_told(experiment).environment(),
             "PORT": str(PORT),
             "REPLICA_DIR": REPLICA_DIR,
             "HOME": "/tmp",  # noqa: S108 - a volume of the pod's own; nobody has no home
@@ -328,6 +326,15 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
         "key_of_client": _secrets(server, [server.api_key_env]) if server and server.api_key_env else {},
         "server": _server(server, mps) if server and server.image else None,
     }
+
+
+def _told(experiment: ExperimentSpec) -> ReplicaSpec:
+    """What the replicas are told; the client of a server with the names that files have in its pod."""
+    workload, server = experiment.workload, experiment.workload.server
+    if server is None:
+        return ReplicaSpec.timed(workload, experiment.timing)
+    workload = workload.model_copy(update={"server": files.renamed(server)})
+    return ReplicaSpec.timed(workload, experiment.timing, beside=server.image is not None)
 
 
 def mps_environment(experiment: ExperimentSpec) -> dict[str, str]:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from harness.replica.engine.http_client import BrokenAnswerError, Connection, head_of
 from harness.replica.engine.process import HOST
 from harness.replica.engine.protocols import UNKNOWN, Answer, BadAnswerError, EventStream, Question, body_of, read_whole
-from harness.replica.engine.settings import HTTP, Engine
+from harness.replica.engine.settings import request_headers, server_key
+from harness.spec.server import Protocol, ServerSpec
 
 BROKEN = 0
 """No connection, or it broke."""
@@ -73,9 +74,9 @@ class Asker(ABC):
         engine: what to ask.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ServerSpec) -> None:
         self._engine = engine
-        self._key = engine.key()
+        self._key = server_key(engine)
 
     async def ask(self, question: Question, outcome: Outcome) -> Outcome:
         """Send it now, read the answer and write down what became of it; never raises for what the server does."""
@@ -114,12 +115,12 @@ class HttpAsker(Asker):
         tls: it is spoken to over TLS.
     """
 
-    def __init__(self, engine: Engine, port: int, host: str = HOST, *, tls: bool = False) -> None:
+    def __init__(self, engine: ServerSpec, port: int, host: str = HOST, *, tls: bool = False) -> None:
         super().__init__(engine)
         self._address = (host, port)
         self._tls = ssl.create_default_context() if tls else None
-        self._head = head_of(engine.method, engine.target, self._address, engine.all_headers())
-        self._success = int(engine.success.get("status", OK)) if engine.protocol == HTTP else OK
+        self._head = head_of(engine.method, engine.target, self._address, request_headers(engine))
+        self._success = engine.success.status if engine.protocol is Protocol.HTTP else OK
         self._idle: list[Connection] = []
 
     async def close(self) -> None:

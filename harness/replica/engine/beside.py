@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.replica.engine.process import HOST, POLL_S, answers_200, takes_connections
-from harness.replica.engine.settings import Engine
 from harness.replica.status import mps_limits
+from harness.spec.server import ServerSpec
 
 PROC = Path("/proc")
 _CUDA_CONTEXT = "/dev/nvidia-uvm"
@@ -31,10 +31,9 @@ class ServerBeside:
 
     host, tls = HOST, False
 
-    def __init__(self, engine: Engine) -> None:
-        assert engine.port is not None  # noqa: S101 - the harness says it
-        self.port = engine.port
-        self._path = engine.ready.get("path")
+    def __init__(self, engine: ServerSpec) -> None:
+        self.port = engine.pod_port
+        self._path = engine.ready.path
 
     def facts(self) -> dict[str, object]:
         """For ``replica.json``."""

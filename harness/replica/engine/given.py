@@ -6,16 +6,15 @@ import gzip
 import os
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
-from harness.replica.engine.settings import Engine
+from harness.spec.server import ServerSpec
 
 FOLDER_VARIABLE = "GIVEN_DIR"
 """The folder with ``NAME.000``, ``NAME.001``, ... for every file; not set: files are where the campaign file says."""
 
 
-def unpacked(engine: Engine, target: Path, environment: Mapping[str, str] = os.environ) -> Engine:
+def unpacked(engine: ServerSpec, target: Path, environment: Mapping[str, str] = os.environ) -> ServerSpec:
     """The same with the paths of its files in the folder ``target``, where they are written. Raises OSError."""
     if FOLDER_VARIABLE not in environment:
         return engine
@@ -25,6 +24,4 @@ def unpacked(engine: Engine, target: Path, environment: Mapping[str, str] = os.e
     target.mkdir(parents=True, exist_ok=True)
     for name, data in parts.items():
         (target / name).write_bytes(gzip.decompress(b"".join(data)))
-    requests = {key: str(target / called) for key in ("file", "tokenizer") if (called := engine.requests.get(key))}
-    trace = {**engine.trace, "file": str(target / engine.trace["file"])} if engine.trace else None
-    return replace(engine, requests={**engine.requests, **requests}, trace=trace)
+    return engine.with_files(lambda name: str(target / name))

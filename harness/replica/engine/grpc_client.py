@@ -12,7 +12,8 @@ from harness.replica.engine.asking import BROKEN, Asker, Outcome
 from harness.replica.engine.open_inference import METHOD, has_outputs
 from harness.replica.engine.process import HOST
 from harness.replica.engine.protocols import Answer, BadAnswerError, Question, body_of
-from harness.replica.engine.settings import Engine
+from harness.replica.engine.settings import request_headers
+from harness.spec.server import ServerSpec
 
 STATUSES = {
     "INVALID_ARGUMENT": 400,
@@ -47,12 +48,12 @@ _OPTIONS = (
 class GrpcAsker(Asker):
     """Sends requests to one server; arguments as of Asker."""
 
-    def __init__(self, engine: Engine, port: int, host: str = HOST, *, tls: bool = False) -> None:
+    def __init__(self, engine: ServerSpec, port: int, host: str = HOST, *, tls: bool = False) -> None:
         super().__init__(engine)
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._tls = tls
         self._channel: grpc.aio.Channel | None = None
-        self._metadata = tuple((name.lower(), value) for name, value in engine.all_headers().items())
+        self._metadata = tuple((name.lower(), value) for name, value in request_headers(engine).items())
 
     async def close(self) -> None:
         """End the connection."""

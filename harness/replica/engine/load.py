@@ -16,7 +16,7 @@ from harness.replica.engine import trace
 from harness.replica.engine.asking import ABANDONED, OK, Asker, Outcome
 from harness.replica.engine.ledger import Ledger
 from harness.replica.engine.protocols import Question
-from harness.replica.engine.settings import Engine
+from harness.spec.server import ServerSpec
 
 NS_PER_S = 1_000_000_000
 POLL_S = 0.05
@@ -82,11 +82,13 @@ class Load:
         on_depth: told the number of requests in flight.
         alive: raises when the server has ended; asked several times a second.
         beside: entered while it runs; None: nothing is.
+        settle_s: after so many seconds of it the recording begins.
+        record_s: how long that lasts.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServerSpec,
         asker: Asker,
         questions: Iterator[Question],
         ledger: Ledger,
@@ -95,6 +97,8 @@ class Load:
         on_depth: Callable[[int], None],
         alive: Callable[[], None],
         beside: AbstractContextManager[None] | None = None,
+        settle_s: float = 0.0,
+        record_s: float = 0.0,
     ) -> None:
         self._engine = engine
         self._asker = asker
@@ -104,6 +108,7 @@ class Load:
         self._on_depth = on_depth
         self._alive = alive
         self._beside = beside or nullcontext()
+        self._settle_s, self._record_s = settle_s, record_s
         self._under_way: set[Outcome] = set()
         self._due: Iterator[int] = iter(())
         self._due_ns: int | None = None  # the next to be sent, or what waits for room
@@ -185,13 +190,13 @@ class Load:
         """Nanoseconds after the start at which requests are meant to be sent; None in the closed loop."""
         engine = self._engine
         if engine.trace is not None:
-            return trace.arrivals(trace.read(Path(engine.trace["file"]), engine.trace["factor"]))
+            return trace.arrivals(trace.read(Path(engine.trace.file), engine.trace.factor))
         if engine.rate is None:
             return None
         due = arrivals(engine.rate, engine.arrivals, self._seed, engine.burstiness)
         if engine.ramp_to is None:
             return due
-        return ramped(due, engine.rate, engine.ramp_to, begin_s=engine.settle_s, within_s=engine.record_s)
+        return ramped(due, engine.rate, engine.ramp_to, begin_s=self._settle_s, within_s=self._record_s)
 
     async def _open(self, due: Iterator[int]) -> None:
         room = asyncio.Semaphore(self._engine.max_in_flight)

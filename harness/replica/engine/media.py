@@ -8,8 +8,9 @@ import random
 import struct
 import wave
 import zlib
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+
+from harness.spec.server_requests import RequestsSpec
 
 IMAGE, AUDIO = "{image}", "{audio}"
 """Where their base64 goes in a body."""
@@ -20,7 +21,7 @@ _SQUARE = 4
 """Pixels; noise in squares of so many makes a PNG about as large as a photograph of as many pixels is as JPEG."""
 
 
-def pool(asked: Mapping[str, Any], seed: int) -> list[dict[bytes, bytes]]:
+def pool(asked: RequestsSpec, seed: int) -> list[dict[bytes, bytes]]:
     """A few sets of what is filled into bodies, by what it is filled in for; of ``requests`` in the campaign file."""
     chance = random.Random(seed)  # noqa: S311 - noise to repeat, not a secret
     return [dict(_made(asked, chance)) for _ in range(POOL)]
@@ -50,9 +51,8 @@ def wav(seconds: float, chance: random.Random) -> bytes:
     return file.getvalue()
 
 
-def _made(asked: Mapping[str, Any], chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
-    image, audio = asked.get("image"), asked.get("audio")
-    if image:
-        yield IMAGE.encode(), base64.b64encode(png(image["width"], image["height"], chance))
-    if audio:
-        yield AUDIO.encode(), base64.b64encode(wav(audio["seconds"], chance))
+def _made(asked: RequestsSpec, chance: random.Random) -> Iterator[tuple[bytes, bytes]]:
+    if asked.image:
+        yield IMAGE.encode(), base64.b64encode(png(asked.image.width, asked.image.height, chance))
+    if asked.audio:
+        yield AUDIO.encode(), base64.b64encode(wav(asked.audio.seconds, chance))

@@ -9,9 +9,10 @@ from typing import Protocol
 from harness.replica.engine.asking import HIDDEN, Asker, Outcome
 from harness.replica.engine.process import HOST
 from harness.replica.engine.protocols import UNKNOWN, Answer, BadAnswerError, Question
-from harness.replica.engine.settings import Engine
+from harness.replica.engine.settings import request_headers
 from harness.replica.errors import WorkloadError
 from harness.replica.registry import find_factory
+from harness.spec.server import ServerSpec
 
 
 class OwnClient(Protocol):
@@ -34,11 +35,11 @@ class OwnClient(Protocol):
 class OwnAsker(Asker):
     """Sends requests through the user's client; arguments as of Asker. Raises WorkloadError where there is no such client."""
 
-    def __init__(self, engine: Engine, port: int, host: str = HOST, *, tls: bool = False) -> None:
+    def __init__(self, engine: ServerSpec, port: int, host: str = HOST, *, tls: bool = False) -> None:
         super().__init__(engine)
-        factory: Callable[..., OwnClient] = find_factory(engine.client, "`server.client`")  # type: ignore[assignment]
+        factory: Callable[..., OwnClient] = find_factory(engine.client or "", "`server.client`")  # type: ignore[assignment]
         try:
-            self._client = factory(host=host, port=port, tls=tls, model=engine.model, headers=engine.all_headers())
+            self._client = factory(host=host, port=port, tls=tls, model=engine.model, headers=request_headers(engine))
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace(self._key or HIDDEN, HIDDEN)
             raise WorkloadError(f"the client {engine.client} cannot be made: {said}") from error

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import IO
 from urllib.parse import urlsplit
 
-from harness.replica.engine.settings import Engine
 from harness.replica.errors import CannotBeMetError, WorkloadError
+from harness.spec.replica import ReplicaSpec
+from harness.spec.server import ServerSpec
 
 HOST = "127.0.0.1"
 LOG_NAME = "server.log"
@@ -63,6 +64,7 @@ class ServerProcess:
     """The running command.
 
     Args:
+        spec: what is the server's alone of the environment, and how long its log may become.
         engine: what to start.
         replica: index of the replica that it belongs to.
         folder: takes its output as ``server.log``; None: the output is mixed with the replica's.
@@ -73,7 +75,7 @@ class ServerProcess:
 
     host, tls = HOST, False
 
-    def __init__(self, engine: Engine, replica: int, folder: Path | None) -> None:
+    def __init__(self, spec: ReplicaSpec, engine: ServerSpec, replica: int, folder: Path | None) -> None:
         self._engine = engine
         self._claim = contextlib.ExitStack()
         self.port = self._claim.enter_context(claimed_port()) if engine.port is None else engine.port + replica
@@ -87,8 +89,8 @@ class ServerProcess:
         self._heard_bytes = 0
         with contextlib.ExitStack() as ours:
             output: IO[bytes] | None = ours.enter_context(self.log.open("wb")) if self.log else None
-            if output and engine.logger:
-                self._logger = subprocess.Popen(engine.logger, stdin=subprocess.PIPE, stdout=output)
+            if output and spec.logger:
+                self._logger = subprocess.Popen(spec.logger, stdin=subprocess.PIPE, stdout=output)
                 output = self._logger.stdin and ours.enter_context(self._logger.stdin)
             try:
                 self._process = subprocess.Popen(
@@ -96,7 +98,7 @@ class ServerProcess:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT if output else None,
-                    env=_environment(engine, words),
+                    env=_environment(spec, engine, words),
                     start_new_session=True,
                 )
             except OSError as error:
@@ -159,10 +161,10 @@ class ServerProcess:
 
     def _is_up(self) -> bool:
         ready = self._engine.ready
-        if ready.get("log"):
-            return any(re.search(ready["log"], line) for line in self._new_lines())
-        if ready.get("path"):
-            return answers_200(f"http://{HOST}:{self.port}{ready['path']}")
+        if ready.log:
+            return any(re.search(ready.log, line) for line in self._new_lines())
+        if ready.path:
+            return answers_200(f"http://{HOST}:{self.port}{ready.path}")
         return takes_connections(self.port)
 
     def _new_lines(self) -> list[str]:
@@ -190,10 +192,10 @@ def _filled(text: str, words: Mapping[str, int]) -> str:
     return text
 
 
-def _environment(engine: Engine, words: Mapping[str, int]) -> dict[str, str]:
+def _environment(spec: ReplicaSpec, engine: ServerSpec, words: Mapping[str, int]) -> dict[str, str]:
     """The harness's own environment with the server's variables: none of the replica's settings."""
-    given = {name: value for name, value in os.environ.items() if name not in engine.restore}
-    given |= {name: value for name, value in engine.restore.items() if value is not None}
+    given = {name: value for name, value in os.environ.items() if name not in spec.restore}
+    given |= {name: value for name, value in spec.restore.items() if value is not None}
     return given | {name: _filled(value, words) for name, value in engine.env.items()}
 
 

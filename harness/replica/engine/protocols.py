@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.replica.engine.media import AUDIO, IMAGE
-from harness.replica.engine.settings import CHAT, HTTP, OIP, OWN, Engine
+from harness.spec.server import Protocol, ServerSpec
 
 UNKNOWN = -1
 
@@ -61,15 +61,15 @@ class Answer:
             self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
 
 
-def body_of(engine: Engine, question: Question) -> bytes:
+def body_of(engine: ServerSpec, question: Question) -> bytes:
     """The request's body."""
     if isinstance(question.body, bytes):
         return question.body
     if question.body is not None:
         return json.dumps(question.body).encode()
-    if engine.protocol == OWN:
+    if engine.protocol is Protocol.OWN:
         return b""  # its client makes it
-    if engine.protocol == HTTP:
+    if engine.protocol is Protocol.HTTP:
         if engine.body is None:
             return b""
         words = {"{prompt}": question.prompt, "{output_tokens}": str(question.output_tokens)}
@@ -78,7 +78,7 @@ def body_of(engine: Engine, question: Question) -> bytes:
     asked: dict[str, Any] = {"max_tokens": question.output_tokens}
     if engine.model is not None:
         asked["model"] = engine.model
-    if engine.protocol == CHAT:
+    if engine.protocol is Protocol.OPENAI_CHAT:
         asked["messages"] = question.messages or [{"role": "user", "content": _content(engine, question.prompt)}]
     else:
         asked["prompt"] = question.prompt
@@ -87,24 +87,24 @@ def body_of(engine: Engine, question: Question) -> bytes:
     return json.dumps(asked | dict(engine.extra_body)).encode()
 
 
-def _content(engine: Engine, prompt: str) -> str | list[dict[str, Any]]:
+def _content(engine: ServerSpec, prompt: str) -> str | list[dict[str, Any]]:
     """Of a chat's message. What is filled in later is as large as an image, and JSON would look at each of its letters."""
     parts: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
-    if engine.requests.get("image"):
+    if engine.requests.image:
         parts.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{IMAGE}"}})
-    if engine.requests.get("audio"):
+    if engine.requests.audio:
         parts.append({"type": "input_audio", "input_audio": {"data": AUDIO, "format": "wav"}})
     return parts if len(parts) > 1 else prompt
 
 
-def read_whole(engine: Engine, body: bytes) -> Answer:
+def read_whole(engine: ServerSpec, body: bytes) -> Answer:
     """An answer that does not stream. Raises BadAnswerError."""
-    if engine.protocol == HTTP:
-        if engine.success.get("contains", "").encode() not in body:
-            raise BadAnswerError(f"the answer does not contain {engine.success['contains']!r}")
+    if engine.protocol is Protocol.HTTP:
+        if engine.success.contains.encode() not in body:
+            raise BadAnswerError(f"the answer does not contain {engine.success.contains!r}")
         return Answer(finished=True)
     content = _object(body)
-    if engine.protocol == OIP:
+    if engine.protocol is Protocol.OIP:
         if not isinstance(content.get("outputs"), list) or not content["outputs"]:
             raise BadAnswerError(f"the answer has no outputs: {body[:80]!r}")
         return Answer(finished=True)

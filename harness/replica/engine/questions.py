@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,21 @@ from typing import Any
 from harness.replica.engine import media, trace
 from harness.replica.engine.open_inference import TensorRequest
 from harness.replica.engine.protocols import UNKNOWN, Question, body_of
-from harness.replica.engine.settings import OIP, OIP_GRPC, Engine, Length
 from harness.replica.engine.texts import Texts, texts
 from harness.replica.errors import CannotBeMetError
+from harness.spec.server import OPEN_INFERENCE, Protocol, ServerSpec
+from harness.spec.server_requests import LengthSpec, TensorSpec
 
 _KEYS = ("prompt", "messages", "body")
 _PROMPT = "{prompt}"
 _PEOPLE = frozenset({"human", "user"})
 
 
-def questions(engine: Engine, seed: int) -> Iterator[Question]:
+def questions(engine: ServerSpec, seed: int) -> Iterator[Question]:
     """Endless, each with its whole body. Raises CannotBeMetError for a file that cannot be read, when the first one is taken."""
     chance = random.Random(seed)  # noqa: S311 - requests to repeat, not a secret
-    made = texts(engine.requests.get("tokenizer"))
-    if engine.protocol in {OIP, OIP_GRPC}:
+    made = texts(engine.requests.tokenizer)
+    if engine.protocol in OPEN_INFERENCE:
         yield from _tensor_questions(engine, made, chance)
     inputs = itertools.cycle(media.pool(engine.requests, seed))
     for question, filled in zip(_text_questions(engine, made, chance), inputs, strict=False):
@@ -37,15 +38,15 @@ def questions(engine: Engine, seed: int) -> Iterator[Question]:
         yield replace(question, body=body)
 
 
-def _text_questions(engine: Engine, made: Texts, chance: random.Random) -> Iterator[Question]:
+def _text_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
     asked = engine.requests
-    inputs, outputs = Length(**asked["input_tokens"]), Length(**asked["output_tokens"])
+    inputs, outputs = asked.input_tokens, asked.output_tokens
     if engine.trace:
-        for each in itertools.cycle(trace.read(Path(engine.trace["file"]), engine.trace["factor"])):
+        for each in itertools.cycle(trace.read(Path(engine.trace.file), engine.trace.factor)):
             prompt, tokens = made.make(each.input_tokens, chance), made.known(each.input_tokens)
             yield Question(output_tokens=each.output_tokens, prompt=prompt, input_tokens=tokens)
-    if asked.get("file"):
-        lines = read_file(Path(asked["file"]))
+    if asked.file:
+        lines = read_file(Path(asked.file))
         start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
         for line in itertools.islice(itertools.cycle(lines), start, None):
             prompt = line.get("prompt", "")
@@ -102,11 +103,14 @@ def _conversations(path: Path, text: str) -> list[dict[str, Any]]:
     return [{"prompt": prompt} for prompt in prompts]
 
 
-def _tensor_questions(engine: Engine, made: Texts, chance: random.Random) -> Iterator[Question]:
+def _tensor_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
     """Requests with tensors. Random elements are drawn once: what asks must not be slower than what answers."""
-    inputs = Length(**engine.requests["input_tokens"])
-    tensors = [{**tensor, "data": tensor["data"] or _elements(tensor, chance)} for tensor in engine.tensors or ()]
-    if engine.protocol == OIP_GRPC:
+    inputs = engine.requests.input_tokens
+    tensors = [
+        {**tensor.model_dump(mode="json"), "data": tensor.data or _elements(tensor, chance)}
+        for tensor in engine.tensors or ()
+    ]
+    if engine.protocol is Protocol.OIP_GRPC:
         request = TensorRequest(engine.model or "", tensors, _PROMPT)
         same = None if request.varies else request.encode("")
         while True:
@@ -119,8 +123,8 @@ def _tensor_questions(engine: Engine, made: Texts, chance: random.Random) -> Ite
         yield Question(output_tokens=1, body=prompt.join([before, *after]).encode())
 
 
-def _elements(tensor: Mapping[str, Any], chance: random.Random) -> list[Any]:
-    size, datatype = math.prod(tensor["shape"]), tensor["datatype"]
+def _elements(tensor: TensorSpec, chance: random.Random) -> list[Any]:
+    size, datatype = math.prod(tensor.shape), tensor.datatype
     if datatype == "BYTES":
         return [_PROMPT] * size
     if datatype.startswith("FP"):
@@ -128,5 +132,5 @@ def _elements(tensor: Mapping[str, Any], chance: random.Random) -> list[Any]:
     return [bool(chance.getrandbits(1)) if datatype == "BOOL" else chance.randrange(100) for _ in range(size)]
 
 
-def _drawn(length: Length, chance: random.Random) -> int:
+def _drawn(length: LengthSpec, chance: random.Random) -> int:
     return min(max(round(chance.gauss(length.mean, length.stddev)), length.min), length.max)

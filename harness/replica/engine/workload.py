@@ -19,11 +19,13 @@ from harness.replica.engine.own_metrics import OwnMetrics
 from harness.replica.engine.process import RunningServer, ServerProcess
 from harness.replica.engine.protocols import Question
 from harness.replica.engine.questions import questions
-from harness.replica.engine.settings import OIP_GRPC, OWN, Engine, from_environment
-from harness.replica.errors import WorkloadError
+from harness.replica.engine.settings import request_headers
+from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
 from harness.replica.settings import Settings
+from harness.spec.replica import VARIABLE, ReplicaSpec
+from harness.spec.server import Protocol, ServerSpec
 
 RETRY_S = 0.5
 _MAY_PASS = frozenset({408, 425, 429})
@@ -40,7 +42,8 @@ class ServerWorkload:
 
     Args:
         settings: the replica's.
-        engine: what to start and ask.
+        spec: what they were made of.
+        engine: the server to start and ask.
 
     Raises:
         WorkloadError: it ended, or it says that the request itself is wrong.
@@ -49,15 +52,16 @@ class ServerWorkload:
 
     name = "server"
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
+    def __init__(self, settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> None:
         self._settings = settings
+        self._spec = spec
         self._engine = engine
         self._families = Families(streams=engine.streams)
         self._seed = settings.seed * 1_000_003 + settings.replica
         self._questions = questions(engine, self._seed)
         first = next(self._questions)  # a file that cannot be read is said before anything starts
-        engine.all_headers()
-        self._process = _server(settings, engine)
+        request_headers(engine)
+        self._process = _server(settings, spec, engine)
         self._end = ""
         self._process.wait_until_up()
         said = ""
@@ -108,6 +112,8 @@ class ServerWorkload:
             on_depth=on_depth,
             alive=self._process.require_alive,
             beside=self._own_metrics(),
+            settle_s=self._spec.settle_s,
+            record_s=self._spec.record_s,
         )
 
     def close(self) -> None:
@@ -125,18 +131,18 @@ class ServerWorkload:
         if asked is None or folder is None:
             return nullcontext()
         server = self._process
-        alone = self._engine.beside  # in a pod of its own no other replica has the same port
-        port = server.port if asked["port"] is None else asked["port"] + (0 if alone else self._settings.replica)
-        url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{asked['path']}"
-        return OwnMetrics(url, self._engine.all_headers(), step_s=asked["step_s"], folder=folder)
+        alone = self._spec.beside  # in a pod of its own no other replica has the same port
+        port = server.port if asked.port is None else asked.port + (0 if alone else self._settings.replica)
+        url = f"{'https' if server.tls else 'http'}://{server.host}:{port}{asked.path}"
+        return OwnMetrics(url, request_headers(self._engine), step_s=asked.step_s, folder=folder)
 
     def _asker(self) -> Asker:
         server = self._process
-        if self._engine.protocol == OIP_GRPC:
+        if self._engine.protocol is Protocol.OIP_GRPC:
             from harness.replica.engine.grpc_client import GrpcAsker  # an extra brings what it needs
 
             return GrpcAsker(self._engine, server.port, server.host, tls=server.tls)
-        if self._engine.protocol == OWN:
+        if self._engine.protocol is Protocol.OWN:
             return OwnAsker(self._engine, server.port, server.host, tls=server.tls)
         return HttpAsker(self._engine, server.port, server.host, tls=server.tls)
 
@@ -164,17 +170,20 @@ class ServerWorkload:
         return False
 
 
-def _server(settings: Settings, engine: Engine) -> ServerProcess | RunningServer | ServerBeside:
-    if engine.beside:
+def _server(settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> ServerProcess | RunningServer | ServerBeside:
+    if spec.beside:
         return ServerBeside(engine)
     if engine.url:
         return RunningServer(engine.url[settings.replica])
-    return ServerProcess(engine, settings.replica, settings.replica_dir)
+    return ServerProcess(spec, engine, settings.replica, settings.replica_dir)
 
 
 def make(settings: Settings) -> ServerWorkload:
     """Start the server that the environment names, and return when it has answered a request."""
-    engine = from_environment()
+    spec = settings.spec
+    if spec is None or spec.workload.server is None:
+        raise SettingError(f"{VARIABLE} says nothing of a server.")
+    engine = spec.workload.server
     if settings.replica_dir is not None:
         engine = unpacked(engine, settings.replica_dir / "given")
-    return ServerWorkload(settings, engine)
+    return ServerWorkload(settings, spec, engine)

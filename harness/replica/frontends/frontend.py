@@ -16,8 +16,8 @@ from harness.replica.frontends.batching import Ledger, Serve
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
 from harness.replica.registry import Workload
-from harness.replica.scenario import OPEN_LOOP, Scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 
 SERVICE_LOG_NAME = "services.bin"
 PROBES = 3
@@ -181,9 +181,9 @@ def _fastest_pass_s(serve: Serve, inputs: int) -> float:
     return min(durations_s)
 
 
-def _refuse_hopeless(scenario: Scenario, service_s: float) -> None:
+def _refuse_hopeless(scenario: ScenarioSpec, service_s: float) -> None:
     limit_ms = scenario.latency_limit_ms
-    if scenario.kind in OPEN_LOOP and limit_ms is not None and service_s * 1e3 > limit_ms:
+    if scenario.open_loop and limit_ms is not None and service_s * 1e3 > limit_ms:
         raise CannotBeMetError(
             f"SCENARIO: latency_limit_ms {limit_ms:g} is below one service time ({service_s * 1e3:.3g} ms measured); "
             "no request can meet it: raise the limit."
@@ -192,7 +192,7 @@ def _refuse_hopeless(scenario: Scenario, service_s: float) -> None:
 
 def _make(
     settings: Settings,
-    scenario: Scenario,
+    scenario: ScenarioSpec,
     serve: Serve,
     ledger: Ledger,
     metrics: RequestMetrics,
@@ -230,4 +230,6 @@ def _make(
         seed=settings.seed + settings.replica,
         folder=folder,
         pass_s=pass_s,
+        settle_s=settings.spec.settle_s if settings.spec else 0.0,
+        record_s=settings.spec.record_s if settings.spec else 60.0,
     )

@@ -21,7 +21,7 @@ import mlperf_loadgen as loadgen
 
 from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
 from harness.replica.frontends.loadgen_schedule import ScheduledTimes
-from harness.replica.scenario import Scenario
+from harness.spec.scenario import ScenarioSpec
 
 SWITCH_INTERVAL_S = 0.0005
 """LoadGen's thread waits for the interpreter at most this long; Python's own 5 ms would be in every tail."""
@@ -49,11 +49,13 @@ class LoadGenFrontend:
         seed: of the arrivals.
         folder: for LoadGen's own logs; None: nobody wants them.
         pass_s: seconds that one full pass takes, measured at warm-up.
+        settle_s: seconds of load before the test.
+        record_s: seconds of the recording, within which the test lies.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: ScenarioSpec,
         serve: Serve,
         *,
         batch_size: int,
@@ -62,6 +64,8 @@ class LoadGenFrontend:
         seed: int,
         folder: Path | None,
         pass_s: float,
+        settle_s: float,
+        record_s: float,
     ) -> None:
         self._scenario = scenario
         self._serve = serve
@@ -71,7 +75,8 @@ class LoadGenFrontend:
         self._seed = seed
         self._folder = folder
         self._samples_per_s = batch_size / pass_s
-        self._batcher = Batcher(batch_size, scenario.max_wait_ms / 1e3, None, on_depth)
+        self._settle_s, self._test_s = settle_s, scenario.test_s(record_s)
+        self._batcher = Batcher(batch_size, (scenario.max_wait_ms or 0.0) / 1e3, None, on_depth)
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._offline: list[int] = []
         self._over = threading.Event()
@@ -107,11 +112,10 @@ class LoadGenFrontend:
         """Nothing to close: what LoadGen still waits for is of no use to anybody, and its thread ends with the process."""
 
     def _rounds(self) -> Iterator[tuple[str, float]]:
-        scenario = self._scenario
-        settle = [("settle", scenario.settle_s)] if scenario.settle_s > 0 else []
-        yield from settle
-        yield "test", scenario.test_s
-        yield from itertools.repeat(("after", scenario.test_s))
+        if self._settle_s > 0:
+            yield "settle", self._settle_s
+        yield "test", self._test_s
+        yield from itertools.repeat(("after", self._test_s))
 
     def _run_one(self, number: int, name: str, duration_s: float, stopping: threading.Event) -> dict[str, Any]:
         """One test of LoadGen's; empty when it was stopped before its end."""
@@ -208,13 +212,10 @@ class LoadGenFrontend:
             settings.offline_expected_qps = min(self._samples_per_s, most)
             settings.min_query_count = self._batch_size
         else:
-            expected_ns = self._scenario_inputs() / self._samples_per_s * NS_PER_S
+            expected_ns = scenario.inputs_per_query / self._samples_per_s * NS_PER_S
             settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = expected_ns
-            settings.multi_stream_samples_per_query = scenario.samples_per_query
+            settings.multi_stream_samples_per_query = scenario.inputs_per_query
         return settings
-
-    def _scenario_inputs(self) -> int:
-        return self._scenario.samples_per_query if self._scenario.kind == "multi-stream" else 1
 
 
 def read_result(folder: Path) -> dict[str, Any]:

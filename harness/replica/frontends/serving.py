@@ -26,7 +26,7 @@ from starlette.requests import ClientDisconnect
 
 from harness.replica.errors import CannotBeMetError
 from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
-from harness.replica.scenario import Scenario
+from harness.spec.scenario import ScenarioSpec
 
 INTENDED_HEADER = "x-intended-ns"
 MOST_EARLY_NS = 60 * NS_PER_S
@@ -36,6 +36,7 @@ DRAIN_S = 0.6
 """How long requests that wait are still served after the signal: the answers have to be out before the deadline."""
 GRACE_S = 0.25
 KEEP_ALIVE_S = 3600
+MOST_WAITING = 256
 _RECENT = 1000
 _PERCENT = (50, 90, 95, 99)
 
@@ -54,7 +55,7 @@ class HttpFrontend:
     """Serves whoever asks on a port of its own.
 
     Args:
-        scenario: queue, waiting time, port.
+        scenario: queue and waiting time.
         serve: the model.
         batch_size: most inputs of one pass.
         ledger: takes what was served.
@@ -63,12 +64,12 @@ class HttpFrontend:
         phase: asked for the replica's phase.
 
     Raises:
-        CannotBeMetError: the port is taken.
+        CannotBeMetError: the address is none of this machine's.
     """
 
     def __init__(
         self,
-        scenario: Scenario,
+        scenario: ScenarioSpec,
         serve: Serve,
         *,
         batch_size: int,
@@ -80,12 +81,14 @@ class HttpFrontend:
         self._batch_size = batch_size
         self._ledger = ledger
         self._phase = phase
-        self._batcher = Batcher(batch_size, scenario.max_wait_ms / 1e3, scenario.max_queue, on_depth)
+        self._batcher = Batcher(
+            batch_size, (scenario.max_wait_ms or 0.0) / 1e3, scenario.max_queue or MOST_WAITING, on_depth
+        )
         self._service = Service(self._batcher, serve, ledger, self._answer)
         self._accepted = self._refused = self._served = self._inputs = self._batches = 0
         self._recent_ns: deque[int] = deque(maxlen=_RECENT)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._socket = _listen(host, scenario.port)
+        self._socket = _listen(host)
         self.port = int(self._socket.getsockname()[1])
         config = uvicorn.Config(
             self._app(),
@@ -238,16 +241,14 @@ def _turned_away() -> JSONResponse:
     return JSONResponse({"error": "the replica is stopping"}, 503, {"Connection": "close"})
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind((host, 0))
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise CannotBeMetError(
-            f"cannot listen on {host}:{port}: {error.strerror}; choose another port (0: any free one)."
-        ) from error
+        raise CannotBeMetError(f"cannot listen on {host}: {error.strerror}; choose another HOST.") from error
     return listener

@@ -10,8 +10,8 @@ import torch
 from harness.replica import registry
 from harness.replica.errors import SettingError
 from harness.replica.models import jpeg
-from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 
 pytestmark = [
     pytest.mark.integration,
@@ -92,11 +92,11 @@ def test_images_that_are_fed_in_bytes_get_the_answers_of_the_cpu(execution, fold
     assert_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("scenario", [None, '{"kind": "server", "rate": 1, "test_s": 1}'])
+@pytest.mark.parametrize("scenario", [None, '{"kind": "server", "rate": 1}'])
 def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
     pytest.importorskip("torchvision")
     options = {"model_size": "tiny", "input": "jpeg", "source_pixels": 64, "channels_last": True}
-    given = parse_scenario(scenario) if scenario else None
+    given = ScenarioSpec.model_validate_json(scenario) if scenario else None
     workload = registry.load(Settings(device="cuda", batch_size=8, options=options, scenario=given))
     by_pillow = jpeg.decoder(torch.device("cpu"))
     expected = [jpeg.encoded(batch, by_pillow).decoded() for batch in workload.pool]
@@ -117,7 +117,7 @@ def test_jpegs_that_nvjpeg_decodes_are_those_that_pillow_decodes(scenario):
 def test_images_that_come_when_they_come_get_the_answers_of_the_cpu_while_others_are_computed(execution):
     def made(device, execution):
         options = {"model_size": "tiny", "input": "host-uint8", "channels_last": True}
-        scenario = parse_scenario('{"kind": "server", "rate": 1, "test_s": 1}')
+        scenario = ScenarioSpec(kind="server", rate=1)
         return registry.load(
             Settings(device=device, execution=execution, batch_size=8, options=options, scenario=scenario)
         )

@@ -10,7 +10,7 @@ import pytest
 
 from harness.replica.frontends.loadgen import LoadGenFrontend
 from harness.replica.frontends.loadgen_schedule import offsets_ns
-from harness.replica.scenario import Scenario
+from harness.spec.scenario import ScenarioSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]
 
@@ -21,9 +21,13 @@ SERVED = "inference_service_seconds_count"
 def under(start, own_source):
     """Start a replica under a scenario."""
 
-    def start_replica(infer="time.sleep(0.002)", batch_size=1, **scenario):
-        text = json.dumps({"settle_s": 0.2, "test_s": 0.5, **scenario})
-        return start(own_source(infer), BATCH_SIZE=str(batch_size), SCENARIO=text)
+    def start_replica(infer="time.sleep(0.002)", batch_size=1, settle_s=0.2, **scenario):
+        workload = {"factory": "own:make", "device": "cpu", "threads": 1, "batch_size": batch_size}
+        spec = {
+            "workload": {"name": "own", **workload, "scenario": {"duration_s": 0.5, **scenario}},
+            "settle_s": settle_s,
+        }
+        return start(own_source(infer), REPLICA_SPEC=json.dumps(spec))
 
     return start_replica
 
@@ -66,7 +70,7 @@ def test_every_scenario_runs_under_the_real_loadgen(under, scenario, batch_size,
 def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_path):
     recorded = []
     frontend = LoadGenFrontend(
-        Scenario(kind="offline", test_s=0.1),
+        ScenarioSpec(kind="offline", duration_s=0.1),
         lambda _inputs: None,
         batch_size=4,
         ledger=SimpleNamespace(add=lambda batch, *_times: recorded.append(batch)),
@@ -74,6 +78,8 @@ def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_
         seed=1,
         folder=tmp_path,
         pass_s=0.001,
+        settle_s=0.0,
+        record_s=1.0,
     )
 
     test = frontend._run_one(0, "test", 0.1, threading.Event())
@@ -89,7 +95,11 @@ def test_offline_goes_on_while_loadgen_prepares_its_test_and_writes_its_log(tmp_
 def test_our_log_counts_from_loadgens_own_schedule(under):
     """A request of a random length, so that queues form: our percentiles are LoadGen's to a few microseconds."""
     replica = under(
-        "import random; time.sleep(random.uniform(0.0005, 0.006))", kind="server", rate=200.0, settle_s=0.0, test_s=1.5
+        "import random; time.sleep(random.uniform(0.0005, 0.006))",
+        kind="server",
+        rate=200.0,
+        settle_s=0.0,
+        duration_s=1.5,
     )
 
     test = result_of(replica)

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from harness.backends.environment import layered
 from harness.backends.layer_check import check_layer, check_layer_of_image
 from harness.backends.local_check import check_machine
 from harness.errors import Severity
@@ -55,12 +54,11 @@ def test_without_a_layer_there_is_nothing_to_find():
 def test_the_library_reaches_the_replica_alone_and_variables_are_not_on_the_command_line():
     layer = LayerSpec(prefix=["taskset", "-c", "0"], environment={"A": "b"}, preload="/opt/hook.so")
 
-    assert layered(["python", "-m", "x"], layer) == [
+    assert layer.around(["python", "-m", "x"]) == [
         *("taskset", "-c", "0"),
         *("env", "LD_PRELOAD=/opt/hook.so"),
         *("python", "-m", "x"),
     ]
-    assert layered(["python"], None) == ["python"]
 
 
 def test_neighbours_are_checked_like_the_measured_workload():

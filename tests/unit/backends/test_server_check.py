@@ -1,19 +1,17 @@
 """What is said of a server before anything starts, and what its replica is told."""
 
-import json
 import socket
 import sys
 
 import pytest
 
 from harness.backends import server_check
-from harness.backends.environment import server_environment, workload_environment
 from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import Seat
 from harness.backends.server_check import check_server
-from harness.replica.engine.settings import from_environment
 from harness.replica.registry import find_factory
+from harness.replica.settings import from_environment
 from harness.spec import Timing, WorkloadSpec
 from tests.support import local_tokenizers
 from tests.support.experiments import experiment
@@ -92,26 +90,16 @@ def test_a_server_needs_no_torch_and_no_table_of_memory():
 
 def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "theirs")
-    monkeypatch.delenv("WORKLOAD", raising=False)
-    asked = {"rate": 4, "ramp_to": 8}
-    spec = workload(**asked, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"})
-    own = replica_environment(Seat(spec, 0, tmp_path))
-    engine = from_environment(server_environment(spec, own, Timing(step_s=1, stabilise_s=3, record_s=60)))
-    assert (engine.rate, engine.protocol, engine.model, engine.target) == (
-        4,
-        "openai-chat",
-        "m",
-        "/v1/chat/completions",
+    monkeypatch.delenv("REPLICA_SPEC", raising=False)
+    served = workload(
+        rate=4, ramp_to=8, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"}
     )
-    assert engine.ready["path"] == "/health"
-    assert (engine.ramp_to, engine.settle_s, engine.record_s) == (8, 4, 60), "the first row takes a window of 4 s"
-    assert engine.requests["input_tokens"]["mean"] == 128
-    assert engine.restore["PYTHONPATH"] == "theirs"
-    assert engine.restore["WORKLOAD"] is None
-    assert engine.restore["SERVER"] is None
-    assert find_factory(workload_environment(spec)["WORKLOAD"]).__name__ == "make"
-
-
-def test_other_workloads_have_no_server():
-    assert server_environment(WorkloadSpec(name="resnet50"), {}, Timing()) == {}
-    assert "server" in json.loads(workload().model_dump_json())
+    settings = from_environment(
+        replica_environment(Seat(served, 0, tmp_path), Timing(step_s=1, stabilise_s=3, record_s=60))
+    )
+    assert settings.spec.workload == served
+    assert served.server.target == "/v1/chat/completions"
+    assert (settings.spec.settle_s, settings.spec.record_s) == (4, 60), "the first row takes a window of 4 s"
+    assert settings.spec.restore["PYTHONPATH"] == "theirs"
+    assert settings.spec.restore["REPLICA_SPEC"] is None
+    assert find_factory(settings.workload).__name__ == "make"

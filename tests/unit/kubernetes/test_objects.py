@@ -11,9 +11,9 @@ import yaml
 from harness.backends.kubernetes.objects import count_of, load_job, without_gpu, workload
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
-from harness.replica.engine.settings import from_environment
 from harness.spec import ConditionSpec, KubernetesSpec, LayerSpec, MpsLimits, Sharing, Toleration, WorkloadSpec
 from harness.spec.pods import NodeRequirement
+from harness.spec.replica import ReplicaSpec
 from tests.support import schemas
 from tests.support.experiments import experiment
 from tests.support.pod_security import violations
@@ -113,7 +113,9 @@ def test_files_come_as_config_maps_that_only_the_client_mounts(tmp_path, minor):
     client, server = found.body["spec"]["template"]["spec"]["containers"]
     assert "given" in {one["name"] for one in client["volumeMounts"]}
     assert "given" not in {one["name"] for one in server["volumeMounts"]}
-    told = json.loads(next(one["value"] for one in client["env"] if one["name"] == "SERVER"))
+    told = json.loads(next(one["value"] for one in client["env"] if one["name"] == "REPLICA_SPEC"))["workload"][
+        "server"
+    ]
     assert (told["trace"]["file"], told["requests"]["tokenizer"]) == ("trace.jsonl", "tokenizer.json")
 
 
@@ -246,8 +248,8 @@ def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
     assert spec["terminationGracePeriodSeconds"] >= 100 + 10
     assert server["args"] == ["--model", "/models/a", "--port", "8080"]
     assert "command" not in server, "the entrypoint of the image"
-    engine = from_environment({"SERVER": told["SERVER"]["value"]})
-    assert (engine.beside, engine.port, engine.target) == (True, 8080, "/v1/chat/completions")
+    replica = ReplicaSpec.model_validate_json(told["REPLICA_SPEC"]["value"])
+    assert (replica.beside, replica.workload.server.pod_port) == (True, 8080)
     assert "startupProbe" in client, "the pod is ready when the client has had an answer"
     assert "startupProbe" not in server
     assert {volume["name"]: volume for volume in spec["volumes"]}["claim-1"]["persistentVolumeClaim"] == {
@@ -377,7 +379,7 @@ def test_the_pods_that_send_requests_have_no_gpu_and_stand_away_from_the_replica
     told = {entry["name"]: entry.get("value") for entry in container(sending.body)["env"]}
     assert (told["LOAD_PLAN"], told["LOAD_SHARDS"]) == ('{"a": 1}', "2")
     assert {"REPLICA", "PORT", "REPLICA_DIR"} < set(told)
-    assert "WORKLOAD" not in told
+    assert "REPLICA_SPEC" not in told
     assert "resources" not in container(
         load_job(experiment(), Path("a"), without_gpu(KubernetesSpec()), "b", plan="").body
     )
@@ -416,8 +418,7 @@ def test_the_settings_are_those_of_a_local_replica():
     of = experiment(replicas=1, workload={"precision": "fp16", "batch_size": 4}, text='a "quoted" & <odd> word')
     environment = {entry["name"]: entry.get("value") for entry in container(made(of).body)["env"]}
 
-    assert (environment["PRECISION"], environment["BATCH_SIZE"]) == ("fp16", "4")
-    assert environment["WORKLOAD_OPTIONS"] == '{"text": "a \\"quoted\\" & <odd> word"}'
+    assert ReplicaSpec.model_validate_json(environment["REPLICA_SPEC"]).workload == of.workload
     assert environment["REPLICA_DIR"] == "/var/run/replica"
     assert "RUN_SECONDS" not in environment
 

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 
 from harness.replica.custom_metrics import Histogram
-from harness.replica.errors import SettingError
 from harness.replica.frontends.batching import Batcher, Ledger, Pending, Service
 from harness.replica.frontends.frontend import Passes, batch_sizes, warm_up
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
-from harness.replica.scenario import parse_scenario
 
 MS = 1_000_000
 
@@ -234,21 +232,3 @@ def test_every_size_that_will_be_computed_was_computed_before_the_replica_is_rea
 
         assert set(workload.passes) <= warmed
     assert batch_sizes(100) == [1, 2, 4, 8, 16, 32, 64, 100]
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "SCENARIO is not JSON"),
-        ("[]", "must be a JSON object"),
-        ('{"kind": "offlin"}', "of kind offline, server"),
-        ('{"kind": "offline", "reat": 1}', "'reat' is unknown; it takes"),
-        ('{"kind": "offline", "test_s": "1"}', "test_s must be a number, 0 or more, not '1'"),
-        ('{"kind": "offline", "test_s": -1}', "test_s must be a number, 0 or more"),
-        ('{"kind": "http", "max_queue": 1.5}', "max_queue must be a number"),
-        ('{"kind": "server"}', "server needs `rate`"),
-    ],
-)
-def test_a_wrong_setting_is_named(text, said):
-    with pytest.raises(SettingError, match=said.replace("(", r"\(")):
-        parse_scenario(text)

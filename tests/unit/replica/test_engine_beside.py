@@ -10,7 +10,7 @@ import pytest
 
 from harness.replica.engine import beside
 from harness.replica.engine.beside import ServerBeside, observed
-from harness.replica.engine.settings import Engine
+from tests.unit.replica.engines import engine
 
 PORT = 8080
 INODE = 4711
@@ -97,7 +97,7 @@ def test_a_real_process_is_seen_by_its_real_port():
         [sys.executable, "-c", listen], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=given
     ) as process:
         port = int(process.stdout.readline())
-        facts = ServerBeside(Engine(port=port, ready={"tcp": True}, beside=True)).facts()
+        facts = ServerBeside(engine(port=port, ready={"tcp": True})).facts()
         process.communicate("end\n")
 
     assert (facts["server_port"], facts["mps_pipe_directory"]) == (port, "/mps/pipe")
@@ -106,7 +106,7 @@ def test_a_real_process_is_seen_by_its_real_port():
 def test_it_is_up_when_its_port_takes_connections():
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))  # and does not listen
-        waiting = ServerBeside(Engine(port=server.getsockname()[1], ready={"tcp": True}, beside=True))
+        waiting = ServerBeside(engine(port=server.getsockname()[1], ready={"tcp": True}))
         thread = threading.Thread(target=waiting.wait_until_up)
         assert not waiting._is_up()
         thread.start()

@@ -6,13 +6,12 @@ import sys
 
 import pytest
 
-from harness.backends.environment import server_environment
+from harness import supervisor
 from harness.replica.engine import process as process_module
 from harness.replica.engine.process import HOST, ServerProcess, claimed_port
-from harness.replica.engine.settings import Engine, from_environment
 from harness.replica.errors import CannotBeMetError, WorkloadError
-from harness.spec import Timing, WorkloadSpec
-from harness.supervisor import MOST_LOG_BYTES
+from harness.spec.replica import ReplicaSpec
+from harness.spec.workload import WorkloadSpec
 from tests.support.processes import eventually
 
 SLEEPS = "import time; time.sleep(3600)"
@@ -24,8 +23,11 @@ def start(tmp_path):
     started = []
 
     def run(source, *arguments, replica=0, **fields):
-        engine = Engine(command=(sys.executable, "-c", source, *arguments), **{"stop_timeout_s": 60.0} | fields)
-        started.append(ServerProcess(engine, replica, tmp_path))
+        own = {name: fields.pop(name) for name in ("restore", "logger") if name in fields}
+        command = [sys.executable, "-c", source, *arguments]
+        engine = {"command": command, "env": {"OWN_PORT": "{port}"}, "stop_timeout_s": 60.0} | fields
+        spec = ReplicaSpec(workload=WorkloadSpec(name="x", server=engine), **own)
+        started.append(ServerProcess(spec, spec.workload.server, replica, tmp_path))
         return started[-1]
 
     yield run
@@ -64,14 +66,11 @@ def test_one_that_ignores_sigterm_is_killed(start):
 
 def test_its_log_is_limited_and_keeps_the_last_words(start, tmp_path):
     source = "import os, sys; [os.write(1, bytes(1 << 20)) for _ in range(66)]; sys.exit('the last words')"
-    environment = server_environment(
-        WorkloadSpec.model_validate({"name": "x", "server": {"command": ["{port}"]}}), {}, Timing()
-    )
-    server = start(source, logger=tuple(from_environment(environment).logger))
+    server = start(source, logger=[sys.executable, supervisor.__file__, supervisor.LOG])
     with pytest.raises(WorkloadError, match=r"the server ended with 1; its last lines: .*the last words"):
         server.wait_until_up()
     log = tmp_path / "server.log"
-    assert MOST_LOG_BYTES < log.stat().st_size < MOST_LOG_BYTES + (1 << 20)
+    assert supervisor.MOST_LOG_BYTES < log.stat().st_size < supervisor.MOST_LOG_BYTES + (1 << 20)
 
 
 def test_a_log_is_read_once_however_often_it_is_looked_at(start):
@@ -90,9 +89,9 @@ def test_a_line_that_comes_in_two_pieces_is_one(start, tmp_path):
             assert server._new_lines() == lines
 
 
-def test_a_program_that_is_not_there_is_said(tmp_path):
+def test_a_program_that_is_not_there_is_said(start):
     with pytest.raises(CannotBeMetError, match="'no-such-server' cannot be started: No such file"):
-        ServerProcess(Engine(command=("no-such-server",)), 0, tmp_path)
+        start("", command=["no-such-server"])
 
 
 def test_a_port_in_use_is_said_before_anything_starts(start):

@@ -12,7 +12,7 @@ from harness.replica.engine.asking import BAD_ANSWER, BROKEN, HIDDEN, OK, UNANSW
 from harness.replica.engine.grpc_client import STATUSES, GrpcAsker
 from harness.replica.engine.open_inference import METHOD
 from harness.replica.engine.protocols import Question
-from harness.replica.engine.settings import Engine
+from tests.unit.replica.engines import engine
 
 KEY = "a-secret-key"
 GOOD = service_pb2.ModelInferResponse(outputs=[{"name": "y"}]).SerializeToString()
@@ -33,12 +33,12 @@ async def serving(answer, port=0):
         await server.stop(0)
 
 
-def asked(answer, **engine):
+def asked(answer, **changes):
     """What becomes of one request."""
 
     async def ask():
         async with serving(answer) as port:
-            asker = GrpcAsker(Engine(protocol="oip-grpc", model="m", **engine), port)
+            asker = GrpcAsker(engine(protocol="oip-grpc", **changes), port)
             try:
                 return await asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
             finally:
@@ -101,7 +101,7 @@ def test_a_server_that_goes_and_comes_back_is_asked_again():
             return asker.ask(Question(output_tokens=1, body=b"asked"), Outcome(time.perf_counter_ns()))
 
         async with serving(well) as port:
-            asker = GrpcAsker(Engine(protocol="oip-grpc", model="m"), port)
+            asker = GrpcAsker(engine(protocol="oip-grpc"), port)
             statuses = [(await ask()).status]
         statuses.append((await ask()).status)
         async with serving(well, port):

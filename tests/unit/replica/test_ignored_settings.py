@@ -8,8 +8,8 @@ import pytest
 
 from harness.campaign.verdict import ignored_settings
 from harness.errors import ReasonCode
-from harness.replica.scenario import Scenario
 from harness.replica.settings import ReadSettings, Settings
+from harness.spec.scenario import ScenarioSpec
 
 GIVEN = Settings(
     workload="mine:make", batch_size=8, precision="fp16", seed=3, torch_threads=2, options={"words": 5, "window": 2}
@@ -45,7 +45,7 @@ def test_what_the_workload_describes_has_the_last_word() -> None:
 
 def test_defaults_and_passes_that_the_replica_makes_are_not_ignored() -> None:
     assert ReadSettings(Settings(workload="mine:make")).ignored({})["ignored_settings"] == []
-    of_scenario = ReadSettings(Settings(workload="mine:make", batch_size=8, scenario=Scenario(kind="offline")))
+    of_scenario = ReadSettings(Settings(workload="mine:make", batch_size=8, scenario=ScenarioSpec(kind="offline")))
     assert of_scenario.ignored({})["ignored_settings"] == []
 
 

@@ -9,12 +9,12 @@ from harness.replica.errors import SettingError
 from harness.replica.models import resnet50
 from harness.replica.models.folded import Folded
 from harness.replica.models.image_input import DEVIATION, MEAN, SLOTS, Feed, FromBytes, OnDemand
-from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 
 CPU = torch.device("cpu")
-OFFLINE = parse_scenario('{"kind": "offline", "test_s": 1}')
-SERVER = parse_scenario('{"kind": "server", "rate": 1, "test_s": 1}')
+OFFLINE = ScenarioSpec(kind="offline")
+SERVER = ScenarioSpec(kind="server", rate=1)
 
 
 def made(batch_size=3, **changes):

@@ -5,11 +5,11 @@ import torch
 
 from harness.replica.errors import CannotBeMetError
 from harness.replica.models import jpeg, resnet50
-from harness.replica.scenario import parse_scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 
 CPU = torch.device("cpu")
-SERVER = parse_scenario('{"kind": "server", "rate": 1, "test_s": 1}')
+SERVER = ScenarioSpec(kind="server", rate=1)
 
 
 def drawn(seed=1):

@@ -12,14 +12,14 @@ from PIL import Image
 
 from harness.replica.engine import media
 from harness.replica.engine import questions as asked
-from harness.replica.engine.settings import Engine
+from tests.unit.replica.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 5}, "output_tokens": {"mean": 3}}
 BOTH = LENGTHS | {"image": {"width": 9, "height": 6}, "audio": {"seconds": 0.25}}
 
 
 def bodies(count, seed=0, **server):
-    taken = itertools.islice(asked.questions(Engine(**{"requests": BOTH, **server}), seed), count)
+    taken = itertools.islice(asked.questions(engine(**{"requests": BOTH, **server}), seed), count)
     return [question.body for question in taken]
 
 
@@ -76,12 +76,12 @@ def test_a_body_of_one_s_own_has_them_where_it_says():
     found = json.loads(body)
     assert opened(base64.b64decode(found["inputs"][0]["picture"])).size == (9, 6)
     assert held(base64.b64decode(found["sound"].removeprefix("data:")))[-1] == 4000
-    (body,) = bodies(1, body="{image}")
+    (body,) = bodies(1, body="{image}", requests=LENGTHS | {"image": BOTH["image"]})
     assert opened(base64.b64decode(body)).size == (9, 6)
 
 
 def test_a_few_are_made_before_the_first_request_and_asked_in_turn(monkeypatch):
-    questions = asked.questions(Engine(body="{image}", requests=BOTH), 3)
+    questions = asked.questions(engine(body="{image} {audio}", requests=BOTH), 3)
     first = next(questions).body
     monkeypatch.delattr(media, "png")  # nothing is made any more
     turn = [first, *(question.body for question in itertools.islice(questions, 2 * media.POOL - 1))]

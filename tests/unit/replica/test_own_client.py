@@ -8,8 +8,8 @@ import pytest
 from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Outcome
 from harness.replica.engine.own_client import OwnAsker
 from harness.replica.engine.protocols import UNKNOWN, Question
-from harness.replica.engine.settings import OWN, Engine
 from harness.replica.errors import CannotBeMetError, WorkloadError
+from tests.unit.replica.engines import engine
 
 
 class Told:
@@ -43,10 +43,10 @@ def failing(**_given):
 
 
 def asked(prompt, **changes):
-    engine = Engine(**{"protocol": OWN, "client": f"{__name__}:told", "request_timeout_s": 0.05} | changes)
+    told_how = engine(**{"protocol": "own", "client": f"{__name__}:told", "request_timeout_s": 0.05} | changes)
 
     async def ask():
-        asker = OwnAsker(engine, 1)
+        asker = OwnAsker(told_how, 1)
         outcome = await asker.ask(Question(3, prompt=prompt), Outcome(time.perf_counter_ns()))
         await asker.close()
         return outcome

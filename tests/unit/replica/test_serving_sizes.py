@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from harness.replica.models import distilbert, execution, resnet50
-from harness.replica.scenario import Scenario
 from harness.replica.settings import Settings
+from harness.spec.scenario import ScenarioSpec
 
 SETTINGS = Settings(device="cpu", batch_size=5, options={"model_size": "tiny"}, torch_threads=1)
 
@@ -54,7 +54,7 @@ def test_offline_makes_whole_batches_only(monkeypatch):
         return forward
 
     monkeypatch.setattr(execution, "accelerate", accelerate)
-    settings = dataclasses.replace(SETTINGS, execution="cuda-graph", scenario=Scenario(kind="offline"))
+    settings = dataclasses.replace(SETTINGS, execution="cuda-graph", scenario=ScenarioSpec(kind="offline"))
     batch = torch.arange(300.0)[:, None]
     step = execution.accelerate_up_to(lambda x: x * 2, batch, settings, torch.device("cpu"))
 

@@ -1,91 +1,107 @@
-"""The environment of a replica: every variable, and what is said when one is wrong."""
+"""The settings of a replica: what the harness tells it in one variable, and what somebody sets by hand."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from harness.replica.errors import ExitCode, SettingError
 from harness.replica.settings import Settings, from_environment
+from harness.spec.replica import BY_HAND, OF_THE_PLACE, VARIABLE, ReplicaSpec
+from harness.spec.scenario import ScenarioSpec
+from harness.spec.workload import WorkloadSpec
+
+SET = {
+    "WORKLOAD": "whisper",
+    "BATCH_SIZE": "4",
+    "PRECISION": "bf16",
+    "EXECUTION": "cuda-graph",
+    "DEVICE": "cuda",
+    "STREAM_PRIORITY": "high",
+    "SEED": "7",
+    "CHECKPOINT": "/weights",
+    "INFERENCE_SLEEP": "0",
+    "WARMUP_REQUESTS": "0",
+    "TORCH_THREADS": "3",
+    "WORKLOAD_OPTIONS": '{"model_size": "tiny", "new_tokens": 3}',
+    "SHARED_CPUS": "1",
+    "SCENARIO": '{"kind": "offline"}',
+    "HOST": "127.0.0.1",
+    "PORT": "0",
+    "REPLICA": "2",
+    "REPLICA_CPUS": "8,0,8",
+    "REPLICA_DIR": "/run/replica",
+    "RUN_SECONDS": "0.5",
+    "LINGER_SECONDS": "2",
+}
+MEANT = Settings(
+    workload="whisper",
+    batch_size=4,
+    precision="bf16",
+    execution="cuda-graph",
+    device="cuda",
+    stream_priority="high",
+    seed=7,
+    checkpoint=Path("/weights"),
+    warmup_requests=0,
+    torch_threads=3,
+    shared_cpus=1,
+    options={"model_size": "tiny", "new_tokens": 3},
+    scenario=ScenarioSpec(kind="offline"),
+    host="127.0.0.1",
+    port=0,
+    replica=2,
+    cpus=(0, 8),
+    replica_dir=Path("/run/replica"),
+    run_s=0.5,
+    linger_s=2.0,
+)
 
 
-def test_an_empty_environment_gives_the_documented_defaults():
-    settings = from_environment({})
-    assert settings == Settings()
-    assert (settings.workload, settings.batch_size, settings.precision, settings.execution) == (
-        "resnet50",
-        1,
-        "fp32",
-        "eager",
-    )
-    assert (settings.inference_sleep_s, settings.warmup_requests, settings.port) == (0.0, 5, 8000)
-    assert settings.torch_threads is None
-    assert settings.replica_dir is None
+def read(environment):
+    return dataclasses.replace(from_environment(environment), spec=None)
+
+
+@pytest.mark.parametrize("environment", [{}, {"BATCH_SIZE": "", "CHECKPOINT": " ", "UNRELATED": "ignored"}])
+def test_an_unset_or_empty_variable_is_its_default(environment):
+    assert read(environment) == Settings()
 
 
 def test_every_variable_is_read():
-    settings = from_environment(
-        {
-            "WORKLOAD": "whisper",
-            "BATCH_SIZE": "4",
-            "PRECISION": "bf16",
-            "EXECUTION": "cuda-graph",
-            "DEVICE": "cuda",
-            "SEED": "7",
-            "CHECKPOINT": "/weights",
-            "INFERENCE_SLEEP": "0.25",
-            "WARMUP_REQUESTS": "0",
-            "TORCH_THREADS": "3",
-            "WORKLOAD_OPTIONS": '{"model_size": "tiny", "new_tokens": 3}',
-            "HOST": "127.0.0.1",
-            "PORT": "0",
-            "REPLICA": "2",
-            "REPLICA_DIR": "/run/replica",
-            "SHARED_CPUS": "1",
-            "UNRELATED": "ignored",
-        }
-    )
-    assert settings == Settings(
-        workload="whisper",
-        batch_size=4,
-        precision="bf16",
-        execution="cuda-graph",
-        device="cuda",
-        seed=7,
-        checkpoint=Path("/weights"),
-        inference_sleep_s=0.25,
-        warmup_requests=0,
-        torch_threads=3,
-        shared_cpus=1,
-        options={"model_size": "tiny", "new_tokens": 3},
-        host="127.0.0.1",
-        port=0,
-        replica=2,
-        replica_dir=Path("/run/replica"),
-    )
+    assert SET.keys() == BY_HAND.keys() | OF_THE_PLACE.keys()
+    assert read(SET) == MEANT
+    assert read({"INFERENCE_SLEEP": "0.25"}).inference_sleep_s == 0.25
+    assert read({"WORKLOAD": "mine.own:make"}).workload == "mine.own:make"
 
 
-def test_an_empty_variable_is_an_unset_one():
-    assert from_environment({"BATCH_SIZE": "", "CHECKPOINT": " ", "TORCH_THREADS": ""}) == Settings()
+def test_what_the_harness_tells_is_read_whole_and_variables_of_a_shell_change_none_of_it():
+    spec = ReplicaSpec(workload=WorkloadSpec(name="mine", factory="a:make", batch_size=8), settle_s=3, record_s=9)
+    settings = from_environment(SET | spec.environment())
+    assert settings.spec == spec
+    assert (settings.workload, settings.batch_size, settings.device, settings.port) == ("a:make", 8, "auto", 0)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("BATCH_SIZE", "0", "BATCH_SIZE: 0 is not between 1 and"),
-        ("BATCH_SIZE", "two", "BATCH_SIZE: 'two' is not a whole number"),
-        ("TORCH_THREADS", "0", "TORCH_THREADS: 0 is not between 1 and"),
-        ("PORT", "65536", "PORT: 65536 is not between 0 and 65535"),
-        ("SEED", "-1", "SEED: -1 is not between"),
-        ("PRECISION", "int8", "PRECISION: 'int8' is not one of fp32, fp16, bf16"),
-        ("EXECUTION", "fast", "EXECUTION: 'fast' is not one of"),
-        ("DEVICE", "tpu", "DEVICE: 'tpu' is not one of"),
-        ("INFERENCE_SLEEP", "-0.1", "INFERENCE_SLEEP: -0.1 is not"),
-        ("INFERENCE_SLEEP", "nan", "INFERENCE_SLEEP: nan is not"),
-        ("INFERENCE_SLEEP", "long", "INFERENCE_SLEEP: 'long' is not a number"),
+        ("BATCH_SIZE", "0", "BATCH_SIZE: must be at least 1"),
+        ("BATCH_SIZE", "two", "BATCH_SIZE: must be a whole number"),
+        ("TORCH_THREADS", "0", "TORCH_THREADS: must be at least 1"),
+        ("PORT", "65536", "PORT: must be at most 65535"),
+        ("SEED", "-1", "SEED: must be at least 0"),
+        ("PRECISION", "int8", "PRECISION: must be 'fp32', 'fp16' or 'bf16'"),
+        ("INFERENCE_SLEEP", "-0.1", "INFERENCE_SLEEP: must be at least 0"),
+        ("INFERENCE_SLEEP", "nan", "INFERENCE_SLEEP: must be a finite number"),
+        ("REPLICA_CPUS", "a", "REPLICA_CPUS: "),
+        ("RUN_SECONDS", "-1", "RUN_SECONDS: "),
+        ("WORKLOAD", "resnet5", r"WORKLOAD: unknown workload 'resnet5': did you mean resnet50\?"),
         ("WORKLOAD_OPTIONS", "{", "WORKLOAD_OPTIONS is not JSON"),
-        ("WORKLOAD_OPTIONS", "[1]", "must be a JSON object"),
-        ("WORKLOAD_OPTIONS", '{"a": [1]}', r"a must be a string, a number or a boolean, not \[1\]"),
-        ("WORKLOAD_OPTIONS", '{"a": null}', "not None"),
+        ("WORKLOAD_OPTIONS", "[1]", "WORKLOAD_OPTIONS: must be an object"),
+        ("WORKLOAD_OPTIONS", '{"model_size": [1]}', "WORKLOAD_OPTIONS: model_size "),
+        ("SCENARIO", '{"kind": "server"}', "SCENARIO: .*needs `rate`"),
+        ("SCENARIO", '{"kind": "offlin"}', "SCENARIO: kind "),
+        (VARIABLE, "{", f"{VARIABLE}: "),
+        (VARIABLE, '{"workload": {"name": "resnet50"}, "unknown": 1}', f"{VARIABLE}: unknown"),
     ],
 )
 def test_a_wrong_value_names_the_variable(name, value, says):
@@ -114,10 +130,3 @@ def test_replicas_that_differ_in_name_alone_get_different_numbers():
 
     assert len(numbers) == 2
     assert from_environment({"REPLICA_NAME": "tiny-7d4-abcde", "REPLICA": "3"}).replica == 3
-
-
-def test_a_time_to_run_is_none_or_seconds():
-    assert from_environment({}).run_s is None
-    assert from_environment({"RUN_SECONDS": "0.5", "LINGER_SECONDS": "2"}).run_s == 0.5
-    with pytest.raises(SettingError, match="RUN_SECONDS"):
-        from_environment({"RUN_SECONDS": "-1"})

@@ -9,10 +9,10 @@ from tokenizers import Tokenizer
 
 from harness.replica.engine import questions as asked
 from harness.replica.engine.protocols import UNKNOWN
-from harness.replica.engine.settings import Engine
 from harness.replica.engine.texts import texts
 from harness.replica.errors import CannotBeMetError
 from tests.support import local_tokenizers
+from tests.unit.replica.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 9, "stddev": 20, "min": 2, "max": 40}, "output_tokens": {"mean": 3}}
 
@@ -25,7 +25,7 @@ def tokenizer(tmp_path):
 
 
 def first(count, seed=0, **server):
-    return list(itertools.islice(asked.questions(Engine(**{"protocol": "openai-chat", **server}), seed), count))
+    return list(itertools.islice(asked.questions(engine(**{"protocol": "openai-chat", **server}), seed), count))
 
 
 @pytest.mark.parametrize("kind", ["letters", "pieces", "unigram", "words"])
@@ -66,7 +66,7 @@ def test_the_prompts_of_a_file_are_counted_and_those_of_a_trace_made_so(tokenize
         "".join(f'{{"timestamp": {at}, "input_length": {at + 3}, "output_length": 1}}\n' for at in range(4))
     )
     trace = {"file": str(tokenizer / "trace.jsonl"), "factor": 1}
-    found = first(4, requests=LENGTHS | {"tokenizer": str(tokenizer)}, trace=trace)
+    found = first(4, requests={"tokenizer": str(tokenizer)}, trace=trace)
     assert [(len(question.prompt), question.input_tokens) for question in found] == [
         (at + 3, at + 3) for at in range(4)
     ]

@@ -8,8 +8,8 @@ import pytest
 from harness.replica.engine import trace
 from harness.replica.engine.load import arrivals, ramped
 from harness.replica.engine.questions import questions
-from harness.replica.engine.settings import Engine
 from harness.replica.errors import CannotBeMetError
+from tests.unit.replica.engines import engine
 
 LENGTHS = {"input_tokens": {"mean": 4}, "output_tokens": {"mean": 3}}
 MS = 1_000_000
@@ -33,7 +33,7 @@ def test_a_trace_is_asked_at_its_times_with_its_lengths_and_then_again(tmp_path)
     assert list(itertools.islice(trace.arrivals(read), 6)) == [
         round(ms * MS) for ms in (0, 0, 500.25, 500.25 + mean_ms, 500.25 + mean_ms, 1000.5 + mean_ms)
     ]
-    settings = Engine(requests=LENGTHS, trace={"file": str(path), "factor": 2.0})
+    settings = engine(protocol="openai-chat", requests={}, trace={"file": str(path), "factor": 2.0})
     asked = list(itertools.islice(questions(settings, 7), 4))
     assert [(len(each.prompt.split()), each.output_tokens) for each in asked] == [(3, 2), (1, 9), (4, 1), (3, 2)]
     assert asked == list(itertools.islice(questions(settings, 7), 4)), "the seed repeats the words"

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends.environment import scenario_environment
 from harness.errors import CampaignFileError
 from harness.replica.settings import from_environment
 from harness.spec import ScenarioKind, Timing, WorkloadSpec
 from harness.spec.load import parse_campaign
+from harness.spec.replica import ReplicaSpec
 
 FILE = """
 name: mine
@@ -63,23 +63,16 @@ def test_a_workload_that_does_not_fit_is_refused(wishes, expected):
         WorkloadSpec(**wishes)
 
 
-def test_without_a_scenario_nothing_changes():
-    workload = WorkloadSpec(name="resnet50")
-
-    assert scenario_environment(workload, Timing()) == {}
-    assert not workload.open_loop
-    assert from_environment({}).scenario is None
-
-
 def test_the_replica_reads_what_the_file_says():
     scenario = {"kind": "server", "rate": 12.5, "latency_limit_ms": 15, "max_wait_ms": 2}
     workload = WorkloadSpec(name="resnet50", scenario=scenario)
     timing = Timing(step_s=1, stabilise_s=30, record_s=100)
 
-    found = from_environment(scenario_environment(workload, timing)).scenario
+    settings = from_environment(ReplicaSpec.timed(workload, timing).environment())
 
-    assert (found.kind, found.rate, found.latency_limit_ms, found.max_wait_ms) == ("server", 12.5, 15, 2)
-    assert (found.settle_s, found.test_s) == (30, 85)
+    assert settings.scenario == workload.scenario
+    assert (settings.spec.settle_s, settings.spec.record_s) == (30, 100)
+    assert workload.scenario.test_s(100) == 85
 
 
 def test_loadgens_test_lies_within_the_recording():

@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness.backends.environment import workload_environment
 from harness.campaign.plan import expand
 from harness.errors import CampaignFileError
 from harness.metrics.catalogue import STANDARD
 from harness.replica.settings import from_environment
 from harness.spec.load import parse_campaign
+from harness.spec.replica import ReplicaSpec
 from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec
 
 FILE = "name: kinds\nreplicas: [1]\nworkloads:\n  - {{name: mine, model: {model}, batch_size: {batch_size}}}\n"
@@ -65,7 +65,7 @@ def test_what_has_no_effect_is_refused(model, more, says):
 def test_the_priority_of_a_stream_reaches_the_replica():
     text = FILE.format(model="resnet50", batch_size="1, stream_priority: high")
     [workload] = parse_campaign(text, origin="c.yaml").workloads
-    assert from_environment(workload_environment(workload)).stream_priority == "high"
+    assert from_environment(ReplicaSpec(workload=workload).environment()).stream_priority == "high"
 
 
 def test_int8_is_refused_in_a_file_and_names_fp8_and_stays_readable_in_results():
