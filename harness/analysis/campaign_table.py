@@ -12,6 +12,7 @@ from harness.analysis.campaign import CampaignAnalysis, Experiment
 from harness.analysis.comparability import MACHINE
 from harness.analysis.metrics.catalogue import ALL, ResultMetric
 from harness.results.manifest import Manifest
+from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec
 
 DICTIONARY = "data_dictionary"
@@ -67,7 +68,7 @@ def _lowest(values: Iterable[float | None]) -> float | None:
 
 
 def _share_percent(experiment: ExperimentSpec) -> float | None:
-    if not experiment.sharing.traits.daemon:
+    if not mode_of(experiment.sharing).concurrent:
         return None
     limited = experiment.mps.percentage(experiment.replicas_per_gpu) if experiment.mps else None
     return 100.0 if limited is None else limited

@@ -10,7 +10,7 @@ from harness.analysis.contrasts.comparison import Place, Pool, Setup
 from harness.analysis.figure_style import Picture
 from harness.analysis.pages.table import Table
 from harness.errors import UsageError
-from harness.spec import Sharing
+from harness.sharing.modes import MODES
 
 _MOST = 1_000_000_000
 """Of a limit in milliseconds, and of a price: more is a slip, and its square no number."""
@@ -109,9 +109,9 @@ def runs(setup: Setup, workload: str, measure: str) -> dict[int, list[float]]:
 
 def missing_modes(pool: Pool) -> list[str]:
     """Sharing modes that were not measured, and how to measure them."""
-    settable = [mode for mode in Sharing if mode.traits.switch]
-    measured = [mode.value for mode in settable if mode in {setup.sharing for setup in pool.setups}]
-    wanted = [mode.value for mode in settable if not mode.traits.instances and mode not in measured]
+    settable = [mode for mode in MODES.values() if mode.switch_command]
+    measured = [mode.sharing.value for mode in settable if mode.sharing in {setup.sharing for setup in pool.setups}]
+    wanted = [mode.sharing.value for mode in settable if not mode.own_instance and mode.sharing not in measured]
     if not wanted or not measured:
         return []  # all were, or there are only servers whose mode is not the harness's to set
     every = ", ".join(measured + wanted)

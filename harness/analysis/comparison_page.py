@@ -23,7 +23,7 @@ from harness.analysis.report import environment, mps_limits, tables_of
 from harness.errors import UsageError
 from harness.results import Manifest
 from harness.results.files import atomic_write
-from harness.spec import Sharing
+from harness.sharing.modes import MODES
 
 QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
     recommendation.answer,
@@ -118,7 +118,7 @@ def write_page(
             advice="E.g. --html comparison.html",
         )
     manifests, against_first = pool.manifests(), overheads(pool)
-    modes = [mode for mode in Sharing if mode in {one.experiment.sharing for one in manifests}]
+    modes = [mode for sharing, mode in MODES.items() if sharing in {one.experiment.sharing for one in manifests}]
     repeats = [len(cell.used) for setup in pool.setups for cell in setup.cells.values()]
     content = {
         "pool": pool,
@@ -128,8 +128,8 @@ def write_page(
         "first": manifests[0],
         "mps_limits": mps_limits(manifests),
         "settings_of": _settings_of(manifests),
-        "meanings": _first_upper("; ".join(f"{mode.value}: {mode.traits.meaning}" for mode in modes)),
-        "cautions": [mode.traits.caution for mode in modes],
+        "meanings": _first_upper("; ".join(f"{mode.sharing.value}: {mode.meaning}" for mode in modes)),
+        "cautions": [mode.caution for mode in modes],
         "runs": len(manifests),
         "fewest": min(repeats),
         "most": max(repeats),

@@ -34,6 +34,7 @@ from harness.data import data_path
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
+from harness.sharing.modes import mode_of
 from harness.traffic import server_result, slo
 
 REPORT_MD = "report.md"
@@ -193,7 +194,7 @@ def _environment(folder: Path) -> jinja2.Environment:
 
 def mps_limits(manifests: Iterable[Manifest]) -> list[str]:
     """What MPS allowed each replica, in words, wherever it was used."""
-    return list(dict.fromkeys(_limits(one) for one in manifests if one.experiment.sharing.traits.daemon))
+    return list(dict.fromkeys(_limits(one) for one in manifests if mode_of(one.experiment.sharing).concurrent))
 
 
 def _limits(manifest: Manifest) -> str:

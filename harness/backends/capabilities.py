@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.errors import CampaignFileError
+from harness.sharing.modes import FOUND, mode_of
 from harness.spec import CampaignSpec, ScenarioKind, ServerSpec, Timing
-from harness.spec.sharing import FOUND
 
 LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
 
@@ -46,7 +46,7 @@ def _time_slices(spec: CampaignSpec) -> Iterator[str]:
 
 
 def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
-    shared = [mode for mode in spec.sharing if not mode.traits.each_its_own]
+    shared = [mode for mode in spec.sharing if not mode_of(mode).each_its_own]
     if spec.gpus > 1:
         yield from (f"sharing {mode.value} of `gpus: {spec.gpus}`" for mode in shared)
 
@@ -54,7 +54,7 @@ def _shared_gpus(spec: CampaignSpec) -> Iterator[str]:
 def _several_shared(spec: CampaignSpec) -> Iterator[str]:
     each = spec.kubernetes.gpus_per_replica if spec.kubernetes else 0
     if each > 1:
-        shared = [mode for mode in spec.sharing if mode.traits.turns or mode.traits.daemon]
+        shared = [mode for mode in spec.sharing if mode_of(mode).shares_gpu]
         yield from (f"`gpus_per_replica: {each}` under sharing {mode.value}" for mode in shared)
 
 
@@ -136,7 +136,7 @@ def _key_of_environment(server: ServerSpec) -> bool:
 
 
 def _modes_of_running(spec: CampaignSpec) -> Iterator[str]:
-    asked = [mode.value for mode in spec.sharing if mode is not FOUND]
+    asked = [mode.value for mode in spec.sharing if mode is not FOUND.sharing]
     yield from (f"sharing {' and '.join(asked)} of workload {name}" for name in _running(spec) if asked)
 
 

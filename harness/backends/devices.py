@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.errors import BackendError, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
+from harness.sharing.modes import mode_of
 from harness.spec import Device, ExperimentSpec
 
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC
@@ -26,7 +27,7 @@ def device_environment(experiment: ExperimentSpec, index: int) -> dict[str, str]
     Raises:
         BackendError: there are fewer MIG instances than replicas.
     """
-    if experiment.sharing.traits.instances:
+    if mode_of(experiment.sharing).own_instance:
         gpus, _ = gpu_facts()
         instances = [uuid for gpu in gpus for uuid in gpu.mig_uuids]
         if index >= len(instances):
@@ -46,14 +47,14 @@ def deal(experiment: ExperimentSpec, uuids: Sequence[str]) -> list[Sequence[str]
     daemon, and each GPU has its own.
     """
     wide = experiment.workload.processes_per_replica
-    if experiment.sharing.traits.daemon or wide * experiment.cell.processes > len(uuids):
+    if mode_of(experiment.sharing).concurrent or wide * experiment.cell.processes > len(uuids):
         wide = 1
     return [uuids[first : first + wide] for first in range(0, len(uuids) - wide + 1, wide)]
 
 
 def places(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[GpuFacts]:
     """The GPU of each place that ``device_environment`` deals replicas out to, in turn; none where there is no GPU."""
-    instances = [gpu for gpu in gpus for _ in gpu.mig_uuids] if experiment.sharing.traits.instances else []
+    instances = [gpu for gpu in gpus for _ in gpu.mig_uuids] if mode_of(experiment.sharing).own_instance else []
     return instances or [*gpus[: experiment.gpus]]
 
 

@@ -15,7 +15,6 @@ from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, 
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats, seats_with_cpus
-from harness.backends.mps import MpsDaemon, sweep_pipes
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
 from harness.clock import Clock, SystemClock
@@ -27,6 +26,8 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
+from harness.sharing.mode import Host, SharingSetup
+from harness.sharing.modes import MODES, mode_of
 from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
 from harness.spec.condition import crashing
 from harness.spec.replica import OF_ITS_START, VARIABLE, ReplicaSpec
@@ -57,7 +58,8 @@ class LocalBackend:
     def sweep(self) -> Sequence[str]:
         """End processes that carry this campaign's mark but have no harness."""
         ended = end_strays(self._campaign_id)
-        sweep_pipes(self._campaign_id)
+        for mode in MODES.values():
+            mode.sweep(self._campaign_id)
         return ended
 
     def close(self) -> Sequence[str]:
@@ -119,15 +121,19 @@ class LocalDeployment:
         self._watcher: threading.Thread | None = None
         self._lifeline = Lifeline()
         self._replicas: list[LocalReplica] = []
-        self._daemons: list[MpsDaemon] = []
+        self._sharing = SharingSetup()
         try:
-            if experiment.sharing.traits.daemon:
-                self._start_daemons(folder)
+            self._sharing = mode_of(experiment.sharing).set_up(
+                Host(campaign_id, self._lifeline, {CAMPAIGN_VARIABLE: campaign_id}, layout.mps_logs(folder)),
+                gpus=used_gpus(experiment),
+                limits=experiment.mps,
+                replicas_per_gpu=experiment.replicas_per_gpu,
+            )
             for position, seat in enumerate(seats_with_cpus(experiment, folder)):
                 environment = {
                     **replica_environment(seat, experiment.timing),
                     **device_environment(experiment, position),
-                    **self._client_environment(position),
+                    **self._sharing.environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
                 }
                 self._replicas.append(LocalReplica(seat, environment, self._lifeline))
@@ -140,24 +146,6 @@ class LocalDeployment:
         except BackendError:
             self.stop(timeout_s=experiment.drain_timeout_s)
             raise
-
-    def _start_daemons(self, folder: Path) -> None:
-        """One for each GPU, so that what breaks on one stays there."""
-        logs, gpus = layout.mps_logs(folder), used_gpus(self._experiment)
-        for index, served in enumerate([[gpu] for gpu in gpus] or [[]]):
-            daemon = MpsDaemon(
-                self._campaign_id,
-                lifeline=self._lifeline,
-                logs=logs / f"gpu{index}" if len(gpus) > 1 else logs,
-                limits=self._experiment.mps,
-                replicas=self._experiment.replicas_per_gpu,
-                gpus=served,
-            )
-            self._daemons.append(daemon)
-
-    def _client_environment(self, position: int) -> dict[str, str]:
-        """What makes a replica a client of its GPU's daemon."""
-        return self._daemons[position % len(self._daemons)].replica_environment() if self._daemons else {}
 
     @property
     def targets(self) -> Sequence[ReplicaTarget]:
@@ -227,9 +215,7 @@ class LocalDeployment:
                 replica.served = replica.served or replica.has_served()
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
-                for index, daemon in enumerate(self._daemons):
-                    theirs = self._replicas[index :: len(self._daemons)]
-                    daemon.require_clients({one.seat.name: one.gpu_pids() for one in theirs})
+                self._sharing.require_clients([(replica.seat.name, replica.gpu_pids()) for replica in self._replicas])
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -245,7 +231,11 @@ class LocalDeployment:
             replica.require_cpus()
             _refuse_silent_cpu(replica)
             # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
-            if not self._daemons and replica.seat.workload.server and replica.seat.workload.device is Device.CUDA:
+            if (
+                not self._sharing.seen_on_gpu
+                and replica.seat.workload.server
+                and replica.seat.workload.device is Device.CUDA
+            ):
                 self._require_on_gpu(replica)
 
     def _require_on_gpu(self, replica: LocalReplica) -> None:
@@ -291,8 +281,7 @@ class LocalDeployment:
                     self._deaths.append(death)
                 else:
                     problems.append(str(death))
-        problems += [problem for daemon in self._daemons for problem in daemon.stop()]
-        self._daemons = []
+        problems += self._sharing.put_back()
         self._lifeline.cut()
         codes = [await_end(replica.guard) for replica in self._replicas]
         if min(codes, default=0) < 0:

@@ -15,10 +15,10 @@ from harness.backends.cpus import check_cpus
 from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
-from harness.backends.sharing_check import check_sharing
 from harness.errors import Finding, ReasonCode, Severity, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
+from harness.sharing.modes import mode_of
 from harness.spec import Device, Execution, ExperimentSpec, ScenarioKind, WorkloadSpec
 from harness.spec.server import Protocol
 
@@ -63,7 +63,7 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
         finding
         for experiment in experiments
         for finding in [
-            *check_sharing(experiment, gpus, why_none),
+            *mode_of(experiment.sharing).check(experiment, gpus, why_none),
             *_check_memory(experiment, gpus),
             *check_layer(experiment),
             *check_cpus(experiment, gpus),

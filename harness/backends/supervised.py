@@ -46,6 +46,11 @@ class Lifeline:
                 start_new_session=True,
             )
 
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """Have a guard end what is below it; the exit code."""
+        process.terminate()
+        return await_end(process)
+
     def cut(self) -> None:
         """End whatever still runs on it. Idempotent."""
         if self._write_end >= 0:

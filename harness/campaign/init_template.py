@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from harness.backends.sharing_check import check_sharing
 from harness.campaign.plan import expand
 from harness.errors import Severity
 from harness.metrics.nvml import gpu_facts
+from harness.sharing.modes import ANYWHERE, mode_of
 from harness.spec import CampaignSpec, KubernetesSpec, Limits, MpsSpec, ServerSpec, Timing, WorkloadSpec
 from harness.spec.load import parse_campaign
 from harness.spec.model import StrictModel
-from harness.spec.sharing import ANYWHERE, Sharing
+from harness.spec.sharing import Sharing
 
 _LONGEST = 61
 """Characters that a campaign's name may have."""
@@ -71,10 +71,10 @@ def _with_the_modes_here(text: str, spec: CampaignSpec) -> str:
     gpus, why_none = gpu_facts()
     refused: dict[Sharing, str] = {}
     for experiment in expand(spec):
-        for finding in check_sharing(experiment, gpus, why_none):
+        for finding in mode_of(experiment.sharing).check(experiment, gpus, why_none):
             if finding.severity is Severity.ERROR:
                 refused.setdefault(experiment.sharing, finding.message)
-    left = [mode.value for mode in spec.sharing if mode not in refused] or [ANYWHERE.value]
+    left = [mode.value for mode in spec.sharing if mode not in refused] or [ANYWHERE.sharing.value]
     reasons = [refused[mode] for mode in spec.sharing if mode in refused]
     if reasons and not gpus:  # one for all of them
         reasons = [f"{', '.join(mode.value for mode in refused)}; there is no GPU here ({why_none})."]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.metrics.catalogue import CATALOGUE, PROCESS_SOURCES, REPLICA_SOURCES, Metric, select
+from harness.sharing.modes import mode_of
 from harness.spec import (
     FIRST_LOOK,
     CampaignSpec,
@@ -107,7 +108,7 @@ def _in_blocks(order: Sequence[list[CellSpec]], before: CellSpec) -> list[list[C
 
 
 def _setup(cell: CellSpec) -> tuple[Sharing, int]:
-    return cell.sharing, cell.replicas if cell.sharing.traits.daemon else 0
+    return cell.sharing, cell.replicas if mode_of(cell.sharing).concurrent else 0
 
 
 def planned_ids(spec: CampaignSpec) -> set[str]:

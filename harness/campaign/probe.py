@@ -16,10 +16,12 @@ import numpy as np
 from harness import supervisor
 from harness.analysis.questions.time_slices import Slices, Turns, turns
 from harness.backends.local_replica import import_paths
-from harness.backends.mps import MpsDaemon, foreign_daemons
+from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
+from harness.sharing.mode import Host, SharingSetup
+from harness.sharing.modes import MODES, mode_of
 from harness.spec import Sharing
 
 COMMAND = (sys.executable, "-m", "harness.replica.time_slices")
@@ -37,7 +39,7 @@ def gpu_to_probe(sharing: Sharing) -> GpuFacts:
         UsageError: nobody takes turns under that mode.
         PreflightError: there is no GPU, or what runs on it would be measured, too.
     """
-    if not (sharing.traits.turns or sharing.traits.daemon):
+    if not mode_of(sharing).shares_gpu:
         raise UsageError(f"Under sharing {sharing.value} processes take no turns.", advice="Probe time-slicing or mps.")
     gpus, why_none = gpu_facts()
     if not gpus:
@@ -59,7 +61,7 @@ def _problem(gpu: GpuFacts) -> tuple[str, str]:
             f"other processes compute on it: {', '.join(map(str, gpu.processes))}",
             "End them, or choose another GPU.",
         )
-    daemons = foreign_daemons([gpu.uuid])
+    daemons = [pid for mode in MODES.values() for pid in mode.running([gpu.uuid])]
     if daemons:
         return (
             f"an MPS daemon serves it: {', '.join(map(str, daemons))}",
@@ -89,20 +91,12 @@ def probe(
         with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder, ExitStack() as stack:
             lifeline = Lifeline()
             stack.callback(lifeline.cut)
-            environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths()}
-            daemon = None
-            if sharing.traits.daemon:
-                daemon = MpsDaemon(
-                    f"probe-{uuid.uuid4().hex[:8]}",
-                    lifeline=lifeline,
-                    logs=Path(folder) / "mps",
-                    limits=None,
-                    replicas=processes,
-                    gpus=[gpu.uuid],
-                )
-                stack.callback(daemon.stop)
-                environment |= daemon.replica_environment()
-            slices = _watch(Path(folder), lifeline, environment, daemon, processes, seconds)
+            name = f"probe-{uuid.uuid4().hex[:8]}"
+            host = Host(name, lifeline, {CAMPAIGN_VARIABLE: name}, Path(folder) / "sharing")
+            setup = mode_of(sharing).set_up(host, gpus=[gpu.uuid], limits=None, replicas_per_gpu=processes)
+            stack.callback(setup.put_back)
+            environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths(), **setup.environment(0)}
+            slices = _watch(Path(folder), lifeline, environment, setup, processes, seconds)
         one = turns(slices)
         if one is None:
             raise BackendError("The processes did not watch at the same time.", advice="Watch for longer: --seconds.")
@@ -115,7 +109,7 @@ def _watch(
     folder: Path,
     lifeline: Lifeline,
     environment: Mapping[str, str],
-    daemon: MpsDaemon | None,
+    setup: SharingSetup,
     processes: int,
     seconds: float,
 ) -> list[Slices]:
@@ -127,10 +121,8 @@ def _watch(
             place.mkdir()
             started.append(lifeline.start([*command, str(place)], log=place / LOG, environment=environment))
         _await(places, READY, started, START_S)
-        if daemon is not None:
-            daemon.require_clients(
-                {f"process {index}": supervisor.descendants(one.pid) for index, one in enumerate(started)}
-            )
+        below = [supervisor.descendants(process.pid) for process in started]
+        setup.require_clients([(f"process {index}", pids) for index, pids in enumerate(below)])
         (folder / GO).touch()
         _await(places, SLICES, started, seconds * processes + LATE_S)
     finally:

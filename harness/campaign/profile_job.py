@@ -25,8 +25,8 @@ from harness.errors import BackendError, HarnessError, ReplicaDiedError
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Provenance
 from harness.results.profile import PLAN, POINTS, read_plan, read_point
+from harness.sharing.modes import FOUND
 from harness.spec import ExperimentSpec, Limits, Timing
-from harness.spec.sharing import FOUND
 
 POLL_S = 0.5
 SEARCHED = ("throughput_inputs_per_s", "gpu_memory_peak_percent")
@@ -100,7 +100,7 @@ class ProfileJob:
         return ExperimentSpec(
             workload=self._plan.spec.workload,
             replicas=1,
-            sharing=FOUND,
+            sharing=FOUND.sharing,
             repeat=1,
             timing=default.model_copy(
                 update={"ready_timeout_s": max(default.ready_timeout_s, self._plan.spec.timeout_s)}

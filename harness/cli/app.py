@@ -33,7 +33,7 @@ _EXAMPLES = {
     "ARCHIVE": "CAMPAIGN.tar.xz",
     "DIR": "results",
     "file": "mine.yaml",
-    "mode": "mps",
+    "mode": "mps --replicas 4",
     "out": "exported",
     "workload": "resnet50",
 }

@@ -1,7 +1,6 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +25,6 @@ Wait = Annotated[
 ]
 
 _EXIT_CODES = "Exit codes: 0 well, 2 wrong command or inventory, 10 the node failed, 130 interrupted."
-
-
-class SharingMode(StrEnum):
-    """What `harness sharing` switches to; MIG instances are made by hand, with nvidia-smi."""
-
-    EXCLUSIVE = "exclusive"
-    TIME_SLICING = "time-slicing"
-    MPS = "mps"
 
 
 def register(app: typer.Typer) -> None:
@@ -64,7 +55,7 @@ def provision(
 
 
 def sharing(
-    mode: Annotated[SharingMode, typer.Argument(help="How the GPUs are shared between pods.")],
+    mode: Annotated[str, typer.Argument(help="How the GPUs are shared between pods: exclusive, time-slicing or mps.")],
     *,
     replicas: Annotated[
         int | None, typer.Option("--replicas", min=2, max=100, help="Slices of each GPU; default: the inventory's.")
@@ -92,14 +83,19 @@ def sharing(
     """
     from harness.errors import UsageError
     from harness.node.runner import RunRequest
+    from harness.sharing.modes import LENT
 
-    if mode is SharingMode.EXCLUSIVE and replicas is not None:
-        raise UsageError("exclusive has one slice for each GPU.", advice="Leave --replicas out.")
-    variables: dict[str, object] = {"device_plugin_sharing": mode.value, "device_plugin_forced": forced}
+    lent = next((known for known in LENT if known.sharing.value == mode), None)
+    if lent is None:
+        names = ", ".join(known.sharing.value for known in LENT)
+        raise UsageError(f"No GPUs are lent as {mode!r}.", advice=f"Use one of: {names}; --mig makes MIG instances.")
+    if not lent.shares_gpu and replicas is not None:
+        raise UsageError(f"{mode} has one slice for each GPU.", advice="Leave --replicas out.")
+    variables: dict[str, object] = {"device_plugin_sharing": mode, "device_plugin_forced": forced}
     if replicas is not None:
         variables["device_plugin_replicas"] = replicas
     if mig is not None:
-        if mode is SharingMode.MPS:
+        if lent.concurrent:
             raise UsageError(
                 "MPS is not supported on MIG instances.", advice="Share them by time-slicing, or exclusively."
             )

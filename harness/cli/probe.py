@@ -16,8 +16,8 @@ def register(app: typer.Typer) -> None:
 def probe(
     *,
     sharing: Annotated[
-        str, typer.Option("--sharing", help="Sharing mode to probe: time-slicing or mps.")
-    ] = "time-slicing",
+        str | None, typer.Option("--sharing", help="Sharing mode to probe: time-slicing (the default) or mps.")
+    ] = None,
     processes: Annotated[
         int, typer.Option("--processes", min=2, max=48, help="Processes that want the GPU at the same time.")
     ] = 2,
@@ -37,10 +37,11 @@ def probe(
     from harness.campaign.probe import gpu_to_probe
     from harness.campaign.probe import probe as measure
     from harness.errors import UsageError
+    from harness.sharing.modes import ANYWHERE
     from harness.spec import Sharing
 
     try:
-        mode = Sharing(sharing)
+        mode = Sharing(sharing or ANYWHERE.sharing)
     except ValueError:
         raise UsageError(f"There is no sharing mode {sharing!r}.", advice="Probe time-slicing or mps.") from None
     gpu = gpu_to_probe(mode)

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness import __version__
 from harness.node.errors import PlaybookError
+from harness.sharing.modes import WHOLE, mode_of
 
 MODULES = ("overlay", "br_netfilter")
 SYSCTLS = {
@@ -78,7 +79,7 @@ CLAIMS = "claims"
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class NodeSharing:
     """How the node's GPUs are shared between pods.
 
     Attributes:
@@ -96,14 +97,24 @@ class Sharing:
     smoke: bool
 
     @classmethod
-    def from_variables(cls, variables: Mapping[str, Any]) -> Sharing:
+    def from_variables(cls, variables: Mapping[str, Any]) -> NodeSharing:
         """Make it of resolved variables."""
         by_claims = variables.get("dra_driver_state") == "present"
-        mode = CLAIMS if by_claims else str(variables.get("device_plugin_sharing") or "exclusive")
-        slices = 1 if mode in {CLAIMS, "exclusive"} else int(variables.get("device_plugin_replicas") or 1)
+        mode = str(variables.get("device_plugin_sharing") or WHOLE.sharing.value)
+        try:
+            sliced = not by_claims and mode_of(mode).shares_gpu
+        except ValueError as error:
+            raise PlaybookError(f"device_plugin_sharing is {mode!r}, which is no sharing mode.") from error
+        slices = int(variables.get("device_plugin_replicas") or 1) if sliced else 1
         assumed = int(variables.get("device_plugin_gpus_assumed") or 0)
         profiles = tuple(map(str, variables.get("device_plugin_mig_profiles") or ()))
-        return cls(mode, slices, profiles, assumed, smoke=bool(variables.get("device_plugin_smoke", True)))
+        return cls(
+            CLAIMS if by_claims else mode,
+            slices,
+            profiles,
+            assumed,
+            smoke=bool(variables.get("device_plugin_smoke", True)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +208,7 @@ class Expected:
     kubernetes_version: str
     crio_version: str
     users: tuple[str, ...]
-    sharing: Sharing
+    sharing: NodeSharing
     workload_image: str
     namespace: str
     harness_users: tuple[str, ...]
@@ -240,7 +251,7 @@ class Expected:
             kubernetes_version=kubernetes.partition("-")[0],
             crio_version=crio.partition("-")[0],
             users=tuple(variables.get("control_plane_kubeconfig_users") or [_login_user(variables)]),
-            sharing=Sharing.from_variables(variables),
+            sharing=NodeSharing.from_variables(variables),
             workload_image=":".join(
                 (str(variables.get("workload_image_name")), str(variables.get("workload_image_tag") or __version__))
             ),

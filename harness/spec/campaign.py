@@ -14,8 +14,6 @@ from harness.spec.kubernetes import KubernetesSpec
 from harness.spec.model import StrictModel
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import (
-    ANYWHERE,
-    FOUND,
     Interval,
     Mode,
     MpsLimits,
@@ -92,7 +90,7 @@ class CampaignSpec(StrictModel):
         default=None, description="The cluster, for backend kubernetes; {} takes every default."
     )
     sharing: list[Sharing] = Field(
-        default=[ANYWHERE],
+        default=[Sharing.TIME_SLICING],
         min_length=1,
         description="Sharing modes to compare: exclusive, time-slicing, mps, mig. Servers that run already have as-found, and no other.",
     )
@@ -219,7 +217,7 @@ class CampaignSpec(StrictModel):
         """Servers that run already share a GPU as they do, and the file need not say so."""
         workloads = given.get("workloads") if isinstance(given, dict) else None
         if isinstance(workloads, list) and workloads and "sharing" not in given and all(map(_runs_already, workloads)):
-            return {**given, "sharing": [FOUND]}
+            return {**given, "sharing": [Sharing.AS_FOUND]}
         return given
 
     @model_validator(mode="before")
@@ -266,18 +264,17 @@ class CampaignSpec(StrictModel):
 
     @model_validator(mode="after")
     def _sharing_can_be(self) -> CampaignSpec:
-        if self.mps is not None and not any(mode.traits.daemon for mode in self.sharing):
+        if self.mps is not None and Sharing.MPS not in self.sharing:
             raise ValueError(
                 "`mps` has no effect without mps among the sharing modes: add it to `sharing`, or remove `mps`."
             )
-        if self.time_slice and not any(mode.traits.turns for mode in self.sharing):
+        if self.time_slice and Sharing.TIME_SLICING not in self.sharing:
             raise ValueError(
                 "`time_slice` has no effect without time-slicing among the sharing modes: add it to `sharing`, or remove it."
             )
-        alone = [mode for mode in self.sharing if mode.traits.own_gpu]
-        if alone and not any(cell.sharing in alone for cell in self.cells()):
+        if Sharing.EXCLUSIVE in self.sharing and not any(cell.sharing is Sharing.EXCLUSIVE for cell in self.cells()):
             raise ValueError(
-                f"sharing {alone[0].value} needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
+                f"sharing exclusive needs a GPU per replica: no replica count is as low as `gpus` ({self.gpus})."
             )
         return self
 
@@ -285,10 +282,8 @@ class CampaignSpec(StrictModel):
     def _servers_that_run_already(self) -> CampaignSpec:
         for cell in self.cells():
             urls = cell.workload.server.url if cell.workload.server else []
-            if cell.sharing is FOUND and not urls:
-                raise ValueError(
-                    f"sharing {FOUND.value} is of servers that run already, and {cell.workload.name} is none."
-                )
+            if cell.sharing is Sharing.AS_FOUND and not urls:
+                raise ValueError(f"sharing as-found is of servers that run already, and {cell.workload.name} is none.")
             if urls and cell.replicas > len(urls):
                 raise ValueError(
                     f"{cell.replicas} replicas of {cell.workload.name} are as many servers, and its `url` names {len(urls)}: "
@@ -356,7 +351,7 @@ class CampaignSpec(StrictModel):
             for setting in settings_under(place[1], self.mps, self.time_slice)
             for condition in conditions
         ]
-        return [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.processes <= self.gpus]
+        return [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.processes <= self.gpus]
 
     def series(self) -> list[list[CellSpec]]:
         """What a stress campaign may measure, by workload, sharing mode and number of replicas whose rate is raised, in ascending order."""
@@ -367,7 +362,7 @@ class CampaignSpec(StrictModel):
             for workload, mode, replicas in itertools.product(self.workloads, self._modes(), self.replicas)
         ]
         fitting = [
-            [cell for cell in cells if not cell.sharing.traits.own_gpu or cell.replicas <= self.gpus]
+            [cell for cell in cells if cell.sharing is not Sharing.EXCLUSIVE or cell.replicas <= self.gpus]
             for cells in points
         ]
         return [cells for cells in fitting if cells]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -28,87 +26,6 @@ class Sharing(StrEnum):
     """Each replica has a hardware partition of its own, one that exists already."""
     AS_FOUND = "as-found"
     """Servers that ran already: how they share a GPU is left alone, and nothing is said of it."""
-
-    @property
-    def traits(self) -> Traits:
-        """What sets it apart."""
-        return _TRAITS[self]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Traits:
-    """What sets one sharing mode apart. Everything that differs by mode asks for a trait, and nothing for a mode.
-
-    Attributes:
-        switch: the command that puts a cluster's GPUs under it; empty: nothing does, it is what was found.
-        needs_gpu: it means nothing without a GPU.
-        own_gpu: each replica has a GPU of its own.
-        turns: processes take turns on the GPU, and a slice says nothing of what each gets.
-        daemon: the processes are clients of MPS's daemon, which `mps` may limit.
-        instances: the GPU is divided into instances, one for each replica.
-        most_processes: on one GPU, by NVIDIA's documentation; None: no such bound.
-        plugin: the section of the device plugin's configuration that sets it; empty: that sets none.
-        label: value of the node label by which GPU feature discovery shows it; empty: it does not.
-        gke: value of the node label by which Google's clusters show it; likewise.
-        meaning: what it does to replicas, in a few words for who has never heard of it.
-        caution: what who takes it has to know and no figure of a comparison shows, as a sentence; empty: nothing.
-    """
-
-    switch: str
-    meaning: str = ""
-    needs_gpu: bool = True
-    own_gpu: bool = False
-    turns: bool = False
-    daemon: bool = False
-    instances: bool = False
-    most_processes: int | None = None
-    plugin: str = ""
-    label: str = ""
-    gke: str = ""
-    caution: str = ""
-
-    @property
-    def each_its_own(self) -> bool:
-        """Whether no replica shares its GPU, or its instance of one, with another."""
-        return self.own_gpu or self.instances
-
-
-_TRAITS: Mapping[Sharing, Traits] = {
-    Sharing.EXCLUSIVE: Traits(
-        switch="harness sharing exclusive", meaning="each replica has a GPU of its own", own_gpu=True, label="none"
-    ),
-    Sharing.TIME_SLICING: Traits(
-        switch="harness sharing time-slicing --replicas N",
-        meaning="replicas take turns on a GPU",
-        needs_gpu=False,
-        turns=True,
-        plugin="timeSlicing",
-        label="time-slicing",
-        gke="time-sharing",
-    ),
-    Sharing.MPS: Traits(
-        switch="harness sharing mps --replicas N",
-        meaning="replicas use a GPU at the same time",
-        daemon=True,
-        most_processes=48,
-        plugin="mps",
-        label="mps",
-        gke="mps",
-        caution="Under mps a replica that crashes can end all others on its GPU.",
-    ),
-    Sharing.MIG: Traits(
-        switch="harness sharing exclusive --mig PROFILES",
-        meaning="each replica has a fixed part of a GPU to itself",
-        instances=True,
-    ),
-    Sharing.AS_FOUND: Traits(switch="", meaning="servers that ran already, however they share", needs_gpu=False),
-}
-ANYWHERE = next(mode for mode in Sharing if not mode.traits.needs_gpu)
-WHOLE = next(mode for mode in Sharing if mode.traits.own_gpu)
-DIVIDED = next(mode for mode in Sharing if mode.traits.instances)
-"""The modes of a machine that may have no GPU, and of GPUs that nobody shares: whole ones, and instances."""
-FOUND = next(mode for mode in Sharing if not mode.traits.switch)
-"""Of what the harness does not start."""
 
 
 def mode_in_words(sharing: str, mps_limits: str, time_slice: str = "") -> str:
@@ -258,8 +175,8 @@ Mode = tuple[Sharing, *Setting]
 
 def settings_under(sharing: Sharing, mps: MpsSpec | None, intervals: list[Interval]) -> list[Setting]:
     """What MPS allows each replica, or how long a turn is, one after another; other modes have one cell, without."""
-    if mps is not None and sharing.traits.daemon:
+    if mps is not None and sharing is Sharing.MPS:
         return [(limits, None) for limits in mps.limits()]
-    if intervals and sharing.traits.turns:
+    if intervals and sharing is Sharing.TIME_SLICING:
         return [(None, TimeSlice(interval=one, swept=len(intervals) > 1)) for one in intervals]
     return [(None, None)]

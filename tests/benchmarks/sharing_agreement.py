@@ -27,10 +27,10 @@ import numpy as np
 from scipy import stats
 
 from harness.backends.local import LocalBackend, LocalDeployment
-from harness.backends.mps import CONTROL
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
+from harness.sharing.mps import CONTROL
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.benchmarks.loop_efficiency import Bare, environment_for
 from tests.support.fake_metrics import RowList

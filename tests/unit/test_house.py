@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.spec import Sharing
 from tests.support.cases import every
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +19,7 @@ LAYERS = [
     ["campaign"],
     ["analysis"],
     ["backends", "node", "traffic"],
+    ["sharing"],
     ["results"],
     ["metrics"],
     ["spec"],
@@ -66,6 +68,34 @@ def test_the_check_sees_a_trespass():
     assert trespasses("spec", {"cli", "errors"}) == {"cli"}
     assert trespasses("replica", {"metrics"}) == {"metrics"}
     assert trespasses("node", {"backends"}) == {"backends"}
+
+
+@every(
+    [module for module in MODULES if part_of(module) not in {"sharing", "spec"}],
+    lambda module: str(module.relative_to(PACKAGE)),
+)
+def test_what_differs_by_sharing_mode_is_asked_of_the_mode(module):
+    assert named_modes(ast.parse(module.read_text())) == []
+
+
+def named_modes(tree: ast.Module) -> list[str]:
+    """Members of the enum, and their values as strings but for the keys of dictionaries (fields of the file) and parts of paths."""
+    modes = {mode.value for mode in Sharing}
+    other = {id(key) for node in ast.walk(tree) if isinstance(node, ast.Dict) for key in node.keys}
+    other |= {id(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)}
+    members = [
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "Sharing"
+    ]
+    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in other]
+    return members + [text for text in strings if isinstance(text, str) and text in modes]
+
+
+def test_the_check_sees_a_named_mode():
+    for named in ("a is Sharing.MPS", "a == 'mig'", "def f(a='exclusive'): ..."):
+        assert named_modes(ast.parse(named))
+    assert not named_modes(ast.parse("{'mps': limits}; folder / 'mps'; mode_of(a).concurrent"))
 
 
 @of_every_module

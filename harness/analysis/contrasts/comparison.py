@@ -18,6 +18,7 @@ from harness.errors import ResultsPathError, UsageError
 from harness.results.layout import WIDE
 from harness.results.manifest import Manifest
 from harness.results.published import opened
+from harness.sharing.modes import mode_of
 from harness.spec import Order, Sharing
 
 
@@ -113,7 +114,7 @@ class Pool:
         One of the exclusive mode where there is one, else one replica under the setup's own mode.
         """
         for other in self.setups:
-            if Sharing(other.sharing).traits.own_gpu and self.alike(other, setup):
+            if mode_of(other.sharing).own_gpu and self.alike(other, setup):
                 cell = other.alone(workload)
                 if cell is not None:
                     return cell, other.sharing

@@ -13,7 +13,7 @@ from harness.analysis.contrasts.comparison import Place, Pool
 from harness.analysis.format import DASH, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
-from harness.spec import Sharing
+from harness.sharing.modes import mode_of
 
 BUSY_PERCENT = 90.0
 """A GPU that is idle for longer has time to give away, which hides what switching takes."""
@@ -45,11 +45,9 @@ def switching(pool: Pool) -> tuple[list[Switching], list[str]]:
     found: list[tuple[Switching, float | None]] = []
     missing: list[str] = []
     for setup in pool.setups:
-        if not Sharing(setup.sharing).traits.turns:
+        if not mode_of(setup.sharing).takes_turns:
             continue
-        neighbours = [
-            other for other in pool.setups if Sharing(other.sharing).traits.daemon and pool.alike(setup, other)
-        ]
+        neighbours = [other for other in pool.setups if mode_of(other.sharing).concurrent and pool.alike(setup, other)]
         for workload in pool.workloads():
             alone = pool.gpu_alone(setup, workload)
             busy = alone[0].estimates.get("gpu_utilization") if alone else None
@@ -89,7 +87,7 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         ]
         for one in costs
     ]
-    taking_turns = [setup for setup in pool.setups if Sharing(setup.sharing).traits.turns]
+    taking_turns = [setup for setup in pool.setups if mode_of(setup.sharing).takes_turns]
     if not any(place.replicas > 1 for setup in taking_turns for place in setup.cells):
         missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
     plot = bars(
@@ -133,7 +131,7 @@ def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, fl
 
 
 def _reference(name: str) -> str:
-    return "one process alone" if name == "alone" else f"the same under {name.replace('mps', 'MPS')}"
+    return "one process alone" if name == "alone" else f"the same under {name.upper()}"
 
 
 def _p(p: float | None) -> Entry:

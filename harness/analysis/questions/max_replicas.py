@@ -13,7 +13,7 @@ from harness.analysis.format import number, quantity, replicas_in_words, whole_i
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate
 from harness.analysis.statistics.scaling_models import LATENCY_LAWS, Fit, Scaling, knee, most_within, scaling_law
-from harness.spec import Sharing
+from harness.sharing.modes import MODES, mode_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
                 sentences.append(f"{workload} under {setup.label}: {_scaling_in_words(scaling, counts)}")
                 if scaling.best is None and scaling.advice:
                     advice.setdefault(scaling.advice, []).append(f"{workload} under {setup.label}")
-            elif not Sharing(setup.sharing).traits.own_gpu:
+            elif not mode_of(setup.sharing).own_gpu:
                 missing.append(
                     f"{workload} under {setup.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
                     "`replicas` would tell how it scales."
@@ -203,7 +203,7 @@ def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -
 
 
 def _bounds() -> str:
-    bounds = {mode: mode.traits.most_processes for mode in Sharing if mode.traits.most_processes}
+    bounds = {mode.sharing.value: mode.most_processes for mode in MODES.values() if mode.most_processes}
     return ", ".join(f"the {most} clients that {mode.upper()} takes" for mode, most in bounds.items())
 
 
@@ -217,12 +217,12 @@ def memory_entry(cell: Cell) -> Entry:
     gpus = cell.used[0].data.manifest.gpus
     total = gpus[0].memory_bytes if gpus else None
     experiment = cell.used[0].data.manifest.experiment
-    traits = experiment.sharing.traits
-    if not total or not each.mean or traits.each_its_own:
+    mode = mode_of(experiment.sharing)
+    if not total or not each.mean or mode.each_its_own:
         return Entry(entry.mean, ())
     limit_gb = experiment.mps.pinned_memory_gb if experiment.mps else None
     fit = math.floor(total / max(each.mean, (limit_gb or 0.0) * 1e9))
-    most = traits.most_processes
+    most = mode.most_processes
     if most is None or fit <= most:
         return Entry(entry.mean, (f"{fit} would fit",))
     return Entry(entry.mean, (f"{most}, all that {experiment.sharing.value.upper()} takes, would fit",))

@@ -17,6 +17,7 @@ from harness.backends.base import Notify
 from harness.backends.kubernetes.api import Api, OwnedObject
 from harness.backends.kubernetes.pods import own
 from harness.errors import BackendError
+from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 Object = Mapping[str, Any]
@@ -71,20 +72,20 @@ def names(experiment: ExperimentSpec, name: str) -> tuple[str, ...]:
 
 def shared_gpus(experiment: ExperimentSpec) -> int:
     """How many GPUs are shared, of which each has a claim; 1 where claims are made for each pod."""
-    return 1 if experiment.sharing.traits.each_its_own else min(experiment.gpus, experiment.cell.processes)
+    return 1 if mode_of(experiment.sharing).each_its_own else min(experiment.gpus, experiment.cell.processes)
 
 
 def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: Mapping[str, str]) -> OwnedObject:
     """The claim, or template, of this name."""
     asked = {"devices": _devices(experiment)}
-    kind = "ResourceClaimTemplate" if experiment.sharing.traits.each_its_own else "ResourceClaim"
+    kind = "ResourceClaimTemplate" if mode_of(experiment.sharing).each_its_own else "ResourceClaim"
     metadata = {"name": name, "namespace": spec.namespace, "labels": dict(labels)}
     body = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": kind,
         "metadata": metadata,
         "spec": {"metadata": {"labels": dict(labels)}, "spec": asked}
-        if experiment.sharing.traits.each_its_own
+        if mode_of(experiment.sharing).each_its_own
         else asked,
     }
     return OwnedObject(f"{collections(spec.namespace)[kind]}/{name}", body)
@@ -92,26 +93,8 @@ def claim(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: M
 
 def reference(experiment: ExperimentSpec, name: str) -> dict[str, str]:
     """How a pod names its claim."""
-    key = "resourceClaimTemplateName" if experiment.sharing.traits.each_its_own else "resourceClaimName"
+    key = "resourceClaimTemplateName" if mode_of(experiment.sharing).each_its_own else "resourceClaimName"
     return {"name": _REQUEST, key: name}
-
-
-def parameters(experiment: ExperimentSpec) -> dict[str, Any] | None:
-    """What the driver is told of a GPU; None: nothing, a plain claim is the mode already."""
-    if experiment.sharing.traits.daemon:
-        limits = experiment.mps
-        percentage = limits.percentage(experiment.replicas_per_gpu) if limits else None
-        memory_gb = limits.pinned_memory_gb if limits else None
-        told: dict[str, Any] = {}
-        if percentage is not None:
-            told["defaultActiveThreadPercentage"] = math.ceil(percentage)  # whole percents; the pod has the exact share
-        if memory_gb is not None:
-            told["defaultPinnedDeviceMemoryLimit"] = f"{math.ceil(memory_gb * 1e9 / 2**20)}Mi"
-        return _config({"strategy": "MPS", **({"mpsConfig": told} if told else {})})
-    if experiment.time_slice is not None:
-        interval = experiment.time_slice.interval.value.capitalize()
-        return _config({"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": interval}})
-    return None
 
 
 def observe(
@@ -142,14 +125,14 @@ def observe(
             raise _other(f"{title} runs, and its claim {name or '(none)'} does not show that a GPU was given to it")
         [device, *_more] = given
         other, of_other = seen.setdefault(device, (title, name))
-        if other != title and (of_other != name or experiment.sharing.traits.each_its_own):
+        if other != title and (of_other != name or mode_of(experiment.sharing).each_its_own):
             raise _other(f"{title} and {other} were given the same device, {device.name} of {device.pool}")
         on[device] += 1
-        asked = parameters(experiment)
+        asked = mode_of(experiment.sharing).claim_parameters(experiment)
         if asked is not None and asked not in _configs(one):
             raise _other(f"claim {name} of {title} was allocated without its setting {asked['sharing']}")
         uuid, has = _text(listed.get(device, {}), "uuid"), status.get("device_uuid")
-        if uuid and has and uuid != has and not experiment.sharing.traits.instances:
+        if uuid and has and uuid != has and not mode_of(experiment.sharing).own_instance:
             raise _other(f"{title} computes on {has}, and its claim {name} gave it {uuid}")
         told.append(name)
     _refuse_uneven(experiment, on)
@@ -208,7 +191,7 @@ def devices(slices: Sequence[Object]) -> Iterator[tuple[str, Device, Object]]:
 
 def of_class(attributes: Object, sharing: Sharing) -> bool:
     """Whether a device is one that a mode's claims ask for: a whole GPU, or a MIG instance."""
-    return _text(attributes, "type") == ("mig" if sharing.traits.instances else "gpu")
+    return _text(attributes, "type") == device_class(sharing).partition(".")[0]
 
 
 def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
@@ -223,7 +206,7 @@ def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
 
 def device_class(sharing: Sharing) -> str:
     """Of the devices that a mode's claims ask for."""
-    return INSTANCE_CLASS if sharing.traits.instances else GPU_CLASS
+    return INSTANCE_CLASS if mode_of(sharing).own_instance else GPU_CLASS
 
 
 def _unprepared(found: Sequence[Object], warnings: Sequence[Object]) -> str:
@@ -260,7 +243,7 @@ def _refuse_setting(why: str) -> None:
 def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[Device, int]) -> None:
     """Replicas that share several GPUs are on all of them, as many on each as the number allows. Raises BackendError."""
     gpus = min(experiment.gpus, experiment.replicas)
-    if gpus > 1 and not experiment.sharing.traits.each_its_own:
+    if gpus > 1 and not mode_of(experiment.sharing).each_its_own:
         even = sorted((experiment.replicas + place) // gpus for place in range(gpus))
         if sorted(on.values()) != even:
             where = ", ".join(f"{count} on {device.name} of {device.pool}" for device, count in on.items())
@@ -269,15 +252,11 @@ def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[Device, int]) -> None
 
 def _devices(experiment: ExperimentSpec) -> dict[str, Any]:
     request = {"name": _REQUEST, "exactly": {"deviceClassName": device_class(experiment.sharing)}}
-    asked = parameters(experiment)
+    asked = mode_of(experiment.sharing).claim_parameters(experiment)
     if asked is None:
         return {"requests": [request]}
     config = {"requests": [_REQUEST], "opaque": {"driver": DRIVER, "parameters": asked}}
     return {"requests": [request], "config": [config]}
-
-
-def _config(sharing: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}
 
 
 def _claim_of(pod: Object) -> str:

@@ -8,6 +8,7 @@ from harness.backends.kubernetes import claims
 from harness.backends.kubernetes.api import Api
 from harness.backends.kubernetes.nodes import Object, selected
 from harness.errors import Finding, Severity, counted
+from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
 _DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."
@@ -35,7 +36,7 @@ def check_claims(
     yield from _lent_twice(listed, nodes.values(), spec)
     others = claims.given(api.list(claims.CLAIMS), campaign_id)
     for mode in dict.fromkeys(one.sharing for one in experiments):
-        own = mode.traits.each_its_own
+        own = mode_of(mode).each_its_own
         needed = max(
             one.cell.processes if own else claims.shared_gpus(one) for one in experiments if one.sharing is mode
         )
@@ -58,7 +59,7 @@ def _check_mode(
     nodes: Iterable[str],
 ) -> Iterator[Finding]:
     fit = [device for _, device, attributes in listed if claims.of_class(attributes, mode)]
-    what = "MIG instance" if mode.traits.instances else "GPU"
+    what = "MIG instance" if mode_of(mode).own_instance else "GPU"
     if not fit:
         message = f"the ResourceSlices of {claims.DRIVER} list no {what} on {', '.join(nodes) or 'any node'}."
         yield Finding(Severity.ERROR, "claims", message, _DRIVER_ADVICE, away=True)  # as while the driver restarts

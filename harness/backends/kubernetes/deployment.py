@@ -21,7 +21,6 @@ from harness.backends.kubernetes import (
     prometheus,
     replica_check,
     rollout,
-    sharing,
 )
 from harness.backends.kubernetes.api import KubernetesApi, Object, OwnedObject
 from harness.backends.kubernetes.followed import Followed
@@ -36,6 +35,7 @@ from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
+from harness.sharing import device_plugin
 from harness.spec import ExperimentSpec, KubernetesSpec
 
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
@@ -332,8 +332,8 @@ class KubernetesDeployment:
             around = []  # the labels of the nodes alone have to tell
         by_node = {
             pods.name(node): (
-                sharing.shown(node, around, self._spec),
-                sharing.slices(node, around, self._spec),
+                device_plugin.shown(node, around, self._spec),
+                device_plugin.slices_per_gpu(node, around, self._spec),
                 "",
             )
             for node in self._nodes

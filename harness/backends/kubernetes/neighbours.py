@@ -15,6 +15,7 @@ from harness.errors import BackendError, ReasonCode
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.recording import Recording
 from harness.results.manifest import Provenance
+from harness.sharing.modes import mode_of
 from harness.spec import Device, Sharing
 
 Status = Mapping[str, Any]
@@ -100,7 +101,7 @@ class WithNeighbours:
 
 def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
     """Whether replicas have no GPU, or by their sharing mode a GPU or an instance each."""
-    return not gpus_per_replica or sharing.traits.each_its_own
+    return not gpus_per_replica or mode_of(sharing).each_its_own
 
 
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:

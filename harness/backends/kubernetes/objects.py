@@ -17,8 +17,8 @@ import yaml
 from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
-from harness.backends.mps import limits_environment
 from harness.data import data_path
+from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
 from harness.spec.kubernetes import SharingBy
 from harness.spec.pods import Placement
@@ -274,7 +274,7 @@ def _name(experiment: ExperimentSpec, attempt: str) -> str:
 
 def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels: dict[str, str]) -> dict[str, Any]:
     timing, indexed, server = experiment.timing, spec.kind is WorkloadKind.JOB, experiment.workload.server
-    layer, mps = layer_in_pod(experiment), mps_environment(experiment)
+    layer, mps = layer_in_pod(experiment), mode_of(experiment.sharing).pod_environment(experiment)
     run_s = run_time_s(timing)
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
     if indexed or server:
@@ -335,11 +335,6 @@ def _told(experiment: ExperimentSpec) -> ReplicaSpec:
         return ReplicaSpec.timed(workload, experiment.timing)
     workload = workload.model_copy(update={"server": files.renamed(server)})
     return ReplicaSpec.timed(workload, experiment.timing, beside=server.image is not None)
-
-
-def mps_environment(experiment: ExperimentSpec) -> dict[str, str]:
-    """What lowers the part of a GPU that a slice has under MPS, in the container that holds it; empty under other modes."""
-    return limits_environment(experiment.mps, experiment.replicas_per_gpu) if experiment.sharing.traits.daemon else {}
 
 
 def layer_in_pod(experiment: ExperimentSpec) -> LayerSpec | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import admission, claims_check, files, grafana, monitoring, nodes, parts, sharing
+from harness.backends.kubernetes import admission, claims_check, files, grafana, monitoring, nodes, parts
 from harness.backends.kubernetes import switching as switch
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
@@ -17,6 +17,7 @@ from harness.backends.kubernetes.rights import ENFORCE, KUEUE, KUEUE_VERSIONS, c
 from harness.backends.layer_check import check_layer_of_image
 from harness.errors import CampaignFileError, ClusterError, Finding, PrometheusError, Severity
 from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.sharing import device_plugin
 from harness.spec import ExperimentSpec, GrafanaCost, KubernetesSpec, ScenarioKind, WorkloadKind
 
 API_SKEW_S = 3.0
@@ -151,7 +152,7 @@ def check_gpus(
     wanted = [node for node in usable if nodes.selected(node, spec)]
     return [
         *twice,
-        *sharing.check_sharing(wanted, pods, spec, experiments),
+        *device_plugin.check_sharing(wanted, pods, spec, experiments),
         *nodes.check_gpus(every_node, pods, spec, replicas, campaign_id),
     ]
 

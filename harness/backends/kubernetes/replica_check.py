@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.backends.kubernetes import objects
 from harness.errors import BackendError, ReasonCode
+from harness.sharing.modes import mode_of
 from harness.spec import Device, ExperimentSpec, KubernetesSpec
 
 Statuses = Sequence[Mapping[str, Any]]
@@ -53,15 +54,14 @@ def refuse_silent_cpu(statuses: Statuses, experiment: ExperimentSpec, spec: Kube
 
 def refuse_other_mode(statuses: Statuses, experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
     """Where the campaign sets the mode: what a pod was handed tells whether it is under MPS. Raises BackendError."""
-    mode = experiment.sharing
     if spec.device_plugin_configs is None and not spec.by_claims:
         return
     for status in statuses:
-        under = status.get("mps_pipe_directory")  # an image of before does not tell
-        if under is not None and bool(under) is not mode.traits.daemon:
+        contradiction = mode_of(experiment.sharing).contradiction(status)
+        if contradiction:
             raise BackendError(
-                f"replica {status['replica']} (pod {status['pod']}) runs {'under' if under else 'without'} MPS, "
-                f"and it was to be under {mode.value}.",
+                f"replica {status['replica']} (pod {status['pod']}) {contradiction}, "
+                f"and it was to be under {experiment.sharing.value}.",
                 advice="Read the log of NVIDIA's DRA driver on that node."
                 if spec.by_claims
                 else "The device plugin lent its slices before it was told: read the log of its config manager.",
@@ -70,7 +70,7 @@ def refuse_other_mode(statuses: Statuses, experiment: ExperimentSpec, spec: Kube
 
 def refuse_other_limits(statuses: Statuses, experiment: ExperimentSpec) -> None:
     """A layer, an image or a workload can set the same variables. Raises BackendError."""
-    asked = objects.mps_environment(experiment)
+    asked = mode_of(experiment.sharing).pod_environment(experiment)
     for status in statuses:
         has = status.get("mps_limits")  # None: an image of before, or a server that cannot be seen
         if asked and has is not None and has != asked:

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.backends.base import Notify, unheard
-from harness.backends.kubernetes import device_configs, mps_share, sharing
 from harness.backends.kubernetes.api import Api, KubernetesApi
-from harness.backends.kubernetes.device_configs import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
 from harness.backends.kubernetes.nodes import (
     GPU_COUNT_LABEL,
     HOLDERS_ADVICE,
@@ -30,6 +28,9 @@ from harness.backends.kubernetes.nodes import (
 from harness.backends.kubernetes.pods import condition
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError, Finding, Severity
+from harness.sharing import device_plugin
+from harness.sharing.device_plugin import CONFIG_LABEL, MIG_CONFIG_LABEL, MIG_STATE_LABEL, Configuration
+from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec
 
 NODES = "/api/v1/nodes"
@@ -70,11 +71,11 @@ class ModeSwitch:
         """
         found, pods = api.list(NODES), api.list("/api/v1/pods")
         nodes = gpu_nodes(found, self.spec)
-        configurations = device_configs.read(api, self.spec)
+        configurations = device_plugin.read(api.find, self.spec)
         _refuse(check(nodes, pods, configurations, self.spec, [experiment], self.campaign_id))
         counts = {_name(node): gpus(node, configurations, self.spec) for node in nodes}
-        wanted = device_configs.choose(configurations, experiment, counts.values(), self.spec)
-        labels = device_configs.labels(wanted, self.spec)
+        wanted = device_plugin.choose(configurations, experiment, counts.values(), self.spec)
+        labels = wanted.labels(self.spec)
         changed = [self._label(api, node, labels, counts[_name(node)]) for node in nodes]
         if any(changed) or self.believed != wanted.name:
             self.believed = ""
@@ -163,14 +164,18 @@ class ModeSwitch:
         node = api.get(f"{NODES}/{name}")
         pods = api.list("/api/v1/pods", fields=f"spec.nodeName={name}")
         shows = offered((node.get("status") or {}).get("allocatable") or {}, self.spec)
-        if wanted.mode.traits.instances and self.spec.mig_config and _labels(node).get(MIG_STATE_LABEL) != "success":
+        if (
+            mode_of(wanted.mode).own_instance
+            and self.spec.mig_config
+            and _labels(node).get(MIG_STATE_LABEL) != "success"
+        ):
             return f"the MIG manager calls node {name} {_labels(node).get(MIG_STATE_LABEL) or 'nothing'}"
         if shows != lent and (lent is not None or not shows):
             return f"node {name} lends {shows} {self.spec.gpu_resource} and not {lent or 'any'}"
-        seen = sharing.observed(node, pods, self.spec)
+        seen = device_plugin.observed(node, pods, self.spec)
         if seen and wanted.mode not in seen:
-            return f"node {name} shows {sharing.in_words(seen)} and not {wanted.mode.value}"
-        if wanted.mode.traits.daemon and not any(_runs_daemon(pod) for pod in pods):
+            return f"node {name} shows {device_plugin.in_words(seen)} and not {wanted.mode.value}"
+        if mode_of(wanted.mode).concurrent and not any(_runs_daemon(pod) for pod in pods):
             return f"no MPS control daemon is ready on node {name}"
         return ""
 
@@ -201,14 +206,14 @@ def check(
     wanted = set()
     for experiment in experiments:
         try:
-            chosen = device_configs.choose(configurations, experiment, counts.values(), spec)
+            chosen = device_plugin.choose(configurations, experiment, counts.values(), spec)
         except BackendError as error:
             yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
             continue
         wanted.add(chosen)
-        yield from mps_share.check(experiment, [(node, chosen.slices) for node in nodes])
+        yield from mode_of(experiment.sharing).check_slices(experiment, [(node, chosen.slices) for node in nodes])
         for name, count in counts.items():
-            if count is None and not chosen.mode.traits.instances:
+            if count is None and not mode_of(chosen.mode).own_instance:
                 message = f"how many GPUs node {name} has cannot be told."
                 advice = f"Run NVIDIA's GPU feature discovery, or: kubectl label node {name} {GPU_COUNT_LABEL}=N"
                 yield Finding(Severity.ERROR, "gpus", message, advice)
@@ -218,7 +223,7 @@ def check(
         except BackendError as error:
             yield Finding(Severity.ERROR, "sharing", error.message, error.advice)
         theirs = holders(node, pods, campaign_id)
-        if theirs and all(_is_set(node, device_configs.labels(each, spec)) for each in wanted):
+        if theirs and all(_is_set(node, each.labels(spec)) for each in wanted):
             message = f"pods that are not of this campaign hold GPUs of node {_name(node)}: {', '.join(theirs)}."
             yield Finding(Severity.WARNING, "gpus", message, HOLDERS_ADVICE)
         elif theirs:
@@ -240,7 +245,7 @@ def check_cluster(
 ) -> Iterator[Finding]:
     """The same of all nodes before anything is started, and whether somebody is there to do it. Raises ClusterError."""
     try:
-        configurations = device_configs.read(api, spec)
+        configurations = device_plugin.read(api.find, spec)
     except ClusterError:
         raise
     except BackendError as error:
@@ -308,13 +313,13 @@ def gpus(node: Object, configurations: Sequence[Configuration], spec: Kubernetes
     if noted is not None:
         return int(noted)
     labels = _labels(node)
-    if sharing.divided(labels, spec):
+    if device_plugin.divided(labels, spec):
         return None
     told = str(labels.get(GPU_COUNT_LABEL, ""))
     if told.isdigit():
         return int(told)
     current = next((one for one in configurations if one.name == labels.get(CONFIG_LABEL)), None)
-    if current is None or current.mode.traits.instances:
+    if current is None or mode_of(current.mode).own_instance:
         return None
     return offered((node.get("status") or {}).get("capacity") or {}, spec) // current.slices or None
 

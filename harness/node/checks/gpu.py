@@ -15,6 +15,7 @@ from harness.node.checks.registry import (
     listed,
 )
 from harness.node.expected import CLAIMS
+from harness.sharing.modes import mode_of
 
 _NAMESPACE = "gpu-system"
 _LABEL = "nvidia.com/gpu.present"
@@ -80,7 +81,7 @@ def node_says_which_gpu_it_has(node: Node) -> Observation:
     first = node.output("nvidia-smi", "-i", "0", "--query-gpu=name,memory.total,compute_cap", "--format=csv,noheader")
     name, memory, capability = (part.strip() for part in first.split(","))
     sharing, product = node.expected.sharing, "-".join(name.split())
-    wanted = {_PRODUCT: product if sharing.mode == "exclusive" else f"{product}-SHARED"}
+    wanted = {_PRODUCT: f"{product}-SHARED" if mode_of(sharing.mode).shares_gpu else product}
     major, _, minor = capability.partition(".")
     wanted |= {f"nvidia.com/gpu.compute.{part}": value for part, value in (("major", major), ("minor", minor))}
     if "-MIG-" in labels.get(_PRODUCT, ""):
@@ -138,7 +139,7 @@ def compute_mode_fits_the_sharing(node: Node) -> Observation:
         raise NotApplicableError("there is no GPU to ask (nvidia_toolkit_gpu: assumed)")
     if node.expected.sharing.mode == CLAIMS:
         raise NotApplicableError("claims set it while they are held (dra_driver_state: present)")
-    wanted = "Exclusive_Process" if node.expected.sharing.mode == "mps" else "Default"
+    wanted = mode_of(node.expected.sharing.mode).compute_mode
     found = {row.strip() for row in _smi(node, "compute_mode")}
     return Observation(found == {wanted}, f"{wanted} on every GPU", listed(found))
 
@@ -165,7 +166,7 @@ def mps_servers_are_where_they_are_wanted(node: Node) -> Observation:
     """MPS servers run when GPUs are shared by MPS, and otherwise not at all."""
     require_gpu(node)
     found = _short(_daemon_sets(node).get("mps-control-daemon"))
-    if node.expected.sharing.mode != "mps":
+    if node.expected.sharing.mode == CLAIMS or not mode_of(node.expected.sharing.mode).concurrent:
         return Observation(found == "absent", "no MPS servers", found)
     ready, _, wanted = found.partition("/")
     return Observation(ready == wanted not in ("", "0"), "a ready pod per GPU node", found)

@@ -18,8 +18,7 @@ from harness.errors import BackendError, ReplicaDiedError
 from harness.replica.engine.ledger import FIELDS
 from harness.results import latencies, layout
 from harness.results.manifest import read_manifest
-from harness.spec import SloSpec, WorkloadSpec
-from harness.spec.sharing import FOUND
+from harness.spec import Sharing, SloSpec, WorkloadSpec
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
 from tests.support.fake_metrics import FakeGpus
@@ -198,7 +197,7 @@ def test_servers_that_run_already_are_asked_from_pods_without_a_gpu_each_by_one(
         of = asked(replicas=2)
         own = {"url": urls, "protocol": "openai-chat", "requests": {"output_tokens": {"mean": TOKENS}}}
         workload = WorkloadSpec.model_validate({"name": "llm", "warmup_requests": 1, "server": own})
-        of = of.model_copy(update={"workload": workload, "sharing": FOUND})
+        of = of.model_copy(update={"workload": workload, "sharing": Sharing.AS_FOUND})
         deployment, folder = deploy(of, by=KubernetesBackend(server.spec(), "c0ffee"))
         pods = KubernetesApi(server.spec()).list(driver.collection)
         logs = [driver.folder / status["pod"] / "requests.bin" for status in deployment.statuses()]

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from harness.backends.local import LocalBackend
-from harness.backends.mps import CONTROL
 from harness.errors import BackendError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
+from harness.sharing.mps import CONTROL
 from harness.spec import MpsLimits, Sharing
 from tests.support.experiments import experiment
 from tests.support.processes import eventually, marked

@@ -12,6 +12,7 @@ from harness.cli.app import app
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import GpuFacts
 from harness.replica import time_slices
+from harness.sharing.mps import Mps
 from harness.spec import Sharing
 
 GPU = GpuFacts("H200", 1 << 37, 1 << 37, uuid="GPU-1", compute_mode="default")
@@ -93,7 +94,7 @@ def test_a_gpu_whose_turns_would_not_be_ours_is_refused(monkeypatch, changes, me
 
 def test_a_gpu_that_a_foreign_daemon_serves_is_refused(monkeypatch):
     monkeypatch.setattr(probe, "gpu_facts", lambda: ([GPU], ""))
-    monkeypatch.setattr(probe, "foreign_daemons", lambda gpus: [23] if gpus == ["GPU-1"] else [])
+    monkeypatch.setattr(Mps, "running", lambda _self, gpus: [23] if gpus == ["GPU-1"] else [])
     with pytest.raises(PreflightError, match="an MPS daemon serves it: 23"):
         probe.gpu_to_probe(Sharing.MPS)
 

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from harness.backends.kubernetes import device_configs, preflight, switching
+from harness.backends.kubernetes import preflight, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.switching import ModeSwitch, restore
 from harness.errors import BackendError, Severity
+from harness.sharing import device_plugin
 from harness.spec import ConditionSpec, KubernetesSpec, Sharing
 from tests.support.device_plugin import CONFIGS, GPU, LABEL, NODES, PODS, DevicePlugin
 from tests.support.experiments import experiment, neighbour
@@ -382,7 +383,7 @@ def test_what_is_no_configuration_for_the_resource_is_no_choice(here, plugin):
     }
     plugin.cluster.store.create(MAP, {"metadata": {"name": "odd"}, "data": data})
     spec = here.spec.model_copy(update={"device_plugin_configs": "gpu/odd"})
-    assert device_configs.read(here.api, spec) == [device_configs.Configuration("one slice", EXCLUSIVE, 1)]
+    assert device_plugin.read(here.api.find, spec) == [device_plugin.Configuration("one slice", EXCLUSIVE, 1)]
 
 
 def test_no_gpu_anywhere_is_an_error(here, cluster):

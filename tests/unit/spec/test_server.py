@@ -10,9 +10,8 @@ from harness.campaign.plan import expand
 from harness.errors import CampaignFileError, UsageError
 from harness.metrics.catalogue import CATALOGUE, REPLICA_SOURCES
 from harness.replica.engine.load import FOLLOW_S
-from harness.spec import WorkloadSpec
+from harness.spec import Sharing, WorkloadSpec
 from harness.spec.load import parse_campaign
-from harness.spec.sharing import FOUND
 from harness.spec.workload import SERVER as SERVER_TARGET
 from harness.spec.workload import STREAMING_SERVER
 
@@ -220,7 +219,7 @@ def test_a_ramp_is_recorded_to_its_end():
 
 def test_servers_that_run_already_share_as_they_do():
     spec = parsed(RUNNING)
-    assert spec.sharing == [FOUND]
+    assert spec.sharing == [Sharing.AS_FOUND]
     assert [each.experiment_id for each in expand(spec)] == ["llm_r1_as-found_rep1", "llm_r2_as-found_rep1"]
     (workload,) = spec.workloads
     assert (workload.server.url, workload.server.elsewhere) == (RUNNING["url"], False)

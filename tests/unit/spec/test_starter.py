@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from harness.backends import sharing_check
 from harness.campaign import init_template
 from harness.campaign.init_template import TEMPLATES, starter_for, starter_text
 from harness.campaign.plan import expand
 from harness.campaign.source import read_source
 from harness.metrics.nvml import GpuFacts
+from harness.sharing.mps import Mps
 from harness.spec import CampaignSpec, KubernetesSpec
 from harness.spec.load import parse_campaign
 from tests.unit.spec.short_file import GOOD, models
@@ -45,8 +45,8 @@ TIMING = {"step_s": 5, "stabilise_s": 30, "record_s": 120, "cooldown_s": 10}
 def mig_gpu(monkeypatch, *, instances):
     gpu = GpuFacts("GPU", 80 * 10**9, 80 * 10**9, "GPU-0", "default", bool(instances), tuple("abcdefg"[:instances]))
     monkeypatch.setattr(init_template, "gpu_facts", lambda: ([gpu], ""))
-    monkeypatch.setattr(sharing_check, "foreign_daemons", lambda _uuids: [])
-    monkeypatch.setattr(sharing_check.shutil, "which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
+    monkeypatch.setattr(Mps, "running", lambda _self, _uuids: [])
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: "/usr/bin/nvidia-cuda-mps-control")
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)

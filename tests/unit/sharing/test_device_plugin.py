@@ -3,8 +3,8 @@
 import pytest
 import yaml
 
-from harness.backends.kubernetes.sharing import check_sharing, observed, slices
 from harness.errors import Severity
+from harness.sharing.device_plugin import check_sharing, observed, slices_per_gpu
 from harness.spec import KubernetesSpec, MpsLimits, Sharing
 from tests.support.experiments import experiment
 
@@ -117,7 +117,7 @@ OF_4 = plugin({"sharing": {"mps": {"resources": [{"name": "nvidia.com/gpu", "rep
     ],
 )
 def test_the_slices_of_a_gpu_are_what_plugin_and_labels_say(labels, pods, number):
-    assert slices(node(**labels), pods, SPEC) == number
+    assert slices_per_gpu(node(**labels), pods, SPEC) == number
 
 
 @pytest.mark.parametrize(

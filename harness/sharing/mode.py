@@ -1,0 +1,213 @@
+"""What a sharing mode is: what it means for replicas, how it is checked, set up, observed and put back.
+
+A mode knows no backend: it is handed GPUs, a way to start processes, or the objects of a cluster.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from harness.errors import Finding, Severity, counted
+from harness.metrics.nvml import GpuFacts
+from harness.spec import Device, ExperimentSpec, MpsLimits, Sharing
+
+Object = Mapping[str, Any]
+
+
+class Processes(Protocol):
+    """Starts processes that do not outlive the harness."""
+
+    def start(self, command: Sequence[str], *, log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+        """Start ``command``. Raises OSError."""
+        ...
+
+    def end(self, process: subprocess.Popen[bytes]) -> int:
+        """End it with all below it; its exit code."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a mode is set up on this machine.
+
+    Attributes:
+        name: of the campaign, for the names of temporary files.
+        marks: environment by which a later harness recognises the campaign's processes.
+        logs: folder for what is started; must not exist.
+    """
+
+    name: str
+    processes: Processes
+    marks: Mapping[str, str]
+    logs: Path
+
+
+class SharingSetup:
+    """What a mode has set up on this machine for one experiment: by itself nothing."""
+
+    seen_on_gpu = False
+    """``require_clients`` has shown that every replica is on a GPU."""
+
+    def environment(self, position: int) -> dict[str, str]:  # noqa: ARG002 - see MpsSetup
+        """What the replica at ``position`` needs, neighbours counted after the measured ones."""
+        return {}
+
+    def require_clients(self, replicas: Sequence[tuple[str, Collection[int]]]) -> None:
+        """Raise BackendError when a replica does not run under the mode.
+
+        Args:
+            replicas: name and process ids of each, by position.
+        """
+
+    def put_back(self) -> Sequence[str]:
+        """End what was started; a sentence for what went wrong. Idempotent."""
+        return ()
+
+
+class SharingMode:
+    """One way to share GPUs; what differs from mode to mode is asked of it."""
+
+    sharing: ClassVar[Sharing]
+    meaning: ClassVar[str]
+    """What it does to replicas, in a few words for somebody who has never heard of it."""
+    caution: ClassVar[str] = ""
+    """A sentence that no figure of a comparison shows."""
+    switch_command: ClassVar[str] = ""
+    """Puts a cluster's GPUs under it; empty: nothing does, it is what was found."""
+    needs_gpu: ClassVar[bool] = True
+    own_gpu: ClassVar[bool] = False
+    """Each replica has a GPU of its own."""
+    own_instance: ClassVar[bool] = False
+    """Each replica has an instance of a divided GPU."""
+    takes_turns: ClassVar[bool] = False
+    """Processes have the GPU one after another; a slice does not limit what each gets."""
+    concurrent: ClassVar[bool] = False
+    """Processes are on the GPU at the same time, as clients of a daemon that may limit them."""
+    most_processes: ClassVar[int | None] = None
+    """On one GPU, by NVIDIA's documentation."""
+    plugin_section: ClassVar[str] = ""
+    """Of the device plugin's configuration."""
+    strategy_label: ClassVar[str] = ""
+    """Value of GPU feature discovery's label of a node."""
+    gke_strategy: ClassVar[str] = ""
+    """Value of the label of Google's clusters."""
+    gke_refusal: ClassVar[str] = ""
+    """Why replicas cannot use it on Google's clusters."""
+    compute_mode: ClassVar[str] = "Default"
+    """Of a node's GPUs while the device plugin lends them so."""
+
+    @property
+    def each_its_own(self) -> bool:
+        """No replica shares its GPU, or its instance of one, with another."""
+        return self.own_gpu or self.own_instance
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Several processes compute on one GPU."""
+        return self.takes_turns or self.concurrent
+
+    def check(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts], why_none: str) -> Iterator[Finding]:
+        """What keeps replicas of an experiment from sharing this machine's GPUs so; nothing is changed."""
+        if not gpus:
+            if self.needs_gpu:
+                yield refusal(
+                    f"sharing {self.sharing.value} needs a GPU, and there is none here ({why_none}).",
+                    "Use time-slicing; where there is an NVIDIA GPU, install its driver until nvidia-smi lists it.",
+                )
+            return
+        if experiment.workload.device is Device.CPU:
+            if self.needs_gpu:
+                message = (
+                    f"{experiment.workload.name} runs on the CPU, where sharing {self.sharing.value} means nothing."
+                )
+                yield refusal(message, "Set device: auto or cuda.")
+            return
+        if len(gpus) < experiment.gpus:
+            message = f"the campaign uses {counted(experiment.gpus, 'GPU')}, and the machine has {len(gpus)}."
+            yield refusal(message, "Lower `gpus`.")
+        used = gpus[: experiment.gpus]
+        if "prohibited" in {gpu.compute_mode for gpu in used}:
+            yield refusal("the GPU's compute mode is prohibited.", "Set it back: nvidia-smi -c DEFAULT")
+        pids = sorted({pid for gpu in used for pid in gpu.processes})
+        if pids:
+            message = f"other processes compute on the GPU: {', '.join(map(str, pids))}."
+            severity = Severity.ERROR if self.own_gpu else Severity.WARNING
+            yield Finding(severity, "sharing", message, "End them, for numbers that mean what they say.")
+        yield from self.check_gpus(experiment, gpus)
+
+    def check_gpus(self, experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> Iterator[Finding]:
+        """What speaks against these GPUs, of which the experiment uses the first."""
+        if any(gpu.mig for gpu in gpus[: experiment.gpus]):
+            message = f"the GPU is divided (MIG is on), and sharing {self.sharing.value} would use one instance of it."
+            yield refusal(message, "Turn MIG off (nvidia-smi -mig 0), or use sharing mig.")
+
+    def set_up(
+        self,
+        host: Host,  # noqa: ARG002 - see Mps
+        *,
+        gpus: Sequence[str],  # noqa: ARG002
+        limits: MpsLimits | None,  # noqa: ARG002
+        replicas_per_gpu: int,  # noqa: ARG002
+    ) -> SharingSetup:
+        """Start what the mode needs on this machine.
+
+        Args:
+            host: where.
+            gpus: UUIDs of those that replicas take in turn; none: every one that is seen.
+            limits: of each replica.
+            replicas_per_gpu: how many share one.
+
+        Raises:
+            BackendError: it does not start; nothing is left running.
+        """
+        return SharingSetup()
+
+    def running(self, gpus: Sequence[str]) -> list[int]:  # noqa: ARG002 - see Mps
+        """Process ids of what somebody else has set up for these GPUs, by UUID, on this machine."""
+        return []
+
+    def sweep(self, name: str) -> None:
+        """Remove what a killed harness left of the campaign of this name; its processes are ended already."""
+
+    def check_slices(
+        self,
+        experiment: ExperimentSpec,  # noqa: ARG002 - see Mps
+        nodes: Sequence[tuple[Object, int | None]],  # noqa: ARG002
+    ) -> Iterator[Finding]:
+        """Whether a cluster's slices give a replica what it asks for.
+
+        Args:
+            experiment: with its limits.
+            nodes: that it may run on, each with the slices of one GPU; None: the node does not show it.
+        """
+        yield from ()
+
+    def pod_environment(self, experiment: ExperimentSpec) -> dict[str, str]:  # noqa: ARG002 - see Mps
+        """What a pod's container needs of its own to be within the limits."""
+        return {}
+
+    def claim_parameters(self, experiment: ExperimentSpec) -> dict[str, Any] | None:  # noqa: ARG002 - see Mps
+        """What NVIDIA's DRA driver is told of a GPU; None: a plain claim is the mode already."""
+        return None
+
+    def contradiction(self, status: Object) -> str:
+        """What a replica says of itself that is not so under this mode; empty: nothing."""
+        under = status.get("mps_pipe_directory")  # an image of before does not tell
+        if under is None or bool(under) is self.concurrent:
+            return ""
+        return f"runs {'under' if under else 'without'} MPS"
+
+
+def refusal(message: str, advice: str) -> Finding:
+    """What keeps an experiment from running."""
+    return Finding(Severity.ERROR, "sharing", message, advice)
+
+
+def gpu_config(strategy: str, **settings: Any) -> dict[str, Any]:
+    """The DRA driver's configuration of a shared GPU."""
+    sharing = {"strategy": strategy, **{name: value for name, value in settings.items() if value}}
+    return {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": sharing}

@@ -1,0 +1,123 @@
+"""One object a sharing mode: what each refuses of a machine, and what it asks of a cluster."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from harness.errors import Severity
+from harness.sharing.modes import MODES, mode_of
+from harness.sharing.mps import Mps
+from harness.spec import MpsLimits, Sharing
+from tests.support.experiments import experiment
+from tests.support.machines import GPU, gpu
+
+RUNNING = Mps.running
+
+
+@pytest.fixture(autouse=True)
+def with_control(monkeypatch):
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(Mps, "running", lambda _self, _gpus: [])
+
+
+def found(sharing, machine=(GPU,), **wishes):
+    findings = mode_of(sharing).check(experiment(sharing=sharing, **wishes), machine, "no driver")
+    return {finding.severity: finding.message for finding in findings}
+
+
+@pytest.mark.parametrize("sharing", list(Sharing))
+def test_only_time_slicing_and_what_is_left_as_found_can_do_without_a_gpu(sharing):
+    assert (found(sharing, machine=()) == {}) == (sharing in {Sharing.TIME_SLICING, Sharing.AS_FOUND})
+
+
+def test_what_is_left_as_found_is_not_looked_at():
+    """The servers are on the GPU already, and on however many."""
+    assert found(Sharing.AS_FOUND, machine=[gpu(processes=(17,), mig=True)], gpus=2) == {}
+
+
+@pytest.mark.parametrize("sharing", [Sharing.EXCLUSIVE, Sharing.TIME_SLICING, Sharing.MPS])
+def test_an_idle_gpu_is_fine(sharing):
+    assert found(sharing, replicas=1) == {}
+
+
+@pytest.mark.parametrize(
+    ("sharing", "machine", "wishes", "message"),
+    [
+        (Sharing.EXCLUSIVE, {"processes": (17,)}, {}, "other processes compute on the GPU: 17."),
+        (Sharing.TIME_SLICING, {"compute_mode": "exclusive-process"}, {}, "it takes one process"),
+        (Sharing.TIME_SLICING, {"compute_mode": "prohibited"}, {}, "compute mode is prohibited"),
+        (Sharing.MPS, {"mig": True}, {}, "the GPU is divided (MIG is on)"),
+        (Sharing.MPS, {}, {"mps": MpsLimits(pinned_memory_gb=80)}, "2 replicas of 80 GB cannot fit into 150.0 GB"),
+        (Sharing.MIG, {}, {}, "sharing mig needs a GPU with MIG on, and NVIDIA H200 has it off or has none."),
+        (
+            Sharing.MIG,
+            {"mig": True, "mig_uuids": ("MIG-a",)},
+            {},
+            "2 replicas need a MIG instance each, and the machine has 1.",
+        ),
+        (Sharing.MPS, {}, {"workload": {"device": "cpu"}}, "runs on the CPU, where sharing mps means nothing"),
+        (Sharing.TIME_SLICING, {}, {"gpus": 2}, "the campaign uses 2 GPUs, and the machine has 1."),
+    ],
+)
+def test_what_cannot_be_is_an_error_with_its_reason(sharing, machine, wishes, message):
+    assert message in found(sharing, machine=[gpu(**machine)], **wishes)[Severity.ERROR]
+
+
+def test_exclusive_process_is_enough_for_mps_and_for_one_replica():
+    machine = [gpu(compute_mode="exclusive-process")]
+    assert found(Sharing.MPS, machine=machine) == {}
+    assert found(Sharing.TIME_SLICING, machine=machine, replicas=1) == {}
+
+
+def test_shares_that_add_up_to_more_than_the_gpu_are_worth_a_warning():
+    message = found(Sharing.MPS, replicas=8, mps=MpsLimits(share=50))[Severity.WARNING]
+    assert message == "8 replicas of 50 % of the multiprocessors add up to 400 %: they overlap."
+    assert found(Sharing.MPS, replicas=8, mps=MpsLimits(share="1/N")) == {}
+
+
+def test_a_daemon_that_runs_already_is_an_error(monkeypatch):
+    monkeypatch.setattr(Mps, "running", lambda _self, _gpus: [431])
+    assert "an MPS daemon runs already (process 431)" in found(Sharing.MPS)[Severity.ERROR]
+
+
+def test_a_machine_without_the_control_program_is_an_error(monkeypatch):
+    monkeypatch.setattr("harness.sharing.mps.shutil.which", lambda _name: None)
+    assert "there is no nvidia-cuda-mps-control" in found(Sharing.MPS)[Severity.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("served", "found"),
+    [("GPU-a", True), ("GPU-b,GPU-a", True), ("GPU-b", False), ("0", True), (None, True)],
+    ids=["this one", "this one too", "another one", "a number", "all"],
+)
+def test_a_daemon_matters_where_it_may_serve_the_gpu_that_is_used(tmp_path, served, found):
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("sleep"), program)
+    with subprocess.Popen([program, "60"], env={} if served is None else {"CUDA_VISIBLE_DEVICES": served}) as daemon:
+        try:
+            assert (daemon.pid in RUNNING(Mps(), ["GPU-a"])) == found
+        finally:
+            daemon.kill()
+
+
+def test_a_daemon_that_has_ended_serves_nobody(tmp_path):
+    program = tmp_path / "nvidia-cuda-mps-control"
+    shutil.copy(shutil.which("true"), program)
+    with subprocess.Popen([program]) as daemon:
+        os.waitid(os.P_PID, daemon.pid, os.WEXITED | os.WNOWAIT)  # it stays in the list of processes
+        assert daemon.pid not in RUNNING(Mps(), ["GPU-a"])
+
+
+def test_every_sharing_mode_is_one_object_that_says_how_a_cluster_comes_under_it():
+    assert [mode.sharing for mode in MODES.values()] == list(Sharing)
+    assert [mode.sharing for mode in MODES.values() if not mode.switch_command] == [Sharing.AS_FOUND]
+    assert all(mode.switch_command.startswith(("harness sharing ", "")) for mode in MODES.values())
+
+
+@pytest.mark.parametrize("sharing", list(Sharing))
+@pytest.mark.parametrize(("pipes", "under"), [("/mps", True), ("", False), (None, None)])
+def test_whether_a_replica_is_under_mps_is_seen_by_the_mode(sharing, pipes, under):
+    status = {} if pipes is None else {"mps_pipe_directory": pipes}
+    assert bool(mode_of(sharing).contradiction(status)) == (under not in {None, sharing is Sharing.MPS})
