@@ -1,5 +1,6 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
+import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,10 +86,12 @@ def sharing(
     from harness.node.runner import RunRequest
     from harness.sharing.modes import LENT
 
-    lent = next((known for known in LENT if known.sharing.value == mode), None)
-    if lent is None:
-        names = ", ".join(known.sharing.value for known in LENT)
-        raise UsageError(f"No GPUs are lent as {mode!r}.", advice=f"Use one of: {names}; --mig makes MIG instances.")
+    modes = {known.sharing.value: known for known in LENT}
+    if mode not in modes:
+        close = difflib.get_close_matches(mode, modes, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Use one of: {', '.join(modes)}; --mig makes MIG instances."
+        raise UsageError(f"{mode!r} is no mode that GPUs can be switched to.", advice=hint)
+    lent = modes[mode]
     if not lent.shares_gpu and replicas is not None:
         raise UsageError(f"{mode} has one slice for each GPU.", advice="Leave --replicas out.")
     variables: dict[str, object] = {"device_plugin_sharing": mode, "device_plugin_forced": forced}
