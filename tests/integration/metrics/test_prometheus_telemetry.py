@@ -126,7 +126,7 @@ def test_the_report_has_sm_activity_the_power_cap_and_counted_energy_of_a_cluste
     assert found.figures["gpu_sm_active"] == pytest.approx(100 * (0.2 + 0.6 + 1 / 30) / 2, rel=1e-5)
     assert found.figures["gpu_power_capped"] == 50.0
     assert found.figures["energy"] * found.figures["throughput"] == pytest.approx(700.0, rel=1e-6)
-    assert any("Energy from the GPU's energy counter" in note for note in found.notes)
+    assert any("Energy from the energy counter of gpu-0, gpu-1" in note for note in found.notes)
 
 
 @pytest.fixture

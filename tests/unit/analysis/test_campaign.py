@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -10,7 +11,7 @@ import pytest
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment, analyse
 from harness.analysis.metrics.catalogue import METRICS
-from harness.analysis.metrics.measured import LoadState, measure
+from harness.analysis.metrics.measured import LoadState, Measured, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
@@ -151,53 +152,79 @@ def only_experiment(folder: Path) -> Experiment:
     return only
 
 
-def test_energy_falls_back_to_power_and_says_so(tmp_path: Path) -> None:
-    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
-    counted = only_experiment(tmp_path).measured
-    assert "Energy from the GPU's energy counter." in counted.notes
-    telemetry = pd.read_csv(folder / "telemetry.csv")
-    for columns, note in (
-        (["gpu0_energy_j"], "without an energy counter"),
-        (["gpu0_energy_j", "gpu0_power_w"], "without telemetry"),
-    ):
-        telemetry.drop(columns=columns).to_csv(folder / "telemetry.csv", index=False)
-        edit_then_seal(folder)
-        measured = only_experiment(tmp_path).measured
-        assert note in measured.notes[0]
-        assert measured.figures["energy"] == pytest.approx(counted.figures["energy"], rel=0.01)
+def energy_of(folder: Path, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Measured:
+    """What is measured of an experiment whose telemetry is another."""
+    change(pd.read_csv(folder / "telemetry.csv")).to_csv(folder / "telemetry.csv", index=False)
+    edit_then_seal(folder)
+    return only_experiment(folder.parent).measured
 
 
-def test_an_energy_counter_that_was_reset_is_not_believed(tmp_path: Path) -> None:
-    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
-    telemetry = pd.read_csv(folder / "telemetry.csv")
+def without(*columns: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda telemetry: telemetry.drop(columns=list(columns))
+
+
+def blank(column: str, begin: int, end: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """Of the 81 readings, those from ``begin`` to ``end`` without a value."""
+    return lambda telemetry: telemetry.assign(
+        **{column: telemetry[column].mask(telemetry.index.isin(range(begin, end)))}
+    )
+
+
+def reset(telemetry: pd.DataFrame) -> pd.DataFrame:
     telemetry.loc[40:, "gpu0_energy_j"] -= 1500
-    telemetry.to_csv(folder / "telemetry.csv", index=False)
-    edit_then_seal(folder)
-    measured = only_experiment(tmp_path).measured
-    assert "mean power x time" in measured.notes[0]
-    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+    return telemetry
 
 
-def test_a_gap_in_the_energy_counter_does_not_matter(tmp_path: Path) -> None:
-    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
-    telemetry = pd.read_csv(folder / "telemetry.csv")
-    telemetry.loc[10:20, "gpu0_energy_j"] = float("nan")
-    telemetry.to_csv(folder / "telemetry.csv", index=False)
-    edit_then_seal(folder)
-    measured = only_experiment(tmp_path).measured
-    assert "energy counter." in measured.notes[0]
-    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+def second_gpu(telemetry: pd.DataFrame) -> pd.DataFrame:
+    """Beside one of 57 W, one of 114 W without a counter."""
+    return telemetry.assign(gpu1_power_w=114.0, gpu1_energy_j=float("nan"))
 
 
-def test_an_energy_counter_that_was_read_over_a_part_only_says_so(tmp_path: Path) -> None:
-    folder = write_experiment(tmp_path, "resnet50", 1, shape=SHAPE)
-    telemetry = pd.read_csv(folder / "telemetry.csv")
-    telemetry.loc[len(telemetry) // 2 :, "gpu0_energy_j"] = float("nan")
-    telemetry.to_csv(folder / "telemetry.csv", index=False)
-    edit_then_seal(folder)
-    measured = only_experiment(tmp_path).measured
-    assert re.fullmatch(r"Energy from the GPU's energy counter, read over \d+ s of \d+ s\.", measured.notes[0])
-    assert measured.figures["energy"] == pytest.approx(57 * SERVICE_S["resnet50"], rel=0.02)
+def power_in_two_halves(telemetry: pd.DataFrame) -> pd.DataFrame:
+    """57 W in the mean; the second half of it in readings twice as near to each other."""
+    half = len(telemetry) // 2
+    telemetry["gpu0_power_w"] = [30.0 if row < half else 84.0 for row in range(len(telemetry))]
+    return telemetry.drop(columns="gpu0_energy_j").drop(index=range(0, half, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "source"),
+    [
+        (without(), 1, "the energy counter of gpu-0"),
+        (without("gpu0_energy_j"), 1, "the power over time of gpu-0"),
+        (without("gpu0_energy_j", "gpu0_power_w"), 1, "the power over time of gpu-0"),
+        (reset, 1, "the power over time of gpu-0"),
+        (blank("gpu0_energy_j", 10, 20), 1, "the energy counter of gpu-0"),
+        (second_gpu, 3, "the energy counter of gpu-0 and the power over time of gpu-1"),
+        (power_in_two_halves, 1, "the power over time of gpu-0"),
+    ],
+)
+def test_energy_is_of_every_gpu_by_its_counter_or_its_power(
+    change: Callable[[pd.DataFrame], pd.DataFrame], gpus: int, source: str, tmp_path: Path
+) -> None:
+    measured = energy_of(write_experiment(tmp_path, "resnet50", 1, shape=SHAPE), change)
+    assert f"Energy from {source}." in measured.notes
+    assert measured.figures["energy"] == pytest.approx(gpus * 57 * SERVICE_S["resnet50"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda telemetry: telemetry.assign(gpu0_energy_j=1000.0), "stood still for 20 s of 20 s at 57 W"),
+        (lambda telemetry: second_gpu(telemetry).drop(columns="gpu1_power_w"), "gpu-1 has no reading"),
+        (blank("gpu0_energy_j", 40, 81), r"gpu-0 has its energy counter read over \d+ s of \d+ s only"),
+        (
+            lambda telemetry: blank("gpu0_power_w", 20, 50)(telemetry).drop(columns="gpu0_energy_j"),
+            r"gpu-0 has its power read over \d+ s of \d+ s only",
+        ),
+    ],
+)
+def test_energy_that_is_not_known_is_missing(
+    change: Callable[[pd.DataFrame], pd.DataFrame], reason: str, tmp_path: Path
+) -> None:
+    measured = energy_of(write_experiment(tmp_path, "resnet50", 1, shape=SHAPE), change)
+    assert "energy" not in measured.figures
+    assert re.search(reason, measured.absent["energy"])
 
 
 def test_without_counters_the_logs_give_the_throughput(tmp_path: Path) -> None:
