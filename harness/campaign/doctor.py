@@ -54,7 +54,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         spec: what a campaign says of the cluster.
         experiments: that are going to run; none: only what is true of every campaign is checked.
     """
-    from harness.backends.kubernetes import preflight, prometheus_operator, rights
+    from harness.backends.kubernetes import monitoring, preflight, rights
     from harness.backends.kubernetes.backend import KubernetesBackend
 
     backend = KubernetesBackend(spec, campaign_id="doctor")
@@ -62,7 +62,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
     if any(one.check == "cluster" for one in findings):
         return [_of_cluster("API server", ["cluster"], "", findings)], ""
     findings += [*rights.check_looks(backend.api, spec), *preflight.check_pod_security(backend.api, spec)]
-    if monitor := prometheus_operator.wanted(backend.api, spec):
+    if monitor := monitoring.wanted_pod_monitor(backend.api, spec):
         message = (
             f"the Prometheus Operator is there, and no PodMonitor that it heeds names replicas in {spec.namespace}."
         )

@@ -61,7 +61,7 @@ def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> 
         spec = open_folder(folder.parent).spec.kubernetes
         if spec is not None:
             from harness.backends.kubernetes.api import KubernetesApi
-            from harness.backends.kubernetes.prometheus import direct, server
+            from harness.backends.kubernetes.monitoring import direct, server
 
             at, access = spec.prometheus_url, spec.prometheus_access
             recorded = direct(at, access) if at and not access.secret else server(KubernetesApi(spec), spec)

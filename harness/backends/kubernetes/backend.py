@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import Notify, ReplicaDeath, Send, unheard
-from harness.backends.kubernetes import files, grafana, objects, parts, preflight, prometheus, query_probe, switching
+from harness.backends.kubernetes import files, monitoring, objects, parts, preflight, probe, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
-from harness.backends.kubernetes.load_pods import Asked, LoadPods
+from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
 from harness.backends.kubernetes.parts import PodGroup
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
@@ -47,7 +47,7 @@ class KubernetesBackend:
         *,
         clock: Clock | None = None,
         connect: Callable[[KubernetesSpec], KubernetesApi] = KubernetesApi,
-        record: RecordingMaker = prometheus.recording,
+        record: RecordingMaker = monitoring.recording,
     ) -> None:
         self._spec = spec
         self._campaign_id = campaign_id
@@ -77,12 +77,12 @@ class KubernetesBackend:
             self._spec if self._spec in places else places[0],
             experiments,
             campaign_id=self._campaign_id,
-            prometheus=lambda: prometheus.server(api, self._spec),
+            prometheus=lambda: monitoring.server(api, self._spec),
         )
 
     def sweep(self) -> Sequence[str]:
         """Delete what an earlier, killed harness left of this campaign, and wait until its pods are gone."""
-        return [*grafana.restore(self.api, self._spec), *self.delete_all(self.api)]
+        return [*monitoring.restore_grafana(self.api, self._spec), *self.delete_all(self.api)]
 
     def delete_all(self, api: KubernetesApi) -> list[str]:
         """Delete this campaign's objects and wait until their pods are gone; a sentence for each. Raises ClusterError."""
@@ -114,34 +114,38 @@ class KubernetesBackend:
         notice: Notify = unheard,
     ) -> Sequence[Finding]:
         """Start one replica, ask every query of the catalogue until it has answered, and end it. See Backend.rehearse."""
-        sentences = grafana.quiet(self.api, self._spec, self._campaign_id)
+        sentences = monitoring.quiet_grafana(self.api, self._spec, self._campaign_id)
         self._switch(experiment, abort, notice)
         alone = experiment.model_copy(update={"replicas": 1})
         deployment = self._deployment(self._measured(alone, folder), notice)
         self._start(deployment, experiment, abort=abort, on_death=lambda _death: None)
-        canary = Asked(deployment, timeout_s=experiment.drain_timeout_s)
-        if send is not None:
-            canary.begin(lambda: send(alone, folder, deployment.statuses()))
-        server = prometheus.server(self.api, self._spec)
-        found = query_probe.rehearse(
-            canary,
-            server,
-            prometheus.origin(server, self._spec, deployment.replicas),
-            [CATALOGUE[name] for name in experiment.metrics],
-            experiment.timing,
-            scrape_interval_s=self._spec.scrape_interval_s,
-            clock=self._clock,
-            abort=abort,
-        )
-        told = {"grafana": sentences, "canary": canary.remarks}
-        return [*(Finding(Severity.WARNING, name, one) for name, said in told.items() for one in said), *found]
+        load, remarks = None, list[str]()
+        try:
+            load = send(alone, folder, deployment.statuses()) if send else None
+            with monitoring.server(self.api, self._spec) as server:
+                found = probe.rehearse(
+                    server,
+                    monitoring.origin(server, self._spec, deployment.replicas),
+                    [CATALOGUE[name] for name in experiment.metrics],
+                    experiment.timing,
+                    scrape_interval_s=self._spec.scrape_interval_s,
+                    clock=self._clock,
+                    abort=abort,
+                )
+        finally:  # whatever came of it: both hold GPUs, or ask who does
+            try:
+                remarks += load.stop() if load else ()
+            finally:
+                deployment.stop(timeout_s=experiment.drain_timeout_s)
+        remarked = [("grafana", sentence) for sentence in sentences] + [("canary", remark) for remark in remarks]
+        return [*(Finding(Severity.WARNING, check, sentence) for check, sentence in remarked), *found]
 
     def close(self) -> Sequence[str]:
         """Let Grafana run again, and share the GPUs as before."""
         if self._made is None:
             return ()
         return [
-            *grafana.restore(self._made, self._spec),
+            *monitoring.restore_grafana(self._made, self._spec),
             *switching.restore(self._made, self._spec, self._campaign_id),
         ]
 

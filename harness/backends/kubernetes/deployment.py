@@ -15,10 +15,10 @@ from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, unhear
 from harness.backends.kubernetes import (
     artifacts,
     claims,
+    monitoring,
     nodes,
     objects,
     pods,
-    prometheus,
     replica_check,
     rollout,
 )
@@ -82,7 +82,7 @@ class KubernetesDeployment:
         folder: Path,
         *,
         clock: Clock,
-        record: RecordingMaker = prometheus.recording,
+        record: RecordingMaker = monitoring.recording,
         neighbour: str = "",
         notice: Notify = unheard,
     ) -> None:
@@ -122,11 +122,11 @@ class KubernetesDeployment:
     def telemetry(self, path: Path, beside: Sequence[PodReplica] = ()) -> PrometheusTelemetry | None:
         """Of the GPUs of these replicas and of the neighbours ``beside``, as often as Prometheus scrapes their exporter."""
         replicas = [*self.replicas, *beside]
-        return prometheus.telemetry(self._api, self._spec, replicas, path, self._experiment.timing, self._clock)
+        return monitoring.telemetry(self._api, self._spec, replicas, path, self._experiment.timing, self._clock)
 
     def hottest_celsius(self) -> float:
         """What Prometheus knows of the GPUs that the replicas were on."""
-        return prometheus.hottest_celsius(self._api, self._spec, self.replicas)
+        return monitoring.hottest_celsius(self._api, self._spec, self.replicas)
 
     def provenance(self) -> Provenance:
         """The nodes of the replicas, and this harness."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.backends.base import Load
 from harness.backends.kubernetes import artifacts
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
@@ -61,37 +60,3 @@ class LoadPods:
             return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"
         how = "did not end in time" if code is None else f"ended with {code}" if code else ""
         return log, f"the load generator in pod {shard.pod} {how}." if how else ""
-
-
-class Asked:
-    """A canary that serves whoever asks, and what asks it.
-
-    Args:
-        canary: one replica that serves.
-        timeout_s: that it is given to end where nothing asks it.
-
-    Attributes:
-        remarks: a sentence for each request that was not sent as it should be; known once it was stopped.
-    """
-
-    def __init__(self, canary: KubernetesDeployment, *, timeout_s: float) -> None:
-        self._canary, self._timeout_s = canary, timeout_s
-        self._load: Load | None = None
-        self.remarks: Sequence[str] = ()
-
-    def begin(self, load: Callable[[], Load]) -> None:
-        """Have it asked; where that cannot be, end it. Raises BackendError, StorageError."""
-        try:
-            self._load = load()
-        except BaseException:
-            self.stop(timeout_s=self._timeout_s)
-            raise
-
-    def stop(self, *, timeout_s: float) -> Sequence[str]:
-        """End what asks, and then the canary."""
-        try:
-            if self._load is not None:
-                self.remarks = self._load.stop()
-        finally:
-            ended = self._canary.stop(timeout_s=timeout_s)
-        return ended

@@ -1,308 +1,341 @@
-"""Preflight: does Prometheus see what the campaign is going to ask it, as often as the campaign assumes?
+"""What watches a cluster: its Prometheus, from which replicas are recorded, that server's operator, and Grafana.
 
-Nothing here goes by the names of scrape jobs: which job brings a metric is asked of the samples themselves, so that it
-works with a Prometheus that is not ours.
+Grafana is kept quiet while something is measured, since its queries load the very server that records. How many replicas it
+had is written onto its Deployment in the same request that takes them away, so that whoever comes next can give them back.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import atexit
+import base64
+import contextlib
+import functools
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
 
-from harness.backends.kubernetes.nodes import DEVICES_ADVICE, too_many
-from harness.errors import Finding, NoDataError, PrometheusError, PrometheusUnavailableError, Severity
-from harness.metrics.catalogue import CATALOGUE, Level, Metric
+from harness.backends.base import RecordingRequest
+from harness.backends.kubernetes.api import Api, KubernetesApi
+from harness.backends.kubernetes.pods import SERVER, PodReplica
+from harness.clock import Clock
+from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.targets import Target, active, last_error
-from harness.metrics.prometheus.telemetry import FIELDS
-from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
-from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
+from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.telemetry import PrometheusTelemetry
+from harness.metrics.promql import Dialect, Labels
+from harness.metrics.recording import Recording
+from harness.spec import GrafanaCost, KubernetesSpec, Timing
+from harness.spec.prometheus import PrometheusAccess
 
-SKEW_S = 1.0
-"""Clocks that differ by more than this are remarked upon; rates and rows do not care below it."""
-BYTES_PER_SAMPLE = 2.0
-RETENTION_FACTOR = 2.0
-"""Prometheus must keep an hour's recording for at least so many hours: it is collected at its end, or later by hand."""
-BUSY_WINDOW_S = 300.0
-BUSY_PERCENT = 10.0
-"""From here on a report calls the pressure more than empty."""
-_DURATION = re.compile(r"(\d+)(ms|y|w|d|h|m|s)")
-_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 86_400}
-_LISTED = 5
+QUERY_TIMEOUT_S = 30.0
+OPERATOR = "/apis/monitoring.coreos.com/v1"
+REPLICAS = {"app.kubernetes.io/part-of": "gpu-sharing-harness"}
+"""A label of every replica."""
+BEFORE, BY = "gpu-sharing-harness/replicas-before", "gpu-sharing-harness/scaled-down-by"
+"""On Grafana's Deployment: the replicas that it had, and the campaign."""
+_ACCESS = "Mend it, or `kubernetes.prometheus_access` of the campaign file."
+GPUS_TIMEOUT_S = 5.0
+TELEMETRY_TIMEOUT_S = 10.0
 
 
-def check_prometheus(
-    server: PrometheusServer,
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-    now_s: Callable[[], float],
-    *,
-    nodes: Sequence[str] = (),
-) -> list[Finding]:
-    """What Prometheus would not record, or not as assumed.
+@dataclass(frozen=True, slots=True)
+class Login:
+    """What a Secret says: the header to be known by, the file of the authority that signed, and where to ask."""
 
-    Args:
-        server: asked with a short timeout.
-        spec: what is assumed of it.
-        experiments: that are going to run.
-        now_s: the harness's clock, seconds since the epoch.
-        nodes: that replicas may be placed on; none: it is not known which.
+    authorization: str = field(repr=False)
+    authority: str
+    url: str
+
+
+def direct(url: str, access: PrometheusAccess, login: Login | None = None) -> PrometheusServer:
+    """The server at an address, asked as the campaign says, or with the login of a Secret."""
+    if login is not None:
+        named = {**_tenant(access), "Authorization": login.authorization}
+        return PrometheusServer(url, timeout_s=QUERY_TIMEOUT_S, headers=named, verify=login.authority)
+    authority = str(Path(access.ca_file).expanduser()) if access.ca_file else True
+    return PrometheusServer(url, timeout_s=QUERY_TIMEOUT_S, headers=lambda: _headers(access), verify=authority)
+
+
+def _login(api: KubernetesApi, spec: KubernetesSpec) -> Login | None:
+    """What the cluster's Secret gives; None where there is none of ours, or this account may not read it.
+
+    Raises:
+        ClusterError: the API server does not answer.
+        PrometheusError: the Secret that the campaign names is not there or is another.
+    """
+    access = spec.prometheus_access
+    namespace, _, service = spec.prometheus_service.partition("/")
+    named = access.secret or f"{namespace}/{service.partition(':')[0]}-access"
+    place, _, name = named.partition("/")
+    if access.secret is None and spec.prometheus_url is not None:
+        return None
+    try:
+        found = (api.find(f"/api/v1/namespaces/{place}/secrets/{name}") or {}).get("data") or {}
+    except ClusterError as error:
+        if error.status != HTTPStatus.FORBIDDEN:
+            raise
+        found = {}
+    try:
+        user, password, authority, url = (
+            base64.b64decode(found[key]).decode() for key in ("username", "password", "ca.crt", "url")
+        )
+    except (KeyError, ValueError) as error:
+        if access.secret is None:
+            return None
+        raise PrometheusError(
+            f"the Secret {named} is not there for this account, or has no {error} for Prometheus.", advice=_ACCESS
+        ) from error
+    basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+    return Login(f"Basic {basic}", _authority_file(authority), url)
+
+
+@functools.cache
+def _authority_file(text: str) -> str:
+    """A file with these certificates, for as long as this process lives."""
+    with tempfile.NamedTemporaryFile("w", prefix="prometheus-", suffix=".crt", delete=False, encoding="ascii") as file:
+        file.write(text)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name
+
+
+def _headers(access: PrometheusAccess) -> dict[str, str]:
+    """Of the moment: a token in a file may be renewed within the hour. Raises PrometheusError."""
+    if access.ca_file is not None and not Path(access.ca_file).expanduser().is_file():
+        raise PrometheusError(f"there is no file {access.ca_file}, which `ca_file` names.", advice=_ACCESS)
+    token = _token(access)
+    if token is None:
+        return _tenant(access)
+    if not token or not token.isascii() or not token.isprintable():
+        raise PrometheusError(f"{access.token_file or access.token_env} holds no token for Prometheus.", advice=_ACCESS)
+    return {**_tenant(access), "Authorization": token if token.startswith("Basic ") else f"Bearer {token}"}
+
+
+def _tenant(access: PrometheusAccess) -> dict[str, str]:
+    return {"X-Scope-OrgID": access.tenant} if access.tenant else {}
+
+
+def _token(access: PrometheusAccess) -> str | None:
+    """What the file or the environment variable holds; None: neither is named."""
+    if access.token_env is not None:
+        return os.environ.get(access.token_env, "").strip()
+    if access.token_file is None:
+        return None
+    try:
+        return Path(access.token_file).expanduser().read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PrometheusError(f"the token for Prometheus cannot be read: {error}.", advice=_ACCESS) from error
+
+
+def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
+    """The server at ``prometheus_url`` or where the cluster's Secret says, else behind the API server at ``prometheus_service``.
+
+    Raises:
+        ClusterError: the API server does not answer.
+        PrometheusError: the Secret that the campaign names is not there or is another.
+    """
+    login = _login(api, spec)
+    if url := spec.prometheus_url or (login.url if login else None):
+        return direct(url, spec.prometheus_access, login)
+    namespace, _, service = spec.prometheus_service.partition("/")
+    connection = api.connection
+
+    def authorization() -> dict[str, str]:
+        return {
+            **_tenant(spec.prometheus_access),
+            **api.connection.authorization(),
+        }  # of the moment: credentials may be renewed within the hour
+
+    def renew() -> None:
+        with contextlib.suppress(ClusterError):  # what the server then says is the same again, and said
+            api.renew()
+
+    return PrometheusServer(
+        f"{connection.url}/api/v1/namespaces/{namespace}/services/{service}/proxy",
+        timeout_s=QUERY_TIMEOUT_S,
+        headers=authorization,
+        verify=connection.verify,
+        cert=connection.certificate,
+        renew=renew,
+    )
+
+
+def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> Origin:
+    """Where the metrics of these replicas are, the neighbours' among them, and of the devices that they are on."""
+    labels = spec.prometheus_labels
+    measured = [replica for replica in replicas if not replica.neighbour]
+    beside: dict[str, tuple[str, ...]] = {}
+    for one in replicas:
+        if one.neighbour:
+            beside[one.neighbour] = (*beside.get(one.neighbour, ()), one.pod)
+    where = Origin(
+        url=prometheus.url,
+        namespace=spec.namespace,
+        pods=tuple(replica.pod for replica in measured),
+        nodes=tuple(dict.fromkeys(replica.node for replica in replicas)),
+        labels=Labels(pod=labels.pod, node=labels.node, gpu_node=labels.gpu_node),
+        container=SERVER if any(replica.asks_a_server for replica in measured) else "",
+        neighbours=beside,
+    )
+    if not spec.gpus_per_replica:
+        return where
+    with prometheus.impatient(GPUS_TIMEOUT_S) as quick:
+        return where.with_gpus(quick, [replica.gpu_uuid for replica in replicas])
+
+
+def hottest_celsius(api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> float:
+    """Temperature of the hottest GPU of these replicas, as its exporter says; infinite where nobody tells."""
+    with server(api, spec) as prometheus:
+        return origin(prometheus, spec, replicas).hottest_celsius(prometheus)
+
+
+def telemetry(
+    api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica], path: Path, timing: Timing, clock: Clock
+) -> PrometheusTelemetry | None:
+    """The series of the GPUs of these replicas; None: they have none."""
+
+    @contextlib.contextmanager
+    def where() -> Iterator[tuple[PrometheusServer, Dialect]]:
+        with server(api, spec) as prometheus, prometheus.impatient(TELEMETRY_TIMEOUT_S) as quick:
+            yield quick, origin(prometheus, spec, replicas).dialect()
+
+    if not spec.gpus_per_replica:
+        return None
+    return PrometheusTelemetry(path, interval_s=timing.step_s, clock=clock, where=where)
+
+
+def recording(
+    api: KubernetesApi, spec: KubernetesSpec, replicas: Sequence[PodReplica], folder: Path, request: RecordingRequest
+) -> Recording:
+    """A recorder of these replicas; where their metrics are is kept in the attempt's folder. Raises StorageError."""
+    from harness.metrics.prometheus.recorder import PrometheusRecorder
+    from harness.results.origin import save_origin
+
+    prometheus = server(api, spec)
+    where = origin(prometheus, spec, replicas)
+    save_origin(folder, where)
+    return PrometheusRecorder(
+        prometheus,
+        dialect=where.dialect(),
+        replicas=where.pods,
+        beside=where.beside(),
+        metrics=request.metrics,
+        step_s=request.timing.step_s,
+        window_s=request.timing.window_s,
+        sink=request.sink,
+        clock=request.clock,
+        wake=request.wake,
+        on_tick=request.on_tick,
+        notice=request.notice,
+        enough=request.enough,
+        remarks=[where.gpus_why] if where.gpus_why else [],
+    )
+
+
+def wanted_pod_monitor(api: Api, spec: KubernetesSpec) -> dict[str, Any] | None:
+    """The PodMonitor that lacks; None: there is no operator, one is there, or they may not be read.
+
+    Its labels are those by which the operator's Prometheus chooses.
     """
     try:
-        targets = _scraped(server)
-    except PrometheusError as error:
-        away = isinstance(error, PrometheusUnavailableError)
-        return [Finding(Severity.ERROR, "prometheus", error.message, _UNREACHED, away=away)]
-    names = {name for experiment in experiments for name in experiment.metrics}
-    metrics = [metric for name, metric in CATALOGUE.items() if name in names]
-    dialect = cluster(spec.namespace, ".+", labels=Labels(**spec.prometheus_labels.model_dump()))
-    checks: list[Callable[[], Iterable[Finding]]] = [
-        lambda: _clock(server, experiments, now_s),
-        lambda: _targets(targets),
-        lambda: _presence(server, metrics, dialect, targets, spec, experiments),
-        lambda: _devices(server, metrics, dialect, spec),
-        lambda: _storage(server, experiments),
-        lambda: _busy(server, spec, experiments, nodes),
-    ]
-    findings: list[Finding] = []
-    for check in checks:
-        try:
-            findings += check()
-        except PrometheusError as error:
-            findings.append(Finding(Severity.WARNING, "prometheus", f"not checked: {error.message}", error.advice))
-    return findings
+        # Without a selector a Prometheus takes no PodMonitor at all; with an empty one, every one.
+        servers = [one for one in api.list(f"{OPERATOR}/prometheuses") if "podMonitorSelector" in one["spec"]]
+        there = {
+            place: api.list(f"{OPERATOR}/namespaces/{place}/podmonitors")
+            for place in {_place(one, spec) for one in servers}
+        }
+    except ClusterError:
+        return None
+    chosen = [(_place(one, spec), _labels(one["spec"]["podMonitorSelector"])) for one in servers]
+    if not chosen or any(_names_replicas(one, labels, spec) for place, labels in chosen for one in there[place]):
+        return None
+    place, labels = chosen[0]
+    seconds = spec.scrape_interval_s
+    interval = f"{seconds:g}s" if seconds.is_integer() else f"{seconds * 1000:.0f}ms"
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": {"name": "gpu-sharing-harness", "namespace": place, "labels": labels},
+        "spec": {
+            **({} if place == spec.namespace else {"namespaceSelector": {"matchNames": [spec.namespace]}}),
+            "selector": {"matchLabels": REPLICAS},
+            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics", "interval": interval}],
+        },
+    }
 
 
-def _scraped(server: PrometheusServer) -> list[Target]:
-    """Its targets; none where it answers queries and scrapes nothing itself, as Mimir. Raises PrometheusError."""
-    try:
-        return active(server)
-    except PrometheusUnavailableError:
-        raise
-    except PrometheusError as error:
-        try:
-            server.query("vector(1)")
-        except (PrometheusError, NoDataError):
-            raise error from None
+def _place(server: Mapping[str, Any], spec: KubernetesSpec) -> str:
+    """Where a Prometheus looks for PodMonitors: without a selector of namespaces, in its own alone."""
+    return spec.namespace if "podMonitorNamespaceSelector" in server["spec"] else str(server["metadata"]["namespace"])
+
+
+def _labels(selector: Mapping[str, Any]) -> dict[str, str]:
+    """Labels that a selector chooses."""
+    labels = dict(selector.get("matchLabels") or {})
+    for one in selector.get("matchExpressions") or []:
+        if one["operator"] in {"In", "Exists"}:
+            labels.setdefault(one["key"], next(iter(one.get("values") or []), "true"))
+    return labels
+
+
+def _names_replicas(monitor: Mapping[str, Any], labels: Mapping[str, str], spec: KubernetesSpec) -> bool:
+    where = monitor["spec"].get("namespaceSelector") or {"matchNames": [monitor["metadata"]["namespace"]]}
+    if not where.get("any") and spec.namespace not in where.get("matchNames", ()):
+        return False
+    chosen = (monitor["spec"].get("selector") or {}).get("matchLabels") or {}
+    own = monitor["metadata"].get("labels") or {}
+    return chosen.items() <= REPLICAS.items() and labels.items() <= own.items()
+
+
+def grafana_replicas(api: Api, spec: KubernetesSpec) -> int:
+    """Replicas that Grafana is meant to have; 0 when there is no Grafana. Raises ClusterError."""
+    found = api.find(grafana_path(spec))
+    return _replicas(found) if found else 0
+
+
+def quiet_grafana(api: Api, spec: KubernetesSpec, campaign_id: str) -> list[str]:
+    """Scale Grafana down when the campaign says so; a sentence for what was done, or could not be."""
+    if spec.grafana is not GrafanaCost.SCALE_DOWN:
         return []
-
-
-_UNREACHED = (
-    "Look at it (kubectl -n monitoring get pods), or set `kubernetes.prometheus_url` or `kubernetes.prometheus_service` to "
-    "where it is; at an address that only the cluster has (10.96.0.0/12 mostly) it is reached on the node alone."
-)
-
-
-def _clock(
-    server: PrometheusServer, experiments: Sequence[ExperimentSpec], now_s: Callable[[], float]
-) -> Iterator[Finding]:
-    """Rows are at the harness's times and samples at the server's."""
-    before_s = now_s()
-    there_s = float(server.query("vector(time())").series[0].values[-1])
-    after_s = now_s()
-    skew_s = there_s - after_s if there_s > after_s else min(there_s - before_s, 0.0)
-    if abs(skew_s) <= SKEW_S:
-        return
-    step_s = min((experiment.timing.step_s for experiment in experiments), default=0.0)
-    yield Finding(
-        Severity.ERROR if abs(skew_s) > step_s else Severity.WARNING,
-        "clock",
-        f"the clock of {server} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} this machine's.",
-        "Synchronise both (timedatectl, chronyc tracking): rows would belong to other moments than they say.",
-    )
-
-
-def _targets(targets: Sequence[Target]) -> Iterator[Finding]:
-    down = [one for one in targets if one.get("health") == "down"]
-    if not down:
-        return
-    told = "; ".join(
-        f"{one['labels'].get('job')} {one['labels'].get('instance')}: {last_error(one)}" for one in down[:_LISTED]
-    )
-    more = f"; and {len(down) - _LISTED} more" if len(down) > _LISTED else ""
-    yield Finding(
-        Severity.WARNING,
-        "targets",
-        f"{len(down)} of {len(targets)} targets of Prometheus are down: {told}{more}.",
-        "What only they bring will be missing; see Status > Targets on its page.",
-    )
-
-
-def _presence(
-    server: PrometheusServer,
-    metrics: Sequence[Metric],
-    dialect: Dialect,
-    targets: Sequence[Target],
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-) -> Iterator[Finding]:
-    """Whether devices and nodes are there (replicas are not, yet), and how often those who bring them are scraped."""
-    jobs: dict[str, list[str]] = {}
-    absent: dict[str, list[str]] = {}
-    for metric in metrics:
-        if metric.level is Level.REPLICA:
-            continue
-        raw = render(metric, dialect, spec.scrape_interval_s * 4).raw
-        try:
-            answer = server.query(f"group by (job) ({raw})")
-        except NoDataError:
-            absent.setdefault(raw, []).append(metric.name)
-            continue
-        for series in answer.series:
-            jobs.setdefault(series.labels.get("job", ""), []).append(metric.name)
-    for raw, names in absent.items():
-        if spec.gpus_per_replica or CATALOGUE[names[0]].level is not Level.DEVICE:
-            yield Finding(
-                Severity.WARNING,
-                "metrics",
-                f"{', '.join(names)} will be absent: Prometheus has no sample of {raw}.",
-                "Check the exporter, its pod and its labels, before an hour is spent without it.",
-            )
-    brought = {name for names in jobs.values() for name in names}
-    if spec.gpus_per_replica and any(CATALOGUE[name].level is Level.DEVICE for name in brought):
-        yield from _activity(server, dialect)
-    yield from _intervals(jobs, targets, spec, experiments)
-
-
-def _intervals(
-    jobs: Mapping[str, Sequence[str]],
-    targets: Sequence[Target],
-    spec: KubernetesSpec,
-    experiments: Sequence[ExperimentSpec],
-) -> Iterator[Finding]:
-    step_s = min((experiment.timing.step_s for experiment in experiments), default=0.0)
-    for job, metrics in jobs.items():
-        intervals = {
-            seconds(str(one.get("scrapeInterval", ""))) for one in targets if one["labels"].get("job") == job
-        } - {None}
-        slowest_s = max((interval for interval in intervals if interval is not None), default=None)
-        if slowest_s is None:
-            continue
-        if slowest_s > step_s:
-            yield Finding(
-                Severity.ERROR,
-                "scrape interval",
-                f"Prometheus scrapes {job} every {slowest_s:g} s, and a row is wanted every {step_s:g} s: "
-                f"{', '.join(metrics)} would be missing in between.",
-                f"Scrape at least every {step_s:g} s, or set timing.step_s to {slowest_s:g}.",
-            )
-        elif slowest_s != spec.scrape_interval_s:
-            yield Finding(
-                Severity.WARNING,
-                "scrape interval",
-                f"Prometheus scrapes {job} every {slowest_s:g} s; the campaign assumes {spec.scrape_interval_s:g} s.",
-                "Set kubernetes.scrape_interval_s to what is true.",
-            )
-
-
-def _activity(server: PrometheusServer, dialect: Dialect) -> Iterator[Finding]:
-    """Whether the exporter reads what the GPU's processors do."""
-    ((field,), _) = FIELDS["sm_active_percent"]
     try:
-        server.query(f"group({field}{{{dialect.gpus}}})")
-    except NoDataError:
-        yield Finding(
-            Severity.WARNING,
-            "metrics",
-            f"the report will have no SM activity, which tells sharing modes apart: Prometheus has no sample of {field}.",
-            "Let the exporter read it: `dcgm_exporter_profiling: true`, or its list of counters (docs/cluster.md).",
-        )
+        replicas = grafana_replicas(api, spec)
+        if not replicas:
+            return []
+        notes = {BEFORE: str(replicas), BY: campaign_id}
+        api.patch(grafana_path(spec), {"metadata": {"annotations": notes}, "spec": {"replicas": 0}})
+    except ClusterError as error:
+        return [f"{spec.grafana_deployment} was not scaled down, and is measured, too: {error.message}"]
+    return [f"{spec.grafana_deployment} is scaled down to 0 replicas until the campaign ends."]
 
 
-def _devices(
-    server: PrometheusServer, metrics: Sequence[Metric], dialect: Dialect, spec: KubernetesSpec
-) -> Iterator[Finding]:
-    device = next((metric for metric in metrics if metric.level is Level.DEVICE), None)
-    if device is None or spec.expected_gpus is None or not spec.gpus_per_replica:
-        return
+def restore_grafana(api: Api, spec: KubernetesSpec) -> list[str]:
+    """Give Grafana back the replicas that ``quiet_grafana`` took, also those that a killed harness took. Idempotent."""
     try:
-        series = server.query(render(device, dialect, spec.scrape_interval_s * 4).each).series
-    except NoDataError:
-        return  # said already
-    if len(series) != spec.expected_gpus:
-        found = ", ".join(sorted(" ".join(one.labels.values()) for one in series))
-        yield Finding(Severity.WARNING, "gpus", too_many(len(series), spec.expected_gpus, found), DEVICES_ADVICE)
+        found = api.find(grafana_path(spec))
+        before = ((found or {}).get("metadata", {}).get("annotations") or {}).get(BEFORE)
+        if found is None or before is None:
+            return []
+        patch: dict[str, Any] = {"metadata": {"annotations": {BEFORE: None, BY: None}}}
+        if before.isdigit() and not _replicas(found):
+            patch["spec"] = {"replicas": int(before)}  # somebody who scaled it up meanwhile keeps what he made
+        api.patch(grafana_path(spec), patch)
+    except ClusterError as error:
+        namespace, _, name = spec.grafana_deployment.partition("/")
+        by_hand = f"kubectl -n {namespace} scale deployment {name} --replicas=1"
+        return [f"{spec.grafana_deployment} could not be scaled up again: {error.message} By hand: {by_hand}"]
+    return [f"{spec.grafana_deployment} has its replicas again."] if "spec" in patch else []
 
 
-def _storage(server: PrometheusServer, experiments: Sequence[ExperimentSpec]) -> Iterator[Finding]:
-    """Whether it keeps what it scrapes for as long as it takes to collect it, and has the room."""
-    longest_s = max((experiment.timing.record_s for experiment in experiments), default=0.0)
-    try:
-        retention_s = seconds(str(server.read("status/flags")["storage.tsdb.retention.time"]))
-    except (PrometheusError, KeyError, TypeError):
-        retention_s = None  # a store in front of several servers does not say
-    if retention_s and retention_s < RETENTION_FACTOR * longest_s:
-        yield Finding(
-            Severity.WARNING,
-            "retention",
-            f"Prometheus forgets after {retention_s:g} s, and one recording takes {longest_s:g} s.",
-            "Raise --storage.tsdb.retention.time, or results cannot be collected again.",
-        )
-    free = _value(server, 'min(kubelet_volume_stats_available_bytes{persistentvolumeclaim=~"prometheus.*"})')
-    rate = _value(server, "sum(rate(prometheus_tsdb_head_samples_appended_total[5m]))")
-    if free is not None and rate is not None and free < RETENTION_FACTOR * longest_s * rate * BYTES_PER_SAMPLE:
-        yield Finding(
-            Severity.WARNING,
-            "disk",
-            f"{free / 1e9:.1f} GB are free on Prometheus' volume, at {rate:.0f} samples per second.",
-            "Enlarge the volume, or shorten the retention: a full one stops recording.",
-        )
+def grafana_path(spec: KubernetesSpec) -> str:
+    """Path of Grafana's Deployment."""
+    namespace, _, name = spec.grafana_deployment.partition("/")
+    return f"/apis/apps/v1/namespaces/{namespace}/deployments/{name}"
 
 
-def _busy(
-    server: PrometheusServer, spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], nodes: Sequence[str]
-) -> Iterator[Finding]:
-    """Pods that state no processors have next to no weight, which decides where others want them, too."""
-    silent = [one.workload.name for one in experiments if not _states_processors(spec, one.workload)]
-    if not silent or not nodes:
-        return
-    dialect = cluster(spec.namespace, ".+", nodes=nodes, labels=Labels(**spec.prometheus_labels.model_dump()))
-    served = render(CATALOGUE["total_count"], dialect, BUSY_WINDOW_S).raw
-    if _value(server, f"count(count_over_time({served}[{BUSY_WINDOW_S:.0f}s]))"):
-        return  # replicas ran in that time: whoever waited may have been one of them
-    try:
-        series = server.query(render(CATALOGUE["cpu_psi"], dialect, BUSY_WINDOW_S).each).series
-    except NoDataError:
-        return  # an exporter that is not there is told where its metrics are asked for
-    waited = {next(iter(one.labels.values()), "?"): float(one.values[-1]) for one in series}
-    if busy := [f"{name} in {percent:.0f} %" for name, percent in waited.items() if percent >= BUSY_PERCENT]:
-        yield Finding(
-            Severity.WARNING,
-            "busy",
-            f"processes waited for a processor of {', '.join(sorted(busy)[:_LISTED])} of the last 5 minutes, and "
-            f"{', '.join(dict.fromkeys(silent))} reserves none: where processors are short, such pods come last.",
-            "End what computes there, or set `kubernetes.reserve` (a server's own `reserve`), e.g. {cpu: 500m}.",
-        )
-
-
-def _states_processors(spec: KubernetesSpec, workload: WorkloadSpec) -> bool:
-    server = workload.server
-    if server is None:
-        return "cpu" in {**spec.reserve, **spec.limit}
-    return "cpu" in (
-        {**server.reserve, **server.limit} if server.image else {**spec.client_reserve, **spec.client_limit}
-    )
-
-
-def cost_of(server: PrometheusServer, namespace: str, deployment: str) -> float | None:
-    """CPU cores that the pods of a deployment have used in the last minutes; None when nobody measures them."""
-    pods = f"{one_of([deployment])}-.+"
-    return _value(
-        server,
-        f'sum(rate(container_cpu_usage_seconds_total{{namespace="{namespace}",pod=~"{pods}",container!=""}}[5m]))',
-    )
-
-
-def _value(server: PrometheusServer, promql: str) -> float | None:
-    try:
-        return float(server.query(promql).series[0].values[-1])
-    except NoDataError:
-        return None
-
-
-def seconds(duration: str) -> float | None:
-    """Seconds of a duration as Prometheus writes it, e.g. ``1h30m``; None when it is none."""
-    parts = _DURATION.findall(duration)
-    if not parts or "".join(number + unit for number, unit in parts) != duration:
-        return None
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+def _replicas(deployment: dict[str, Any]) -> int:
+    """The API's default is 1."""
+    replicas = deployment["spec"].get("replicas")
+    return 1 if replicas is None else int(replicas)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import admission, claims_check, files, grafana, monitoring, nodes, parts
+from harness.backends.kubernetes import admission, claims_check, files, monitoring, nodes, parts, probe
 from harness.backends.kubernetes import switching as switch
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
@@ -73,7 +73,7 @@ def check(
         return [*dict.fromkeys(findings), Finding(Severity.ERROR, "prometheus", error.message, error.advice)]
     with server:
         names = [nodes.name(node) for node in every_node or [] if nodes.takes(node, spec)]
-        findings += monitoring.check_prometheus(server, spec, experiments, time.time, nodes=names)
+        findings += probe.check_prometheus(server, spec, experiments, time.time, nodes=names)
         findings += _tried("grafana", lambda: _check_grafana(api, spec, server))
     return list(dict.fromkeys(findings))
 
@@ -246,11 +246,11 @@ def _check_token(api: Api, experiments: Sequence[ExperimentSpec]) -> Iterator[Fi
 
 def _check_grafana(api: Api, spec: KubernetesSpec, server: PrometheusServer) -> Iterator[Finding]:
     """A Grafana that runs during the recording is part of what is measured."""
-    if spec.grafana is GrafanaCost.SCALE_DOWN or not grafana.running(api, spec):
+    if spec.grafana is GrafanaCost.SCALE_DOWN or not monitoring.grafana_replicas(api, spec):
         return
     namespace, _, name = spec.grafana_deployment.partition("/")
     try:
-        cores = monitoring.cost_of(server, namespace, name)
+        cores = probe.cost_of(server, namespace, name)
     except PrometheusError:
         cores = None  # why Prometheus does not answer is a finding of its own
     cost = f"it used {cores:.3f} CPU cores in the last 5 minutes" if cores is not None else "what it costs is not known"

@@ -21,7 +21,7 @@ from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.fake_metrics import FakeGpus
 from tests.support.ports import free_port
-from tests.support.processes import DRAINED_S, eventually
+from tests.support.processes import eventually
 
 pytestmark = [
     pytest.mark.integration,
@@ -82,12 +82,25 @@ def test_every_request_of_every_shard_is_in_the_result_though_a_registry_was_awa
 
 @pytest.fixture
 def probed(monkeypatch):
-    """In place of the Prometheus that a canary is looked at with: what looks, with the canary."""
-    monkeypatch.setattr(backend.prometheus, "server", lambda *_: PrometheusServer(f"http://127.0.0.1:{free_port()}"))
-    monkeypatch.setattr(backend.prometheus, "origin", lambda *_: Origin("", "inference", ()))
+    """In place of the Prometheus that a canary is looked at with: what looks; returns whether each connection is closed."""
+    closed = {}
+
+    class Closing(PrometheusServer):
+        def close(self):
+            closed[id(self)] = True
+            super().close()
+
+    def connect(*_):
+        made = Closing(f"http://127.0.0.1:{free_port()}")
+        closed[id(made)] = False
+        return made
+
+    monkeypatch.setattr(backend.monitoring, "server", connect)
+    monkeypatch.setattr(backend.monitoring, "origin", lambda *_: Origin("", "inference", ()))
 
     def probing(look):
-        monkeypatch.setattr(backend.query_probe, "rehearse", lambda canary, *_, **__: look(canary))
+        monkeypatch.setattr(backend.probe, "rehearse", lambda *_, **__: look())
+        return closed
 
     return probing
 
@@ -102,35 +115,39 @@ def test_the_canary_is_sent_requests_too(http, driver, probed):
     folder, spec = http
     asked = []
 
-    def look(canary):
+    def look():
         names = driver.names()
         [pod] = [name for name in names if not name.startswith("load-")]
         log = driver.folder / pod / layout.RAW_LATENCIES
         asked.append((len(names), eventually(lambda: log.exists() and log.stat().st_size > 0)))
-        canary.stop(timeout_s=DRAINED_S)
         return []
 
-    probed(look)
+    closed = probed(look)
     assert CampaignRunner(folder, rehearsing(spec), gpus=FakeGpus).run().statuses
 
     assert asked == [(2, True)], "one replica, and what asks it"
+    assert closed
+    assert all(closed.values()), "the connections to Prometheus, too"
     assert read_manifest(next(folder.path.glob("tiny_r2_*"))).attempt == 1
     assert driver.left() == []
 
 
-def test_a_canary_that_cannot_be_asked_is_ended(http, driver, probed, monkeypatch):
+@pytest.mark.parametrize("fails", ["load", "Prometheus"])
+def test_a_canary_that_cannot_be_asked_or_looked_at_is_ended_with_what_asks_it(
+    http, driver, probed, monkeypatch, fails
+):
     folder, spec = http
-    probed(lambda _canary: pytest.fail("nothing asks it"))
+    probed(lambda: pytest.fail("nothing looks at it"))
     trial = rehearsing(spec)
 
     def refuse(*_given, **_named):
-        raise BackendError("the pods that send do not start.")
+        raise BackendError("that does not start.")
 
-    monkeypatch.setattr(trial, "load_pods", refuse)
+    monkeypatch.setattr(*((trial, "load_pods") if fails == "load" else (backend.monitoring, "server")), refuse)
     CampaignRunner(folder, trial, gpus=FakeGpus).run()
 
     manifest = read_manifest(next(folder.path.glob("tiny_r2_*")))
-    assert manifest.verdict.reasons[0] == "preflight: the pods that send do not start."
+    assert manifest.verdict.reasons[0] == "preflight: that does not start."
     assert driver.left() == []
 
 

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from harness.backends.base import RecordingRequest
-from harness.backends.kubernetes import objects, prometheus
+from harness.backends.kubernetes import monitoring, objects
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
@@ -205,7 +205,7 @@ def scraping(one_gpu, tmp_path):
 
 @pytest.mark.skipif(not INSTALLED, reason="Debian's package prometheus is not installed")
 def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy, server, scraping):
-    backend = Trial(server.spec(prometheus_url=scraping.url), record=prometheus.recording)
+    backend = Trial(server.spec(prometheus_url=scraping.url), record=monitoring.recording)
     timing = {"step_s": 2.0, "record_s": 4.0, "ready_timeout_s": 120, "drain_timeout_s": 4}
     of = crowded(timing=timing)
     deployment, folder = deploy(of, by=backend)

@@ -8,8 +8,7 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes.monitoring import check_prometheus, cost_of
-from harness.backends.kubernetes.query_probe import rehearse
+from harness.backends.kubernetes.probe import check_prometheus, cost_of, rehearse
 from harness.clock import SystemClock
 from harness.errors import Severity
 from harness.metrics.catalogue import STANDARD, select
@@ -28,7 +27,7 @@ pytestmark = [
 ]
 
 SPEC = KubernetesSpec(scrape_interval_s=1.0)
-TIMING = Timing(step_s=1.0, record_s=10.0, drain_timeout_s=3.0)
+TIMING = Timing(step_s=1.0, record_s=10.0)
 EXPERIMENT = ExperimentSpec(
     workload=WorkloadSpec(name="resnet50"),
     replicas=1,
@@ -38,14 +37,6 @@ EXPERIMENT = ExperimentSpec(
     metrics=list(STANDARD),
     limits=Limits(),
 )
-
-
-class Canary:
-    stopped_after_s = None
-
-    def stop(self, *, timeout_s):
-        self.stopped_after_s = timeout_s
-        return []
 
 
 class Scene:
@@ -61,10 +52,8 @@ class Scene:
         self._stack.close()
 
     def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all", server=None):
-        canary = Canary()
         origin = Origin(self.server.url, "inference", pods, nodes)
-        found = rehearse(
-            canary,
+        return rehearse(
             server or self.server,
             origin,
             select(metrics),
@@ -73,8 +62,6 @@ class Scene:
             clock=SystemClock(),
             abort=abort or threading.Event(),
         )
-        assert canary.stopped_after_s == 3.0
-        return found
 
     def check(self, spec=SPEC, experiment=EXPERIMENT, ahead_s=0.0):
         clock = SystemClock()
@@ -91,7 +78,7 @@ def scene(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """Longer than the 5 s in which a Prometheus that was just started has no targets."""
-    monkeypatch.setattr("harness.backends.kubernetes.query_probe.LEAST_S", 6.0)
+    monkeypatch.setattr("harness.backends.kubernetes.probe.LEAST_S", 6.0)
 
 
 def test_a_canary_that_is_seen_in_every_metric_gets_no_remark(scene):
@@ -232,8 +219,8 @@ def test_targets_that_are_down_and_metrics_that_will_be_absent(tmp_path):
 
 
 def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):
-    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_WINDOW_S", 5.0)
-    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_PERCENT", 5.0)  # the page says 10
+    monkeypatch.setattr("harness.backends.kubernetes.probe.BUSY_WINDOW_S", 5.0)
+    monkeypatch.setattr("harness.backends.kubernetes.probe.BUSY_PERCENT", 5.0)  # the page says 10
     elsewhere = SPEC.model_copy(update={"namespace": "team-b"})  # where no replica ran
 
     def told(spec=elsewhere, nodes=("n1",), **workload):
@@ -257,7 +244,7 @@ def test_a_busy_node_is_told_to_whom_reserves_no_processors(scene, monkeypatch):
     reserves = elsewhere.model_copy(update={"reserve": {"cpu": "1"}})
     assert len(told(reserves, server=server)) == 1, "a server has its own"
     assert told(server={**server, "reserve": {"cpu": "1"}}) == []
-    monkeypatch.setattr("harness.backends.kubernetes.monitoring.BUSY_PERCENT", 90.0)
+    monkeypatch.setattr("harness.backends.kubernetes.probe.BUSY_PERCENT", 90.0)
     assert told() == []
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes.monitoring import check_prometheus
-from harness.backends.kubernetes.prometheus import direct
+from harness.backends.kubernetes.monitoring import direct
+from harness.backends.kubernetes.probe import check_prometheus
 from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.backends.kubernetes.prometheus import direct, server
+from harness.backends.kubernetes.monitoring import direct, server
 from harness.errors import PrometheusError
 from harness.node.checks import monitoring
 from harness.spec import KubernetesSpec

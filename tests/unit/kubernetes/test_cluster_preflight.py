@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes import claims, files, grafana, preflight
+from harness.backends.kubernetes import claims, files, monitoring, preflight
 from harness.backends.kubernetes.backend import KubernetesBackend
-from harness.backends.kubernetes.monitoring import seconds
 from harness.backends.kubernetes.nodes import check_gpus, check_image, check_nodes, takes
+from harness.backends.kubernetes.probe import seconds
 from harness.backends.kubernetes.rights import REVIEWS
 from harness.campaign.plan import expand
 from harness.errors import ClusterError, PrometheusError, PrometheusUnavailableError, Severity
@@ -507,41 +507,41 @@ def deployment(replicas):
     return {"metadata": {"name": "grafana"}, "spec": {"replicas": replicas}}
 
 
-GRAFANA = grafana.path(SPEC)
+GRAFANA = monitoring.grafana_path(SPEC)
 
 
 def test_grafana_gets_back_what_it_had():
     api = Api({GRAFANA: deployment(2)})
-    assert "is scaled down to 0" in grafana.quiet(api, SPEC, "mine")[0]
+    assert "is scaled down to 0" in monitoring.quiet_grafana(api, SPEC, "mine")[0]
     assert api.objects[GRAFANA]["spec"]["replicas"] == 0
-    assert grafana.quiet(api, SPEC, "mine") == []
-    assert "has its replicas again" in grafana.restore(api, SPEC)[0]
+    assert monitoring.quiet_grafana(api, SPEC, "mine") == []
+    assert "has its replicas again" in monitoring.restore_grafana(api, SPEC)[0]
     assert api.objects[GRAFANA]["spec"]["replicas"] == 2
     assert api.objects[GRAFANA]["metadata"]["annotations"] == {}
-    assert grafana.restore(api, SPEC) == []
+    assert monitoring.restore_grafana(api, SPEC) == []
 
 
 def test_grafana_that_somebody_scaled_up_meanwhile_stays_as_it_is():
     api = Api({GRAFANA: deployment(2)})
-    grafana.quiet(api, SPEC, "mine")
+    monitoring.quiet_grafana(api, SPEC, "mine")
     api.objects[GRAFANA]["spec"]["replicas"] = 5
-    assert grafana.restore(api, SPEC) == []
+    assert monitoring.restore_grafana(api, SPEC) == []
     assert api.objects[GRAFANA]["spec"]["replicas"] == 5
     assert api.objects[GRAFANA]["metadata"]["annotations"] == {}
 
 
 def test_no_grafana_and_one_that_may_not_be_touched():
-    assert grafana.quiet(Api(), SPEC, "mine") == grafana.restore(Api(), SPEC) == []
-    [sentence] = grafana.quiet(Api(refused=[GRAFANA]), SPEC, "mine")
+    assert monitoring.quiet_grafana(Api(), SPEC, "mine") == monitoring.restore_grafana(Api(), SPEC) == []
+    [sentence] = monitoring.quiet_grafana(Api(refused=[GRAFANA]), SPEC, "mine")
     assert "was not scaled down" in sentence
-    assert "--replicas=1" in grafana.restore(Api(refused=[GRAFANA]), SPEC)[0]
+    assert "--replicas=1" in monitoring.restore_grafana(Api(refused=[GRAFANA]), SPEC)[0]
 
 
 def test_grafana_that_is_left_running_is_a_cost():
     api = Api({GRAFANA: deployment(1)})
     found = findings(api, KubernetesSpec(image=IMAGE, grafana="leave"))
     assert "runs beside the measurement: what it costs is not known" in found["grafana", Severity.WARNING]
-    assert grafana.quiet(api, KubernetesSpec(grafana="leave"), "mine") == []
+    assert monitoring.quiet_grafana(api, KubernetesSpec(grafana="leave"), "mine") == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from harness.backends.kubernetes import prometheus_operator, rights
+from harness.backends.kubernetes import monitoring, rights
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.cli.app import app
 from harness.errors import UsageError
@@ -24,7 +24,7 @@ workloads: [{{name: resnet50}}]
 replicas: [1, 3]
 metrics: [throughput]
 """
-OPERATOR = prometheus_operator.API
+OPERATOR = monitoring.OPERATOR
 NODE = {
     "metadata": {"name": "a", "labels": {"nvidia.com/gpu.sharing-strategy": "time-slicing"}},
     "spec": {},
