@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.backends import capabilities
 from harness.campaign.folder import open_folder
 from harness.campaign.source import GIVEN, CampaignSource
 from harness.campaign.verify import verify_campaign
@@ -14,6 +13,7 @@ from harness.errors import UsageError
 from harness.results.files import read_document
 from harness.results.layout import CAMPAIGN_YAML
 from harness.spec import MOST_REPEATS
+from harness.spec.backends import require
 
 TIMES = 4
 """As many repeats as were published, at most: more narrow the interval little, for which the published ones stay as they are."""
@@ -32,11 +32,11 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
     Raises:
         VerificationError: a file is not what it should be, or nothing is finished.
         ResultsPathError: it is no campaign, or of a version that this one cannot run.
-        CampaignFileError: its backend cannot do what it asks for.
+        CampaignFileError: it asks for what its backend cannot do, or what was removed.
     """
     verify_campaign(folder).of(said).refuse()
     began = open_folder(folder)
-    capabilities.require(began.spec, origin=str(said))
+    require(began.spec, origin=str(said))
     return CampaignSource(began.spec, read_document(folder / CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
 
 

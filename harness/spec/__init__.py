@@ -9,14 +9,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.spec.campaign import (
         CampaignSpec,
-        ExperimentSpec,
-        Limits,
         MetricSelection,
-        OnReplicaDeath,
         Order,
     )
-    from harness.spec.cell import CellSpec
     from harness.spec.condition import ConditionSpec, LayerSpec, NeighbourSpec
+    from harness.spec.experiment import CellSpec, ExperimentSpec, Limits, OnReplicaDeath
     from harness.spec.kubernetes import (
         GrafanaCost,
         KubernetesSpec,
@@ -81,7 +78,7 @@ __all__ = [
 ]
 
 _MODULES = (
-    *("workload", "server", "scenario", "timing", "sharing", "condition", "cell", "slo", "stopping", "stress"),
+    *("workload", "server", "scenario", "timing", "sharing", "condition", "experiment", "slo", "stopping", "stress"),
     *("pods", "prometheus", "kubernetes", "campaign"),
 )
 

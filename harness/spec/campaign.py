@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import itertools
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from harness.spec.cell import CellSpec
-from harness.spec.condition import ConditionSpec, NeighbourSpec, Replicas
+from harness.spec.condition import ConditionSpec, Replicas
+from harness.spec.experiment import CellSpec, Limits
 from harness.spec.kubernetes import KubernetesSpec
-from harness.spec.model import StrictModel
+from harness.spec.model import LOCAL, Lacking, StrictModel
 from harness.spec.scenario import ScenarioKind
 from harness.spec.sharing import (
     Interval,
     Mode,
-    MpsLimits,
     MpsSpec,
     Sharing,
-    TimeSlice,
     settings_under,
 )
 from harness.spec.slo import SloSpec
@@ -29,8 +27,6 @@ from harness.spec.timing import PRESETS, Timing, short_by_scrapes
 from harness.spec.workload import WorkloadSpec
 
 MAX_EXPERIMENTS = 10_000
-END_OF_REPLICA_S = 13.0
-"""What a replica takes to end beside the server in it: 10 s of them for the last answers."""
 
 
 class Order(StrEnum):
@@ -39,36 +35,6 @@ class Order(StrEnum):
     LISTED = "listed"
     INTERLEAVED = "interleaved"
     RANDOM = "random"
-
-
-class OnReplicaDeath(StrEnum):
-    """What to do when a replica ends by itself in mid-experiment."""
-
-    DEGRADE = "degrade"
-    RETRY = "retry"
-
-
-class Limits(StrictModel):
-    """Where to stop."""
-
-    max_hours: float | None = Field(
-        default=None, gt=0, description="Refuse a plan that takes longer; null means no limit."
-    )
-    max_disk_gb: float | None = Field(
-        default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
-    )
-    on_replica_death: OnReplicaDeath = Field(
-        default=OnReplicaDeath.DEGRADE,
-        description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
-    )
-    retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
-    wait_s: float = Field(
-        default=3600.0,
-        ge=0,
-        le=30 * 86_400,
-        description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
-        "before the campaign pauses; 0 pauses at once.",
-    )
 
 
 class MetricSelection(StrEnum):
@@ -86,9 +52,10 @@ class CampaignSpec(StrictModel):
         default="local",
         description="Where replicas live: local (processes of this machine) or kubernetes (pods of a cluster).",
     )
-    kubernetes: KubernetesSpec | None = Field(
-        default=None, description="The cluster, for backend kubernetes; {} takes every default."
-    )
+    kubernetes: Annotated[
+        KubernetesSpec | None,
+        Lacking(LOCAL, "replicas are processes of this machine", "Say `backend: kubernetes`, or remove it."),
+    ] = Field(default=None, description="The cluster, for backend kubernetes; {} takes every default.")
     sharing: list[Sharing] = Field(
         default=[Sharing.TIME_SLICING],
         min_length=1,
@@ -279,7 +246,45 @@ class CampaignSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
+    def _shared_as_the_backend_can(self) -> CampaignSpec:
+        shared = [mode.value for mode in self.sharing if mode in {Sharing.TIME_SLICING, Sharing.MPS}]
+        if self.time_slice and not self.by_claims:
+            raise ValueError("`time_slice` is set by claims alone: say `kubernetes.sharing_by: dra`, or leave it out.")
+        if self.backend == LOCAL:
+            return self
+        if len(self.sharing) > 1 and not self.switches_sharing and not self.by_claims:
+            raise ValueError(
+                "`sharing` has several modes, and a cluster's device plugin shares the GPUs for all campaigns alike: name its "
+                "configurations in `kubernetes.device_plugin_configs`, say `kubernetes.sharing_by: dra`, or run a campaign for each."
+            )
+        if shared and self.kubernetes and self.kubernetes.gpus_per_replica > 1:
+            raise ValueError(
+                f"`kubernetes.gpus_per_replica` above 1 under {shared[0]}: two slices may be of one GPU, and NVIDIA's device plugin "
+                "refuses a pod more than one of them. Take whole GPUs (`sharing: [exclusive]`), or leave it at 1."
+            )
+        layered = [condition.name for condition in self.conditions if condition.layer]
+        imaged = [workload.name for workload in self.workloads if workload.server and workload.server.image]
+        if layered and imaged:
+            raise ValueError(
+                f"`conditions`: {layered[0]} has a layer, and the command of the image of {imaged[0]} is not known: put the layer into "
+                "`server.command`."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _servers_that_run_already(self) -> CampaignSpec:
+        running = [workload.name for workload in self.workloads if workload.server and workload.server.url]
+        asked = [mode.value for mode in self.sharing if mode is not Sharing.AS_FOUND]
+        if running and asked:
+            raise ValueError(
+                f"`sharing` {' and '.join(asked)}: {running[0]} runs already, and how it shares a GPU is as it was found. Leave "
+                "`sharing` out; other workloads go into a campaign of their own."
+            )
+        if running and self.conditions:
+            raise ValueError(
+                f"`conditions`: {running[0]} runs already, and nothing can be put between it and the machine. Run a campaign under each "
+                "condition, and compare them: harness compare"
+            )
         for cell in self.cells():
             urls = cell.workload.server.url if cell.workload.server else []
             if cell.sharing is Sharing.AS_FOUND and not urls:
@@ -427,51 +432,3 @@ def _runs_already(workload: Any) -> bool:
     given = workload.model_dump() if isinstance(workload, WorkloadSpec) else workload
     server = given.get("server") if isinstance(given, dict) else None
     return isinstance(server, dict) and bool(server.get("url"))
-
-
-class ExperimentSpec(StrictModel):
-    """One cell of the matrix, with everything needed to run it."""
-
-    workload: WorkloadSpec
-    replicas: int
-    sharing: Sharing
-    gpus: int = 1
-    mps: MpsLimits | None = None
-    time_slice: TimeSlice | None = Field(default=None, description="None: the campaign does not say.")
-    repeat: int = Field(ge=1, description="1-based.")
-    timing: Timing
-    metrics: list[str]
-    limits: Limits
-    condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
-    slo: SloSpec | None = Field(default=None, description="None: the campaign names no objective.")
-
-    @property
-    def cell(self) -> CellSpec:
-        """The cell that this is a repeat of."""
-        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps, self.time_slice)
-
-    @property
-    def replicas_per_gpu(self) -> int:
-        """Replicas, the neighbours' among them, on the GPU that has the most."""
-        return -(-self.cell.processes // self.gpus)
-
-    @property
-    def experiment_id(self) -> str:
-        """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
-        return self.cell.experiment_id(self.repeat)
-
-    @property
-    def drain_timeout_s(self) -> float:
-        """Seconds a replica may take to end after SIGTERM, the server in it included."""
-        server = self.workload.server
-        return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else 0.0)
-
-    @property
-    def condition_name(self) -> str:
-        """Name of the condition; empty where the campaign names none."""
-        return self.cell.condition_name
-
-    @property
-    def neighbours(self) -> list[NeighbourSpec]:
-        """What runs beside the measured replicas."""
-        return self.condition.neighbours if self.condition else []

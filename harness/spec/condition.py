@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.image import ImageReference
-from harness.spec.model import StrictModel
+from harness.spec.model import LOCAL, Lacking, StrictModel
 from harness.spec.scenario import ScenarioKind
 from harness.spec.workload import CRASH, HOSTILE_WORKLOADS, MEMORY_HOG, WorkloadSpec
 
@@ -58,7 +58,10 @@ class LayerSpec(StrictModel):
         default=None,
         description="Shared library that the replica loads before all others (LD_PRELOAD); null means none.",
     )
-    preload_image: ImageReference | None = Field(
+    preload_image: Annotated[
+        ImageReference | None,
+        Lacking(LOCAL, "the harness starts no container on this machine", "Give the library's own path in `preload`."),
+    ] = Field(
         default=None,
         max_length=500,
         description="On Kubernetes: image, fully qualified, that `preload` is a file of; an init container copies it into each pod. "

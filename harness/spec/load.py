@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import difflib
 import json
-import math
 import re
-import types
 import typing
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import CampaignFileError
+from harness.spec.backends import refusals
 from harness.spec.campaign import CampaignSpec, MetricSelection
-from harness.spec.faults import in_words, is_union_tag
-from harness.spec.model import FROM_FILE
+from harness.spec.faults import in_words
+from harness.spec.model import Location
+from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS
 from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
-_NUMBERS = {"int_type", "float_type"}
+_NO_LIST, _NUMBERS = "list_type", {"int_type": int, "float_type": float}
 _PLAIN = 1e15
 """Below it a number is written with its digits alone."""
-Location = tuple[int | str, ...]
 
 
 def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> CampaignSpec:
@@ -44,11 +43,17 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
     if not faults:
         try:
             # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
-            spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True, context=FROM_FILE)
+            spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            faults = [_describe(tree, fault) for fault in error.errors(include_url=False)]
+            faults = [_described(tree, fault) for fault in error.errors(include_url=False)]
         else:
-            faults = _unknown_metrics(tree, spec, metrics)
+            faults = [(_met(tree, place)[0], f"`{_dotted(place)}`: {why}") for place, why in refusals(spec)]
+            listed = [] if isinstance(spec.metrics, MetricSelection) or not metrics else spec.metrics
+            faults += [
+                (_met(tree, ("metrics", index))[0], f"unknown metric `{name}`{_nearest(name, metrics)}")
+                for index, name in enumerate(listed)
+                if name not in metrics
+            ]
             if not faults:
                 return spec
     lines = "\n".join(f"  {origin}:{line}: {message}" for line, message in sorted(faults)[:MAX_FAULTS])
@@ -58,80 +63,68 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
     )
 
 
-def _unknown_metrics(tree: yaml.Node, spec: CampaignSpec, known: Collection[str]) -> list[Fault]:
-    """Names in the list of metrics that are not among those known, with the nearest one that is."""
-    asked = [] if isinstance(spec.metrics, MetricSelection) or not known else spec.metrics
-    return [
-        (_line_of(tree, ("metrics", index)), f"unknown metric `{name}`{_nearest(name, known)}")
-        for index, name in enumerate(asked)
-        if name not in known
-    ]
-
-
-def _describe(tree: yaml.Node, fault: Any) -> Fault:
+def _described(tree: yaml.Node, fault: Any) -> Fault:
     """Line and sentence of one fault found by pydantic."""
-    location: Location = tuple(part for part in fault["loc"] if not is_union_tag(part))
-    line = _line_of(tree, location)
-    where = ".".join(str(part) for part in location) or "the file"
-    kind = fault["type"]
-    if kind == "extra_forbidden":
-        return line, f"unknown key `{where}`{_did_you_mean(location)}"
+    kind, given = fault["type"], fault["input"]
+    line, node, place = _met(tree, fault["loc"])
     if kind == "missing":
-        return line, f"`{where}` is missing."
-    if kind == "list_type":
-        return line, f"`{where}`: {_of_a_list(fault['input'])}"
-    if (
-        kind == "model_type"
-        and isinstance(fault["input"], str)
-        and location[-2:-1] in {("workloads",), ("conditions",)}
-    ):
-        return line, f"`{where}`: an object is needed (found {fault['input']!r}): write {{name: {fault['input']}}}."
-    if kind in _NUMBERS and (meant := _number_meant(fault["input"], whole=kind == "int_type")):
-        return line, f"`{where}`: {in_words(fault)} (found the text {fault['input']!r}): write {meant}."
-    message = in_words(fault)
-    shown = "" if isinstance(fault["input"], dict | list) else f" (found {fault['input']!r})"
-    return line, f"`{where}`: {message}{shown}.{_nearest_name(fault) if kind == 'enum' else ''}"
+        return line, f"`{_dotted((*place, fault['loc'][-1]))}` is missing."
+    where = f"`{_dotted(place)}`: " if place else ""
+    if kind == "extra_forbidden":
+        return line, f"unknown key `{_dotted(place)}`{_nearest(str(place[-1]), _known_keys(place[:-1]))}"
+    if kind == _NO_LIST:
+        return (
+            line,
+            f"{where}a list is needed{'.' if isinstance(given, dict) else f' (found {given!r}): write [{given}].'}",
+        )
+    if kind == "model_type" and isinstance(given, str) and place[-2:-1] in {("workloads",), ("conditions",)}:
+        return line, f"{where}an object is needed (found {given!r}): write {{name: {given}}}."
+    if kind in _NUMBERS and (meant := _number_meant(given, whole=kind == "int_type")):
+        return line, f"{where}{in_words(fault)} (found the text {given!r}): write {meant}."
+    named = re.findall(r"`([\w.]+)`", fault["msg"]) if kind == "value_error" else []
+    lines = (_met(node, tuple(name.split(".")), line)[0] for name in named)
+    shown = "" if isinstance(given, dict | list) else f" (found {given!r})"
+    hint = _meant(str(given), fault["msg"]) if kind == "enum" else ""
+    return next((of_field for of_field in lines if of_field != line), line), f"{where}{in_words(fault)}{shown}.{hint}"
+
+
+def _met(node: yaml.Node, place: Location, line: int = 0) -> tuple[int, yaml.Node, Location]:
+    """Line (1-based), node and name of the deepest part of a place that the file has; pydantic's names of unions are not in it."""
+    line, met = line or node.start_mark.line + 1, []
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            pair = next((pair for pair in reversed(node.value) if pair[0].value == str(part)), None)
+            if pair is not None:
+                line, node = pair[0].start_mark.line + 1, pair[1]
+                met.append(part)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+            met.append(part)
+    return line, node, tuple(met)
+
+
+def _dotted(place: Location) -> str:
+    return ".".join(map(str, place))
 
 
 def _number_meant(given: Any, *, whole: bool) -> str:
     """The number that a text stands for, as YAML writes it; empty where there is none."""
     try:
-        number = float(given) if isinstance(given, str) else math.nan
+        number = float(given) if isinstance(given, str) else _PLAIN
     except ValueError:
         return ""
-    if not abs(number) < _PLAIN or (whole and number != int(number)):
-        return ""
-    return f"{number:.15g}"
+    return f"{number:.15g}" if abs(number) < _PLAIN and not (whole and number % 1) else ""
 
 
-def _of_a_list(given: Any) -> str:
-    return "a list is needed." if isinstance(given, dict) else f"a list is needed (found {given!r}): write [{given}]."
-
-
-def _nearest_name(fault: Any) -> str:
-    """Of the names that could be there, the one that was probably meant."""
-    close = difflib.get_close_matches(str(fault["input"]), re.findall("'([^']+)'", str(fault["msg"])), n=1, cutoff=0.5)
+def _meant(given: str, message: str) -> str:
+    """What was probably meant by a value that is none of those listed."""
+    if given in REMOVED_OPTIONS:
+        return f" It was removed: say {REMOVED_OPTIONS[given]}."
+    if any(given in options for options in WORKLOAD_OPTIONS.values()):
+        return f" Did you mean `options: {{{given}: true}}`?"
+    close = difflib.get_close_matches(given, re.findall("'([^']+)'", message), n=1, cutoff=0.5)
     return f" Did you mean {close[0]}?" if close else ""
-
-
-def _line_of(node: yaml.Node, location: Location) -> int:
-    """1-based line of the deepest part of ``location`` that the file has."""
-    line = node.start_mark.line + 1
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            match = next(((k, v) for k, v in reversed(node.value) if k.value == str(part)), None)
-            if match is None:
-                return line
-            line, node = match[0].start_mark.line + 1, match[1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-    return line
-
-
-def _did_you_mean(location: Location) -> str:
-    model = _model_at(CampaignSpec, location[:-1])
-    return _nearest(str(location[-1]), list(model.model_fields) if model else [])
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
@@ -139,25 +132,17 @@ def _nearest(name: str, known: Collection[str]) -> str:
     return f"; did you mean `{close[0]}`?" if close else f"; known here: {', '.join(known)}."
 
 
-def _model_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
-    """The model that describes the mapping at ``location``."""
-    for part in location:
-        if isinstance(part, int):
-            continue
-        if part not in model.model_fields:
-            return None
-        inner = _models_in(model.model_fields[part].annotation)
-        if not inner:
-            return None
-        model = inner[0]
-    return model
+def _known_keys(place: Location) -> list[str]:
+    """Of the mapping there."""
+    model: type[BaseModel] | None = CampaignSpec
+    for part in place:
+        if model and isinstance(part, str):
+            model = next(_models(model.model_fields[part].annotation), None)
+    return list(model.model_fields) if model else []
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    if (
-        isinstance(annotation, type)
-        and not isinstance(annotation, types.GenericAlias)
-        and issubclass(annotation, BaseModel)
-    ):
-        return [annotation]
-    return [model for argument in typing.get_args(annotation) for model in _models_in(argument)]
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        yield from _models(argument)

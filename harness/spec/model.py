@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-FROM_FILE = "campaign file"
-"""The context of validation that refuses what was removed; results that were measured with it stay readable."""
+LOCAL, KUBERNETES = BACKENDS = ("local", "kubernetes")
+Location = tuple[int | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """Metadata of a field: what it asks for, a backend cannot do.
+
+    Attributes:
+        instead: what to do, as a sentence.
+        when: property of the model that says whether it is asked for; empty: it is where the field is not its default.
+        label: which of the field's values, for the table of all; empty: any.
+    """
+
+    backend: str
+    why: str
+    instead: str
+    when: str = ""
+    label: str = ""
+
+    def is_asked(self, model: StrictModel, name: str) -> bool:
+        """Whether a model asks for it by this field."""
+        return bool(getattr(model, self.when)) if self.when else model.differs(name)
 
 
 class StrictModel(BaseModel):

@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from harness.spec.image import ImageReference
-from harness.spec.model import StrictModel
+from harness.spec.model import KUBERNETES, LOCAL, Lacking, StrictModel
 from harness.spec.pods import SUBDOMAIN
 from harness.spec.resources import Resources, refuse_lower
-from harness.spec.server_requests import RequestsSpec, TensorSpec, TraceSpec
+from harness.spec.server_requests import OwnMetricsSpec, RequestsSpec, SuccessSpec, TensorSpec, TraceSpec
 
 PORT_PLACEHOLDER, REPLICA_PLACEHOLDER = "{port}", "{replica}"
 METRICS_PORT, POD_PORT = 8000, 8080
@@ -71,9 +71,12 @@ class ReadySpec(StrictModel):
     """What shows that the server is up; after it a real request must be answered, too."""
 
     path: str | None = Field(default=None, pattern=r"^/", description="GET of this path answers 200, e.g. /health.")
-    log: str | None = Field(
-        default=None, min_length=1, description="A line of its output has a match of this regular expression."
-    )
+    log: Annotated[
+        str | None,
+        Lacking(
+            KUBERNETES, "a container sees the port of the one beside it, and not what it prints", "Use `path` or `tcp`."
+        ),
+    ] = Field(default=None, min_length=1, description="A line of its output has a match of this regular expression.")
     tcp: bool = Field(default=False, description="Its port takes connections.")
 
     @model_validator(mode="after")
@@ -88,35 +91,27 @@ class ReadySpec(StrictModel):
         return self
 
 
-class SuccessSpec(StrictModel):
-    """Which answer counts as one."""
-
-    status: int = Field(default=200, ge=100, le=599, description="HTTP status.")
-    contains: str = Field(default="", description="Text that the body must hold; empty: any body.")
-
-
-class OwnMetricsSpec(StrictModel):
-    """Where the server publishes metrics of its own, in Prometheus's text format."""
-
-    path: str = Field(default="/metrics", pattern=r"^/", description="Path of the page.")
-    port: int | None = Field(
-        default=None,
-        ge=1,
-        le=65_000,
-        description="Port of replica 0's, the others follow; null means the port of the requests.",
-    )
-    step_s: float = Field(default=5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")
-
-
 class ServerSpec(StrictModel):
     """A server that the harness starts once per replica, or one for each replica that runs already."""
 
-    command: list[Annotated[str, Field(min_length=1)]] = Field(
+    command: Annotated[
+        list[Annotated[str, Field(min_length=1)]],
+        Lacking(
+            KUBERNETES,
+            "a pod runs an image",
+            "Name the server's in `server.image`; `command` and `args` are then its container's.",
+            when="of_this_machine",
+            label="without `image`",
+        ),
+    ] = Field(
         default_factory=list,
         description="Program and arguments; {port} and {replica} are filled in. It must stay in the foreground. With `image` it "
         "replaces the image's entrypoint, and [] keeps that. [] with `url`.",
     )
-    image: ImageReference | None = Field(
+    image: Annotated[
+        ImageReference | None,
+        Lacking(LOCAL, "the harness starts no container on this machine", "Give the server's `command` alone."),
+    ] = Field(
         default=None,
         max_length=500,
         description="On Kubernetes: image of the server, fully qualified. Each replica's pod has a container of it, which holds the "
@@ -125,7 +120,10 @@ class ServerSpec(StrictModel):
     args: list[str] = Field(
         default_factory=list, description="With `image`: arguments of its container; {port} is filled in."
     )
-    secret_env: dict[str, Annotated[str, Field(pattern=_PLACE)]] = Field(
+    secret_env: Annotated[
+        dict[str, Annotated[str, Field(pattern=_PLACE)]],
+        Lacking(LOCAL, "Secrets are a cluster's", "Export the variable that `server.api_key_env` names."),
+    ] = Field(
         default_factory=dict,
         description="With `image`: variables of its container out of Secrets of the namespace, as secret/key, e.g. {HF_TOKEN: "
         "hub/token}; `api_key_env` names one of them. With `url`: that one alone, for the client in a pod.",
@@ -141,7 +139,16 @@ class ServerSpec(StrictModel):
     limit: Resources = Field(
         default_factory=dict, description="With `image`: the most that its container may use; {}: no limit."
     )
-    url: list[str] = Field(
+    url: Annotated[
+        list[str],
+        Lacking(
+            KUBERNETES,
+            "in a pod that address is the pod's own",
+            "Give the address by which the cluster reaches it.",
+            when="here",
+            label="on localhost",
+        ),
+    ] = Field(
         default_factory=list,
         description="Instead of `command`: addresses of servers that run already, one for each replica, e.g. http://localhost:8000; "
         "they are asked, and neither started nor ended. [] with `command`.",
@@ -199,7 +206,16 @@ class ServerSpec(StrictModel):
         default=SuccessSpec(), description="http: which answer counts as one, e.g. {status: 200, contains: label}."
     )
     headers: dict[str, str] = Field(default_factory=dict, description="More headers of every request.")
-    api_key_env: str | None = Field(
+    api_key_env: Annotated[
+        str | None,
+        Lacking(
+            KUBERNETES,
+            "no pod has this machine's variables",
+            "Name the Secret that holds it in `server.secret_env`.",
+            when="key_of_this_machine",
+            label="without `secret_env`",
+        ),
+    ] = Field(
         default=None,
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="Variable of the environment that holds the key; the key itself is kept nowhere.",
@@ -254,6 +270,16 @@ class ServerSpec(StrictModel):
     request_timeout_s: float = Field(
         default=60.0, gt=0, le=86_400, description="Seconds after which a request without a whole answer has failed."
     )
+
+    @property
+    def of_this_machine(self) -> bool:
+        """It is a program of this machine, and of no image."""
+        return bool(self.command) and self.image is None
+
+    @property
+    def key_of_this_machine(self) -> bool:
+        """Its key is a variable of this machine's alone."""
+        return self.api_key_env is not None and self.api_key_env not in self.secret_env
 
     @property
     def here(self) -> bool:

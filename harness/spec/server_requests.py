@@ -125,3 +125,23 @@ class TensorSpec(StrictModel):
         if self.data is not None and len(self.data) != size:
             raise ValueError(f"tensor {self.name} has {len(self.data)} elements in `data`, and its shape takes {size}.")
         return self
+
+
+class SuccessSpec(StrictModel):
+    """Which answer counts as one."""
+
+    status: int = Field(default=200, ge=100, le=599, description="HTTP status.")
+    contains: str = Field(default="", description="Text that the body must hold; empty: any body.")
+
+
+class OwnMetricsSpec(StrictModel):
+    """Where the server publishes metrics of its own, in Prometheus's text format."""
+
+    path: str = Field(default="/metrics", pattern=r"^/", description="Path of the page.")
+    port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_000,
+        description="Port of replica 0's, the others follow; null means the port of the requests.",
+    )
+    step_s: float = Field(default=5.0, ge=0.5, le=3600, description="Seconds from one reading to the next.")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from harness.spec.model import StrictModel
+from harness.spec.model import KUBERNETES, Lacking, StrictModel
 from harness.spec.stopping import StopWhenKnown
 
 MIN_STEP_S = 0.1
@@ -62,9 +62,14 @@ class Timing(StrictModel):
     rate_window_s: float | None = Field(
         default=None, gt=0, description="Window of rates and quantiles, at least 4 steps; null means 4 steps."
     )
-    telemetry_interval_s: float = Field(
-        default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series."
-    )
+    telemetry_interval_s: Annotated[
+        float,
+        Lacking(
+            KUBERNETES,
+            "a cluster's GPUs are read by their exporter, as often as Prometheus scrapes it",
+            "Remove it: `telemetry.csv` has a row for each scrape.",
+        ),
+    ] = Field(default=0.25, ge=0.02, le=0.25, description="Seconds between two readings of the GPU telemetry series.")
     ready_timeout_s: float = Field(
         default=300.0, gt=0, le=86_400, description="Seconds a replica may take until it serves."
     )

@@ -6,10 +6,11 @@ import difflib
 import re
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Annotated
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from harness.spec.model import FROM_FILE, StrictModel
+from harness.spec.model import KUBERNETES, Lacking, StrictModel
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 from harness.spec.server import ServerSpec
 
@@ -55,7 +56,7 @@ WORKLOAD_OPTIONS = {
 }
 """What replicas know; what an option may be they say themselves."""
 REMOVED_OPTIONS = {"int8": "`precision: fp16` with `options: {fp8: true}`, which is faster"}
-"""What takes their place; results that were measured with them stay readable."""
+"""What takes their place. They are no faults of the model, so that results that were measured with them stay readable."""
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
@@ -149,7 +150,14 @@ class WorkloadSpec(StrictModel):
         le=1024,
         description="CPU threads of one replica; null means torch's own choice, beside a GPU at most 4.",
     )
-    cpus_per_replica: int | None = Field(
+    cpus_per_replica: Annotated[
+        int | None,
+        Lacking(
+            KUBERNETES,
+            "the kubelet pins pods, and only where its CPU manager's policy is static and whole CPUs are requested as limits",
+            "Use backend local.",
+        ),
+    ] = Field(
         default=None,
         ge=1,
         le=1024,
@@ -251,7 +259,7 @@ class WorkloadSpec(StrictModel):
         return next(filter(self.differs, names), "")
 
     @model_validator(mode="after")
-    def _known_or_own(self, info: ValidationInfo) -> WorkloadSpec:
+    def _known_or_own(self) -> WorkloadSpec:
         if self.server is not None:
             return self
         if self.factory is not None and self.model is not None:
@@ -283,16 +291,13 @@ class WorkloadSpec(StrictModel):
                 "recorded; use eager or compiled."
             )
         if self.factory is None:
-            self._refuse_unknown_options(from_file=info.context == FROM_FILE)
+            self._refuse_unknown_options()
         return self
 
-    def _refuse_unknown_options(self, *, from_file: bool) -> None:
+    def _refuse_unknown_options(self) -> None:
         known = WORKLOAD_OPTIONS.get(self.target, ())
         for given in self.options:
-            if given in REMOVED_OPTIONS and self.target == "resnet50":
-                if from_file:
-                    raise ValueError(f"`options`: `{given}` is gone: say {REMOVED_OPTIONS[given]}.")
-            elif given not in known:
+            if given not in (*known, *REMOVED_OPTIONS):
                 close = difflib.get_close_matches(given, known, n=1)
                 hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
                 raise ValueError(f"`options`: {self.target} has no option {given!r}; {hint}")

@@ -68,5 +68,24 @@ def test_every_campaign_file_is_valid(name):
     assert expand(parse_campaign((ROOT / name).read_text(), origin=name))
 
 
+PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", *ROOT.glob("examples/*/README.md")]
+
+
+@every(
+    [
+        (page, text)
+        for page in PAGES
+        for text in re.findall(r"```yaml\n(name: .*?)```", page.read_text(), re.DOTALL)
+        if "workloads:" in text
+    ],
+    lambda page, text: f"{page.name} {text[:40]!r}",
+)
+def test_every_campaign_on_a_page_is_valid(page, text):
+    from harness.campaign.plan import expand
+    from harness.spec.load import parse_campaign
+
+    assert expand(parse_campaign(text, origin=page.name))
+
+
 def test_an_unknown_file_has_no_kind():
     assert kinds_of("somewhere/else.yaml") == []

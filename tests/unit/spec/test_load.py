@@ -36,7 +36,7 @@ def test_a_short_file_is_enough():
         ),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    options: {model_sise: tiny}"),
-            "c.yaml:4: `workloads.0`: `options`: resnet50 has no option 'model_sise'; did you mean model_size?",
+            "c.yaml:5: `workloads.0`: `options`: resnet50 has no option 'model_sise'; did you mean model_size?",
         ),
         (
             GOOD.replace("name: resnet50", "name: resnet50\n    batchsize: 2"),
@@ -92,6 +92,24 @@ def test_a_short_file_is_enough():
         (GOOD + "sharing: [mps]\nmps: {share: [100, all]}\n", "the same limit is listed twice"),
         (GOOD + "sharing: [mps]\nmps: {pinned_memory_gb: [null, 0]}\n", "above 0 GB; null means none"),
         (GOOD.replace("[1, 3]", "[3]") + "sharing: [exclusive]\n", "no replica count is as low as `gpus` (1)"),
+        ("{a: b}\n", "c.yaml:1: unknown key `a`; known here: name, "),
+        (GOOD + "function-x: 1\n", "c.yaml:6: unknown key `function-x`"),
+        (GOOD + "{a: b}: 1\n", "c.yaml:6: a key must be a word"),
+        (GOOD + "'{a: b}': 1\n", "c.yaml:6: unknown key `{a: b}`"),
+        (GOOD + "order: random\nslo: {ttft_p99_ms: 5}\n", "c.yaml:7: `slo` is an objective of your own servers"),
+        (
+            GOOD + "order: random\ntiming: {preset: short}\nstress: {}\n",
+            "c.yaml:8: `stress` raises the replicas itself",
+        ),
+        (
+            GOOD.replace("resnet50", "resnet50\n    precision: fp8"),
+            "(found 'fp8'). Did you mean `options: {fp8: true}`?",
+        ),
+        (
+            GOOD.replace("resnet50", "resnet50\n    precision: int8"),
+            "(found 'int8'). It was removed: say `precision: fp16`",
+        ),
+        (GOOD.replace("resnet50", "resnet50\n    precision: fp61"), "(found 'fp61'). Did you mean fp16?"),
         (GOOD + "order: backwards\n", "'listed', 'interleaved' or 'random'"),
         (GOOD.replace("name: mine\n", ""), "`name` is missing."),
         (

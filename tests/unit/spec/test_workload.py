@@ -69,7 +69,10 @@ def test_the_priority_of_a_stream_reaches_the_replica():
 
 
 def test_int8_is_refused_in_a_file_and_names_fp8_and_stays_readable_in_results():
-    with pytest.raises(CampaignFileError, match=r"c\.yaml:4: .*`int8` is gone: say .*`options: {fp8: true}`"):
+    with pytest.raises(
+        CampaignFileError,
+        match=r"c\.yaml:4: `workloads\.0\.options\.int8`: it was removed: say .*`options: {fp8: true}`",
+    ):
         parse_campaign(FILE.format(model="resnet50", batch_size="1, options: {int8: true}"), origin="c.yaml")
     measured = {"name": "resnet50", "options": {"int8": True}}
     assert WorkloadSpec.model_validate(measured).options == {"int8": True}

@@ -1,0 +1,146 @@
+"""One cell of a campaign's matrix, and one experiment: a repeat of it with everything needed to run it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import Field
+
+from harness.spec.condition import ConditionSpec, NeighbourSpec
+from harness.spec.model import StrictModel
+from harness.spec.sharing import MpsLimits, Sharing, TimeSlice, mode_in_words
+from harness.spec.slo import SloSpec
+from harness.spec.timing import Timing
+from harness.spec.workload import WorkloadSpec
+
+END_OF_REPLICA_S = 13.0
+"""What a replica takes to end beside the server in it: 10 s of them for the last answers."""
+
+
+class OnReplicaDeath(StrEnum):
+    """What to do when a replica ends by itself in mid-experiment."""
+
+    DEGRADE = "degrade"
+    RETRY = "retry"
+
+
+class Limits(StrictModel):
+    """Where to stop."""
+
+    max_hours: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that takes longer; null means no limit."
+    )
+    max_disk_gb: float | None = Field(
+        default=None, gt=0, description="Refuse a plan that writes more; null means free space decides."
+    )
+    on_replica_death: OnReplicaDeath = Field(
+        default=OnReplicaDeath.DEGRADE,
+        description="When a replica dies: degrade (record on and say so in the verdict) or retry (start the experiment again).",
+    )
+    retries: int = Field(default=1, ge=0, le=10, description="How often an experiment that failed is tried again.")
+    wait_s: float = Field(
+        default=3600.0,
+        ge=0,
+        le=30 * 86_400,
+        description="Seconds to wait between experiments for a Prometheus, API server, node, GPU or an image's registry that went away, "
+        "before the campaign pauses; 0 pauses at once.",
+    )
+
+
+class CellSpec(NamedTuple):
+    """One cell of the matrix: what is measured, under which condition, limits of MPS and time slice; None where the campaign names none."""
+
+    workload: WorkloadSpec
+    sharing: Sharing
+    replicas: int
+    condition: ConditionSpec | None = None
+    mps: MpsLimits | None = None
+    turns: TimeSlice | None = None
+
+    def experiment_id(self, repeat: int) -> str:
+        """Folder name of one of its repeats, e.g. ``resnet50_r3_time-slicing_rep1``; with limits of MPS or the time slice, and condition, before ``rep``."""
+        limits = self.mps.identity if self.mps else ""
+        names = [
+            self.workload.name,
+            f"r{self.replicas}",
+            self.sharing.value,
+            limits,
+            self.turns.interval.value if self.turns and self.turns.swept else "",
+            self.condition_name,
+            f"rep{repeat}",
+        ]
+        return "_".join(filter(None, names))
+
+    @property
+    def condition_name(self) -> str:
+        """Name of the condition; empty where the campaign names none."""
+        return self.condition.name if self.condition else ""
+
+    @property
+    def mps_limits(self) -> str:
+        """What MPS allows each replica, in a few words; empty where it sets no limit."""
+        return self.mps.label if self.mps else ""
+
+    @property
+    def time_slice(self) -> str:
+        """How long a process has the GPU before the next one; empty where the campaign does not say."""
+        return self.turns.interval.value if self.turns else ""
+
+    @property
+    def mode(self) -> str:
+        """The sharing mode with either, e.g. ``mps (1/N)``."""
+        return mode_in_words(self.sharing.value, self.mps_limits, self.time_slice)
+
+    @property
+    def processes(self) -> int:
+        """Replicas that share the machine, the neighbours' among them."""
+        return self.replicas + (self.condition.neighbour_replicas if self.condition else 0)
+
+
+class ExperimentSpec(StrictModel):
+    """One cell of the matrix, with everything needed to run it."""
+
+    workload: WorkloadSpec
+    replicas: int
+    sharing: Sharing
+    gpus: int = 1
+    mps: MpsLimits | None = None
+    time_slice: TimeSlice | None = Field(default=None, description="None: the campaign does not say.")
+    repeat: int = Field(ge=1, description="1-based.")
+    timing: Timing
+    metrics: list[str]
+    limits: Limits
+    condition: ConditionSpec | None = Field(default=None, description="None: the campaign names no conditions.")
+    slo: SloSpec | None = Field(default=None, description="None: the campaign names no objective.")
+
+    @property
+    def cell(self) -> CellSpec:
+        """The cell that this is a repeat of."""
+        return CellSpec(self.workload, self.sharing, self.replicas, self.condition, self.mps, self.time_slice)
+
+    @property
+    def replicas_per_gpu(self) -> int:
+        """Replicas, the neighbours' among them, on the GPU that has the most."""
+        return -(-self.cell.processes // self.gpus)
+
+    @property
+    def experiment_id(self) -> str:
+        """Folder name, e.g. ``resnet50_r3_time-slicing_rep1``."""
+        return self.cell.experiment_id(self.repeat)
+
+    @property
+    def drain_timeout_s(self) -> float:
+        """Seconds a replica may take to end after SIGTERM, the server in it included."""
+        server = self.workload.server
+        return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else 0.0)
+
+    @property
+    def condition_name(self) -> str:
+        """Name of the condition; empty where the campaign names none."""
+        return self.cell.condition_name
+
+    @property
+    def neighbours(self) -> list[NeighbourSpec]:
+        """What runs beside the measured replicas."""
+        return self.condition.neighbours if self.condition else []
