@@ -12,6 +12,10 @@ __all__ = ["Campaign", "Experiment", "__version__", "compare", "load", "run"]
 __version__ = "0.1.0"
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     """The API, imported when it is first asked for: ``import harness`` is instant."""
     if name not in __all__:

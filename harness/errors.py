@@ -38,6 +38,8 @@ from enum import StrEnum
 from typing import ClassVar
 
 _LAYOUT = "\n\t"
+_BYTE = re.compile("[\udc80-\udcff]")
+"""One of a file's name that is no text."""
 _SEQUENCE = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\\\)?|[\x1b\x9b]\[?[0-?]*[ -/]*[@-~]?")
 """A command to a terminal: a title, a colour, a move."""
 
@@ -143,7 +145,7 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     text = _SEQUENCE.sub("", text.replace("\r\n", "\n"))
-    return "".join(sign if sign.isprintable() or sign in _LAYOUT else " " for sign in text)
+    return "".join(sign if sign.isprintable() or sign in _LAYOUT or _BYTE.match(sign) else " " for sign in text)
 
 
 class HarnessError(Exception):

@@ -17,7 +17,7 @@ from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
-from harness.results.layout import CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
+from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
 from harness.spec import CampaignSpec
 from harness.spec.faults import first_in_words
@@ -174,6 +174,11 @@ def read_campaign(folder: Path) -> dict[str, Any]:
         if not path.is_file():
             return {}
     identity = read_object(path)
+    if identity.get("format", CAMPAIGN_FORMAT) not in range(1, CAMPAIGN_FORMAT + 1):
+        raise ResultsPathError(
+            f"{path} has the format {identity['format']!r:.40}, which this version of the harness does not know.",
+            advice="Read it with the version that wrote it, or a newer one.",
+        )
     try:
         identity["spec"] = CampaignSpec.model_validate_json(json.dumps(identity.get("spec")))
     except ValidationError as error:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import hashlib
+import io
+import itertools
 import json
+import lzma
+import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.pages.table import Column, Table
 from harness.analysis.questions.condition_overhead import Interference, Outcome, Overhead, interference
 from harness.analysis.statistics import Estimate
+from harness.errors import ResultsPathError, StorageError, printable
+from harness.results.files import storage_errors
+from harness.results.layout import CAMPAIGN_JSON, REPORT_SUMS, SUMMARY_CSV
+from harness.results.published import SUFFIX
+from harness.spec.sharing import mode_in_words
 
 FORMAT = 2
+CELL = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice")
 _HEAD = ("workload", "sharing", "replicas", "condition", "mps_limits", "time_slice", "verdict")
 HEADLINE = ("throughput", "latency_p50_exact", "latency_p99_exact", "energy")
 COLUMNS = (
@@ -151,3 +166,112 @@ def _overhead(overhead: Overhead | str) -> dict[str, Any]:
         "outcome": overhead.outcome.value,
         "why": overhead.why,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What the campaigns in a folder measured.
+
+    Attributes:
+        rows: lines of their ``summary.csv``, one configuration's figures each, with ``campaign``.
+        refused: name of a campaign or archive to the reason why it is not there.
+    """
+
+    rows: list[dict[str, str]]
+    refused: dict[str, str]
+
+    @property
+    def table(self) -> Table:
+        """By workload and campaign, then the most requests per second first."""
+        columns = [
+            Column("workload", words=True),
+            Column("sharing", words=True),
+            Column("replicas"),
+            Column("condition", words=True),
+            *(Column(title, name) for title, name, _ in _INDEXED),
+            Column("runs"),
+            Column("verdict", words=True),
+            Column("campaign", words=True),
+        ]
+        return Table(columns, [[row[column.key] for column in columns] for row in self.rows]).without_empty()
+
+
+_INDEXED = (("requests/s", "throughput", ""), ("exact p99", "latency_p99_exact", "s"), ("J/req", "energy", ""))
+"""Column of the index, metric, and the unit that is shown with it."""
+_LARGEST, _LARGEST_SUMMARY = 2**32, 2**24
+"""Bytes of an archive that are looked through for its summary."""
+
+
+def index(folder: Path) -> Index:
+    """All campaigns and published sets directly in a folder, as their summaries say; none is measured again.
+
+    Raises:
+        ResultsPathError: it is no folder, or holds no campaign with a summary.
+        StorageError: it cannot be read.
+    """
+    with storage_errors(folder, "read"):
+        paths = sorted(folder.iterdir()) if folder.is_dir() else []
+        campaigns = [path for path in paths if path.name.endswith(SUFFIX) or (path / CAMPAIGN_JSON).is_file()]
+    found = Index([], {})
+    for path in campaigns:
+        try:
+            found.rows.extend(_index_rows(path))
+        except (ValueError, KeyError, EOFError, tarfile.TarError, lzma.LZMAError, StorageError) as error:
+            found.refused[path.name] = f"its {SUMMARY_CSV} cannot be read ({error})"
+    if not found.rows:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.refused.items()) or "it holds none"
+        raise ResultsPathError(
+            f"{folder} has no campaign with a summary: {printable(reasons)}.",
+            advice="Give the folder of campaigns or archives; `harness report` writes the summary of a campaign.",
+        )
+    found.rows.sort(key=lambda row: (row["workload"], row["campaign"], -float(row["order"])))
+    return found
+
+
+def _index_rows(path: Path) -> Iterator[dict[str, str]]:
+    lines = list(csv.DictReader(io.StringIO(_summary_of(path).decode())))
+    for key, group in itertools.groupby(lines, key=lambda line: tuple(line.get(name, "") for name in CELL)):
+        by_metric = {line["measure"]: line for line in group}
+        known = {
+            name: Estimate(float(line["mean"]), _float(line["ci95_low"]), _float(line["ci95_high"]), 1, None)
+            for _, name, _ in _INDEXED
+            if (line := by_metric.get(name)) and line["mean"]
+        }
+        first = next(iter(by_metric.values()))
+        shown = {name: with_interval(known[name], unit) if name in known else "" for _, name, unit in _INDEXED}
+        cell = dict(zip(CELL, key, strict=True))
+        cell["sharing"] = mode_in_words(cell["sharing"], cell["mps_limits"], cell["time_slice"])
+        rate = by_metric.get("throughput", {})
+        yield (
+            cell
+            | shown
+            | {
+                "runs": rate.get("runs", ""),
+                "verdict": first["verdict"],
+                "campaign": path.name,
+                "order": str(known["throughput"].mean if "throughput" in known else 0.0),
+            }
+        )
+
+
+def _float(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def _summary_of(path: Path) -> bytes:
+    """``summary.csv`` of a campaign, whose report's hashes it must agree with; of an archive without unpacking it."""
+    with storage_errors(path, "read"):
+        if path.is_dir():
+            content = (path / SUMMARY_CSV).read_bytes()
+            sums = (path / REPORT_SUMS).read_text().split()
+            if hashlib.sha256(content).hexdigest() not in sums:
+                raise ValueError("it is not the one of the report; harness report writes it anew")
+            return content
+        with tarfile.open(path, "r|xz") as archive:
+            for member in archive:
+                if member.offset > _LARGEST:
+                    break
+                if member.name.count("/") == 1 and member.name.endswith(f"/{SUMMARY_CSV}") and member.isfile():
+                    file = archive.extractfile(member)
+                    return file.read(_LARGEST_SUMMARY) if file else b""
+    raise ValueError("there is none")

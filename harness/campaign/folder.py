@@ -29,7 +29,6 @@ from harness.spec import CampaignSpec
 from harness.spec.faults import first_in_words
 
 LOCK = "lock"
-FORMAT = 2
 FORMAT_WITHOUT_DIGEST = 1
 _FLOCK = "hhqqi0q"
 _WHOLE_FILE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
@@ -126,7 +125,7 @@ def create(results: Path, spec: CampaignSpec, *, text: str, source: str) -> Camp
         staging.mkdir()
         try:
             identity = {
-                "format": FORMAT,
+                "format": layout.CAMPAIGN_FORMAT,
                 "campaign_id": uuid.uuid4().hex,
                 "harness": __version__,
                 "created_at": layout.iso(time.time()),

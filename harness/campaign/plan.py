@@ -192,6 +192,11 @@ def most(spec: CampaignSpec) -> Estimate:
     return replace(cost, duration_s=part * cost.duration_s, starts_s=part * cost.starts_s)
 
 
+def at_most_gb(size_bytes: float) -> str:
+    """Rounded up, so that it is an upper limit and never 0: ``0.1 GB``."""
+    return f"{math.ceil(size_bytes / 1e8) / 10:.1f} GB"
+
+
 def _disk_bytes(experiment: ExperimentSpec) -> int:
     timing = experiment.timing
     processes = experiment.cell.processes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.backends.base import IMAGE, Backend
-from harness.campaign.plan import estimate
+from harness.campaign.plan import at_most_gb, estimate
 from harness.errors import AwayError, Finding, ImageError, PreflightError, ReasonCode, Severity
 from harness.spec import ExperimentSpec
 
@@ -75,5 +75,8 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Fi
     # The upper estimate may be far above the truth; only the next experiment's share is refused outright.
     largest = max((estimate([experiment]).disk_bytes for experiment in experiments), default=0) + DISK_RESERVE_BYTES
     severity = Severity.ERROR if free < largest else Severity.WARNING
-    message = f"{free / 1e9:.1f} GB are free for {results}, and the plan may write up to {needed / 1e9:.1f} GB."
+    message = (
+        f"{free / 1e9:.1f} GB are free for {results}: the plan may write up to {at_most_gb(needed - DISK_RESERVE_BYTES)}, "
+        f"and {at_most_gb(DISK_RESERVE_BYTES)} have to stay free."
+    )
     return [Finding(severity, "disk", message, "Free some space, or choose another disk with --results.")]

@@ -45,6 +45,9 @@ _REMOVED = {
     (
         "archive",
     ): "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
+    (
+        "leaderboard",
+    ): "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
     ("publish", "--sign"): _SIGN,
     ("verify", "--signed-by"): _SIGN,
     (

@@ -111,7 +111,7 @@ def plan(
     """
     from harness.backends.choose import make_backend
     from harness.campaign import preflight
-    from harness.campaign.plan import certain, check_limits, estimate, expand, experiment_duration_s, most
+    from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import gate
 
@@ -148,14 +148,14 @@ def plan(
     output.sentence(
         f"{_at_most(source.spec)}{len(experiments)} experiment{'' if len(experiments) == 1 else 's'}, {len(experiments) * len(experiments[0].metrics)} metric CSVs, "
         f"{output.duration(cost.duration_s)} of phases and roughly {output.duration(cost.starts_s)} "
-        f"to start and end replicas (more where models are downloaded or compiled), at most {cost.disk_bytes / 1e9:.1f} GB."
+        f"to start and end replicas (more where models are compiled), at most {at_most_gb(cost.disk_bytes)}."
     )
     if cost.duration_s < estimate(experiments).duration_s:
         output.sentence("These hours are those of its budget, which ends it before all of the experiments are run.")
     if source.spec.until_known is not None:
         output.sentence(
             f"At least {len(sure)} experiments (below), {output.duration(least.duration_s)} of phases, roughly "
-            f"{output.duration(least.starts_s)} to start and end replicas, and up to {least.disk_bytes / 1e9:.1f} GB."
+            f"{output.duration(least.starts_s)} to start and end replicas, and up to {at_most_gb(least.disk_bytes)}."
         )
     output.sentence(_phases(source.spec.timing))
     output.result()
@@ -360,14 +360,18 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Gate", *, repo
 def status(
     campaign: Annotated[
         Path | None,
-        typer.Argument(metavar="[RESULTS/CAMPAIGN]", help="Folder of one campaign; without it, all are listed."),
+        typer.Argument(
+            metavar="[RESULTS/CAMPAIGN]",
+            help="Folder of one campaign, or of several with their results; without it, all below --results.",
+        ),
     ] = None,
     *,
     results: Results = Path("results"),
     json: Json = False,
 ) -> None:
-    """Show how far a campaign has come, running or not; without one, list all below the results folder."""
+    """Show how far a campaign has come, running or not; of a folder of campaigns or archives, what they measured."""
     from harness.campaign.progress import all_campaigns, campaign_status
+    from harness.results.layout import CAMPAIGN_JSON
     from harness.results.published import opened
 
     if campaign is None:
@@ -380,6 +384,9 @@ def status(
                 for each in listed
             ]
             output.table(["campaign", "done", ""], rows)
+        return
+    if campaign.is_dir() and not (campaign / CAMPAIGN_JSON).is_file():
+        _print_index(campaign, json=json)
         return
     with opened(campaign) as folder:
         found = campaign_status(folder)
@@ -395,6 +402,26 @@ def status(
         output.sentence(sentence)
     to_go = f"; about {output.duration(round(found.remaining_s))} to go" if found.done < len(found.experiments) else ""
     output.sentence(f"{found.done} of {len(found.experiments)} done; {found.activity}{to_go}.")
+
+
+def _print_index(folder: Path, *, json: bool) -> None:
+    from harness.analysis.summary import index
+
+    found = index(folder)
+    if json:
+        output.document({"configurations": found.table.records(), "refused": found.refused})
+        return
+    table = found.table
+    shown = [index for index, column in enumerate(table.columns) if column.key not in {"workload", "campaign"}]
+    lines: list[list[str]] = []
+    heading = ""
+    for row, cells in zip(found.rows, table.texts, strict=True):
+        if heading != (heading := f"\n{row['workload']}: {row['campaign']}"):
+            lines.append([heading])
+        lines.append([cells[index] for index in shown])
+    output.table([table.titles[index] for index in shown], lines)
+    for name, reason in found.refused.items():
+        output.sentence(f"not listed: {name}: {reason}")
 
 
 def schema() -> None:

@@ -1,4 +1,4 @@
-"""Commands about results that others read: publish, reproduce, leaderboard."""
+"""Commands about results that others read: publish, reproduce."""
 
 import re
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from harness.cli.options import Force, Json, positive
 
 if TYPE_CHECKING:
     from harness.analysis.contrasts.reproduction import Reproduction
-    from harness.campaign.leaderboard import Leaderboard
     from harness.campaign.source import CampaignSource
     from harness.spec import CampaignSpec
 
@@ -22,7 +21,7 @@ _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000}
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the tree."""
-    for command in (publish, reproduce, leaderboard):
+    for command in (publish, reproduce):
         app.command(rich_help_panel="Results")(command)
 
 
@@ -244,43 +243,3 @@ def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[
             f"{again[0]} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
             advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
         )
-
-
-def leaderboard(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder with campaigns, or with published sets.")],
-    *,
-    json: Json = False,
-) -> None:
-    """Verify all campaigns in a folder and print one table of what they measured; the others with the reason.
-
-    In a file or a pipe it is a Markdown table with every column, in a terminal the figures alone.
-    """
-    from harness.campaign.leaderboard import leaderboard as index
-
-    found = index(folder, say=output.note)
-    if json:
-        output.document(found.to_dict())
-    elif output.has_terminal():
-        _print_leaderboard(found)
-    else:
-        output.result(found.to_markdown())
-
-
-def _print_leaderboard(found: "Leaderboard") -> None:
-    """The figures of what can be compared below each other, and from which campaign they are."""
-    from harness.campaign.leaderboard import printable
-
-    headers = ["sharing", "replicas", "inputs/s", "exact p99", "energy", "runs", "verdict"]
-    groups: dict[str, list[list[str]]] = {}
-    for each in found.entries:
-        alike = (
-            f"{each.workload} on {each.gpu}: {each.load}, batch {each.batch_size}, {each.precision}, {each.execution}"
-        )
-        rows = groups.setdefault(f"\n{printable(alike)}\n{printable(each.source)}", [])
-        where = ", ".join(filter(None, (each.mode, printable(each.condition))))
-        rate, _requests, *figures = each.figures_in_words()
-        rate = rate.removesuffix(" inputs/s")
-        rows.append([where, str(each.replicas), rate, *figures, str(each.runs), each.verdict])
-    output.table(headers, [row for heading, rows in groups.items() for row in ([heading], *rows)])
-    for name, why in found.refused.items():
-        output.sentence(printable(f"not listed: {name}: {why}"))

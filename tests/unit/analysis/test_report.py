@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import harness
 from harness.analysis import report, summary
@@ -16,8 +17,11 @@ from harness.analysis.comparability import differences, gpu_names, refuse_unlike
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.narrative import answers, caveats
-from harness.analysis.pages.tables import _scaling_entry
+from harness.analysis.pages.tables import _scaling_entry, scaling_tables
 from harness.analysis.report import report_of, write_report
+from harness.analysis.summary import index as index_of
+from harness.campaign.publish import publish
+from harness.cli.app import app
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import Manifest, Status, latencies
 from harness.results.files import sha256_of
@@ -347,3 +351,61 @@ def test_where_replicas_ran_is_in_every_table_as_soon_as_it_is_more_than_one_pla
     assert " | n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1 | " in text
     assert '<td role="cell" class="words wrap">2 + 1 on 2 GPUs of 2 nodes</td>' in page
     assert "Ran on n1 GPU-1a2b3c4d: replicas 0, 2; n2 GPU-77777777: replica 1." in page
+
+
+def test_the_index_lists_campaigns_and_archives_by_their_summaries(tmp_path: Path) -> None:
+    for name, scale in (("slow", 0.5), ("fast", 1.0)):
+        write_campaign(tmp_path / name, replicas=[1, 3], repeats=2, shape=replace(SHAPE, record_s=5, scale=scale))
+        report.write_report(tmp_path / name)
+    publish(tmp_path / "fast", tmp_path / "set.tar.xz")
+    (tmp_path / "slow" / "summary.csv").write_text("changed")
+    write_campaign(tmp_path / "unread", replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
+    (tmp_path / "damaged.tar.xz").write_bytes(b"nothing of ours")
+    found = index_of(tmp_path)
+    assert [(row["campaign"], row["replicas"], row["verdict"]) for row in found.table.records()] == [
+        (name, replicas, "VALID") for name in ("fast", "set.tar.xz") for replicas in ("3", "1")
+    ]
+    assert found.refused.keys() == {"slow", "unread", "damaged.tar.xz"}
+    assert "report" in found.refused["slow"]
+    told = CliRunner().invoke(app, ["status", str(tmp_path)], catch_exceptions=False).stdout
+    assert "\nresnet50: set.tar.xz\n" in told
+    assert "not listed: damaged.tar.xz" in told
+    with pytest.raises(ResultsPathError, match="it holds none"):
+        index_of(tmp_path / "fast" / "plots")
+
+
+@pytest.mark.parametrize("metrics", [["throughput", "gpu_utilization"], ["throughput", "cpu_usage"]])
+def test_a_campaign_of_two_metrics_has_a_report(tmp_path: Path, metrics: list[str]) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
+    found = analyse(tmp_path)
+    for cell in found.cells:
+        for name in {"gpu_memory", "gpu_power", "gpu_temperature", "gpu_utilization", "cpu_usage"} - set(metrics):
+            cell.estimates.pop(name, None)
+        cell.estimates["gpu_sm_active"] = cell.estimates["throughput"]
+    first, *_ = scaling_tables(found, "resnet50")
+    assert ("SM active" in first.titles, "GPU use" in first.titles) == (True, False)
+
+
+def test_what_a_stranger_wrote_is_no_markup_and_no_command_of_a_terminal(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
+    (plan,) = tmp_path.glob("campaign.json")
+    content = json.loads(plan.read_text())
+    content["spec"]["description"] = "<img src=x onerror=alert(1)> \x1b]0;owned\x07\u202etxt"
+    plan.write_text(json.dumps(content))
+    report.write_report(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "&lt;img src=x onerror=alert(1)&gt; txt" in " ".join(text.split())
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_repeats_until_known_are_named_by_their_limit_and_an_unknown_format_is_refused(tmp_path: Path) -> None:
+    write_campaign(tmp_path, replicas=[1], repeats=1, shape=replace(SHAPE, record_s=5))
+    plan = tmp_path / "campaign.json"
+    content = json.loads(plan.read_text())
+    content["spec"] |= {"repeats": {"until_known": {"max": 7}}, "order": "interleaved"}
+    plan.write_text(json.dumps(content))
+    page = write_report(tmp_path).read_text()
+    assert "<li><b>up to 7</b><span>repeats</span></li>" in page
+    plan.write_text(json.dumps(content | {"format": 99}))
+    with pytest.raises(ResultsPathError, match="format 99"):
+        analyse(tmp_path)

@@ -173,21 +173,6 @@ def test_compare_has_room_in_80_columns_and_says_in_json_what_it_says_to_people(
     assert all(f"{line['place'][0]}, {line['place'][1]} replica" in words for line in document["lines"])
 
 
-def test_the_leaderboard_is_figures_in_a_terminal_and_markdown_in_a_pipe(tmp_path, monkeypatch):
-    monkeypatch.setattr(output, "_json_mode", False)
-    monkeypatch.setenv("COLUMNS", "80")
-    write_campaign(tmp_path / "a-campaign", replicas=[1, 3], repeats=2, shape=SHAPE)
-    assert CliRunner().invoke(app, ["leaderboard", str(tmp_path)]).stdout.startswith("| workload | GPU |")
-    monkeypatch.setattr(output, "has_terminal", lambda: True)
-    monkeypatch.setenv("NO_COLOR", "1")
-    headers, _, alike, source, *lines = CliRunner().invoke(app, ["leaderboard", str(tmp_path)]).stdout.splitlines()
-    assert headers.split()[:3] == ["sharing", "replicas", "inputs/s"]
-    assert alike.startswith("resnet50 on Synthetic GPU: closed loop")
-    assert source == "a-campaign"
-    assert [line.split()[:2] for line in lines] == [["time-slicing", "3"], ["time-slicing", "1"]]
-    assert max(map(len, lines)) <= 80
-
-
 @pytest.fixture
 def written(monkeypatch):
     """What the report was made of; the drawing takes seconds, and is tested elsewhere."""

@@ -14,7 +14,7 @@ from harness.cli import main
 FOREIGN = re.compile(
     r"Traceback|decoder|codec|errno|truncated header|Expecting|Input should|Value error|Field required|pydantic|'spec'"
 )
-READERS = ["verify", "report", "compare", "status", "resume", "publish", "reproduce", "leaderboard", "scenarios"]
+READERS = ["verify", "report", "compare", "status", "resume", "publish", "reproduce", "scenarios"]
 TAKERS = ["validate", "plan", "run", "stress"]
 
 
