@@ -243,8 +243,16 @@ def analyse(folder: Path) -> CampaignAnalysis:
     if not folder.is_dir():
         raise ResultsPathError(f"{folder} is not a folder.", advice="Give the folder of a campaign below results/.")
     identity = read_campaign(folder)
-    experiments = [analyse_experiment(path) for path in experiment_folders(folder)]
+    experiments: list[Experiment] = []
+    unreadable: dict[str, str] = {}
+    for path in experiment_folders(folder):
+        try:
+            experiments.append(analyse_experiment(path))
+        except ResultsPathError as error:  # of a damaged manifest: the others go on
+            unreadable[path.name] = error.message
     if not identity and not experiments:
+        for reason in unreadable.values():
+            raise ResultsPathError(reason, advice="Restore it from a backup, or run the experiment again.")
         raise ResultsPathError(f"{folder} holds no campaign.", advice="Give the folder of a campaign below results/.")
     experiments.sort(key=lambda experiment: experiment.data.manifest.start_s)
     spec: CampaignSpec | None = identity.get("spec")
@@ -265,7 +273,10 @@ def analyse(folder: Path) -> CampaignAnalysis:
         source=str(identity.get("source", "")),
         experiments=experiments,
         cells=cells,
-        unfinished=_unfinished(folder, spec, {experiment.name for experiment in experiments}, ladders, progress),
+        unfinished=[
+            *(Unfinished(name, reason) for name, reason in unreadable.items()),
+            *_unfinished(folder, spec, {each.name for each in experiments} | unreadable.keys(), ladders, progress),
+        ],
         ladders=ladders,
         progress=progress,
         file_changed=_file_changed(folder, str(identity.get("source_sha256", ""))),

@@ -13,6 +13,7 @@ from harness.analysis.narrative import FEW_REPEATS, UNSTEADY_CV, answers
 from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices, gain
 from harness.analysis.statistics import Estimate
+from harness.errors import ResultsPathError
 from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.traffic.scenario_result import read_scenarios
@@ -80,10 +81,14 @@ def limits(analysis: CampaignAnalysis) -> list[str]:
     }
     if not scenarios:
         return []
+    try:
+        results = read_scenarios(analysis.folder)
+    except ResultsPathError:  # all of them are damaged, which the commands that read them say
+        return []
     met = {
         each["experiment"]: each["results"]["limit_met"]
-        for each in read_scenarios(analysis.folder)
-        if each["experiment"] in scenarios and "limit_met" in each["results"]
+        for each in results
+        if each["experiment"] in scenarios and each["results"].get("limit_met") is not None
     }
     if not met:
         return []

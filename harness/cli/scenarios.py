@@ -26,7 +26,7 @@ def scenarios(
     from harness.traffic.scenario_result import NOTE, read_scenarios
 
     with opened(path) as folder:
-        found = read_scenarios(folder)
+        found = read_scenarios(folder, say=output.note)
     if json:
         output.document({"note": NOTE, "scenarios": found})
         return

@@ -102,9 +102,9 @@ class CounterWindow:
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
-        self._samples: deque[tuple[int, Vector]] = deque()
+        self._samples: deque[tuple[float, Vector]] = deque()
 
-    def add(self, time_ms: int, values: Vector) -> None:
+    def add(self, time_ms: float, values: Vector) -> None:
         """Keep one scrape; a change of shape (another set of buckets) starts afresh."""
         if self._samples and self._samples[-1][1].shape != values.shape:
             self._samples.clear()
@@ -120,11 +120,24 @@ class CounterWindow:
         self._drop_before(end_ms)
         if len(self._samples) < 2:
             return None
-        times_ms = [time_ms for time_ms, _ in self._samples]
+        times_ms = [round(time_ms) for time_ms, _ in self._samples]
         values = np.stack([values for _, values in self._samples])
         return extrapolated_rate(times_ms, values, end_ms - self._window_ms, end_ms)
 
-    def _drop_before(self, end_ms: int) -> None:
+    def mean_rate(self, end_ms: int) -> float | None:
+        """Growth of the first counter per second that really passed between its readings: they are not on the grid.
+
+        None with fewer than two in the window. A counter that fell was reset, and goes on.
+        """
+        self._drop_before(end_ms)
+        if len(self._samples) < 2:
+            return None
+        values = np.array([counters[0] for _, counters in self._samples])
+        steps = np.diff(values)
+        passed_s = (self._samples[-1][0] - self._samples[0][0]) / MS_PER_S
+        return float(np.where(steps < 0, values[1:], steps).sum()) / passed_s if passed_s > 0 else None
+
+    def _drop_before(self, end_ms: float) -> None:
         while self._samples and self._samples[0][0] <= end_ms - self._window_ms:
             self._samples.popleft()
 

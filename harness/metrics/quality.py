@@ -15,7 +15,16 @@ from pathlib import Path
 import numpy as np
 
 from harness.errors import MetricsError, ReasonCode
-from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, Kind, Level, Metric
+from harness.metrics.catalogue import (
+    CATALOGUE,
+    ESSENTIAL_SOURCES,
+    PRESSURE_SOURCES,
+    PROCESS_SOURCES,
+    Kind,
+    Level,
+    Metric,
+    Source,
+)
 from harness.metrics.csv_reader import ExperimentColumns, SeriesColumns, read_experiment
 from harness.metrics.row_builder import NO_REQUESTS
 from harness.metrics.rows import POOLED, neighbour_of, series_name
@@ -28,6 +37,10 @@ ZERO_SHARE = 0.10
 BOUND_SLACK = 0.05
 """Rates over a window may overshoot a bound by the jitter of their scrapes."""
 COUNT_SLACK = 0.01
+TICK_S = 0.01
+"""The kernel counts the CPU time of a process in ticks of this length."""
+FEW_TICKS = 5
+"""In rows that hold fewer of them on average, some hold none."""
 ACTIVE_SHARE = "active_share"
 STALL_SHARE = 0.10
 """A replica that serves nothing in this last share of the recording had stopped."""
@@ -139,8 +152,7 @@ def _grid(experiment: ExperimentColumns, rows: int | None) -> Iterator[Finding]:
             f"{len(short)} of {len(every)} series do not have {expected} rows, e.g. {short[0]}.",
             "The recording ended early; run the experiment again.",
         )
-    steps = np.diff(longest)
-    step_s = float(np.median(steps)) if len(steps) else 0.0
+    step_s = _step_s(longest)
     for name, series in every:
         grid = step_s * np.arange(len(series.elapsed_s))
         if len(grid) and np.abs(series.elapsed_s - grid).max() > _GRID_TOLERANCE_S:
@@ -229,8 +241,11 @@ def _severity_of_none(metric: Metric, neighbour: str) -> Severity:
 
 def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Finding]:
     present = series.present
+    kernels = metric.source in PROCESS_SOURCES | PRESSURE_SOURCES
+    step_s = _step_s(series.elapsed_s)
+    slack = BOUND_SLACK + (TICK_S / step_s if kernels and step_s else 0.0)
     low = metric.minimum is not None and len(present) and present.min() < metric.minimum
-    high = metric.maximum is not None and len(present) and present.max() > metric.maximum * (1 + BOUND_SLACK)
+    high = metric.maximum is not None and len(present) and present.max() > metric.maximum * (1 + slack)
     if low or high:
         value = present.min() if low else present.max()
         yield Finding(
@@ -238,8 +253,19 @@ def _bounds(metric: Metric, name: str, series: SeriesColumns) -> Iterator[Findin
             ReasonCode.IMPOSSIBLE_VALUE,
             metric.name,
             f"{metric.name} {name} reaches {value:g} {metric.unit}, which cannot be.",
-            "Do not use this metric; check the driver or the exporter that it comes from.",
+            "Do not use this metric. The kernel counts it: choose a longer step_s, and keep other work off the machine."
+            if kernels
+            else "Do not use this metric; check the driver or the exporter that it comes from.",
         )
+
+
+def _below_a_tick(metric: Metric, present: np.ndarray, step_s: float) -> bool:
+    """Whether so little CPU time is used that the kernel's ticks count none of it in many a row."""
+    return metric.source is Source.PROCESS_CPU and 0 < float(present.mean()) * step_s < FEW_TICKS * TICK_S
+
+
+def _step_s(elapsed_s: np.ndarray) -> float:
+    return float(np.median(np.diff(elapsed_s))) if len(elapsed_s) > 1 else 0.0
 
 
 def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float) -> Iterator[Finding]:
@@ -247,7 +273,7 @@ def _zeros(metric: Metric, named: Mapping[str, SeriesColumns], most_share: float
     shares = {}
     for name, series in named.items():
         present = series.present[1:] if metric.kind is Kind.COUNTER else series.present
-        if len(present):
+        if len(present) and not _below_a_tick(metric, present, _step_s(series.elapsed_s)):
             shares[name] = float((present == 0).mean())
     if not shares:
         return

@@ -170,13 +170,17 @@ class _Recording:
         if scraping:
             sources.replicas.begin()
         pids_wanted = wanted & PROCESS_SOURCES or Source.GPU_MEMORY in wanted
+        processes_ms = clock.now_s() * MS_PER_S
         processes = sources.processes.read() if pids_wanted else []
+        pressure_ms = clock.now_s() * MS_PER_S
         pressure = {source: sources.pressure.read(source) for source in wanted & PRESSURE_SOURCES}
         gpus = sources.gpus.read() if wanted & GPU_SOURCES else []
         replicas = sources.replicas.collect(deadline_s - clock.now_s()) if scraping else []
         if row >= 0:
             self._answered_within_s = max(self._answered_within_s, clock.now_s() - time_ms / MS_PER_S)
-        self._computer.observe(time_ms, Reading(replicas, processes, gpus, pressure), counting=row > 0)
+        self._computer.observe(
+            time_ms, Reading(replicas, processes, gpus, pressure, processes_ms, pressure_ms), counting=row > 0
+        )
 
     def rows(self, time_ms: int, *, missed: bool) -> list[Row]:
         """Every row of one grid time, those of absent metrics included."""

@@ -36,7 +36,7 @@ class _Replica:
         self.sample: ReplicaSample | Missing = Missing(TOO_FEW)
         self.usage: ProcessUsage | Missing = Missing(TOO_FEW)
         self.rates: Vector | None = None
-        self.cpu_rate: Vector | None = None
+        self.cpu_rate: float | None = None
 
     def take_sample(self, time_ms: int, sample: ReplicaSample | Missing, *, counting: bool) -> None:
         self.sample = sample
@@ -48,11 +48,11 @@ class _Replica:
             self.total.observe(float(sample.counters[REQUESTS_AT]), counting=counting)
         self.rates = self.counters.rate(time_ms)
 
-    def take_usage(self, time_ms: int, usage: ProcessUsage | Missing) -> None:
+    def take_usage(self, time_ms: int, read_ms: float, usage: ProcessUsage | Missing) -> None:
         self.usage = usage
         if not isinstance(usage, Missing):
-            self.cpu.add(time_ms, np.array([usage.cpu_s]))
-        self.cpu_rate = self.cpu.rate(time_ms)
+            self.cpu.add(read_ms, np.array([usage.cpu_s]))
+        self.cpu_rate = self.cpu.mean_rate(time_ms)
 
 
 class _Group:
@@ -87,7 +87,7 @@ class _Group:
             )
         if metric.source is Source.PROCESS_CPU:
             alive = any(isinstance(r.usage, ProcessUsage) for r in self._replicas)
-            rates = [float(r.cpu_rate[0]) for r in self._replicas if r.cpu_rate is not None and alive]
+            rates = [r.cpu_rate for r in self._replicas if r.cpu_rate is not None and alive]
             return _sum(rates, TOO_FEW if alive else NO_REPLICA)
         if not any(isinstance(replica.sample, ReplicaSample) for replica in self._replicas):
             return Missing(NO_REPLICA)
@@ -130,13 +130,13 @@ class TickComputer:
         for replica, sample in zip(self._replicas, reading.replicas, strict=False):
             replica.take_sample(time_ms, sample, counting=counting)
         for replica, usage in zip(self._replicas, reading.processes, strict=False):
-            replica.take_usage(time_ms, usage)
+            replica.take_usage(time_ms, reading.processes_ms or time_ms, usage)
         self._gpus = reading.gpus
         for source, stalled in reading.pressure.items():
             if not isinstance(stalled, Missing):
-                self._pressure[source].add(time_ms, np.array([stalled]))
-            rate = self._pressure[source].rate(time_ms)
-            self._stalled[source] = _first(rate) if not isinstance(stalled, Missing) else stalled
+                self._pressure[source].add(reading.pressure_ms or time_ms, np.array([stalled]))
+            rate = self._pressure[source].mean_rate(time_ms)
+            self._stalled[source] = _given(rate) if not isinstance(stalled, Missing) else stalled
         for group in self._groups:
             group.pool()
 
@@ -208,7 +208,7 @@ def _replica_value(metric: Metric, replica: _Replica) -> Value:
     if metric.source is Source.PROCESS_MEMORY:
         return replica.usage if isinstance(replica.usage, Missing) else replica.usage.memory_bytes
     if metric.source is Source.PROCESS_CPU:
-        return replica.usage if isinstance(replica.usage, Missing) else _first(replica.cpu_rate)
+        return replica.usage if isinstance(replica.usage, Missing) else _given(replica.cpu_rate)
     if isinstance(replica.sample, Missing):
         return replica.sample
     if metric.kind is Kind.COUNTER:
@@ -266,8 +266,8 @@ def _part(family: Family, rates: Vector) -> Vector:
     return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
 
 
-def _first(rate: Vector | None) -> Value:
-    return Missing(TOO_FEW) if rate is None else float(rate[0])
+def _given(rate: float | None) -> Value:
+    return Missing(TOO_FEW) if rate is None else rate
 
 
 def _sum(values: Sequence[float], reason: str) -> Value:

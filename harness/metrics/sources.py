@@ -146,9 +146,14 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one tick saw; lists are in the targets' (or devices') order."""
+    """What one tick saw; lists are in the targets' (or devices') order.
+
+    ``processes_ms`` and ``pressure_ms``: when those were really read, ms since the epoch; None: at the tick's own time.
+    """
 
     replicas: Sequence[ReplicaSample | Missing] = ()
     processes: Sequence[ProcessUsage | Missing] = ()
     gpus: Sequence[GpuUsage] = ()
     pressure: Mapping[Source, float | Missing] = field(default_factory=dict)
+    processes_ms: float | None = None
+    pressure_ms: float | None = None

@@ -21,7 +21,7 @@ from harness.metrics.prometheus.naming import natural
 from harness.metrics.prometheus.recording_target import Origin
 from harness.metrics.prometheus.telemetry import collect_telemetry
 from harness.metrics.promql import Beside, Dialect, cluster, local
-from harness.results.files import atomic_write, storage_errors
+from harness.results.files import atomic_write, storage_errors, sync_folder
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import read_manifest
 from harness.results.origin import read_origin
@@ -160,6 +160,7 @@ def collect(
         found = _collect_into(server, partial, window, pool)
         with storage_errors(out):
             partial.rename(out)
+            sync_folder(out.parent)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -128,6 +128,10 @@ class Condensed(StrictModel):
     recorded_digest: str = Field(description="`digest` of the manifest that lists them.")
 
 
+_LATEST_S = 253402300799.0
+"""The last second of the year 9999, which is the last that a date can have."""
+
+
 class Manifest(StrictModel):
     """``manifest.json``: written last, so that a folder without one is no experiment."""
 
@@ -146,7 +150,9 @@ class Manifest(StrictModel):
     )
     steps: dict[str, StepRecord] = Field(default_factory=dict)
     seeds: dict[str, int] = Field(default_factory=dict)
-    start_s: float = Field(description="UTC start of the recording (row 0), seconds since the epoch.")
+    start_s: float = Field(
+        ge=0, le=_LATEST_S, description="UTC start of the recording (row 0), seconds since the epoch."
+    )
     rows: int = Field(ge=0, description="Rows of every series of every metric.")
     absent_metrics: dict[str, str] = Field(default_factory=dict, description="Metric to reason.")
     recording: dict[str, Any] = Field(default_factory=dict, description="The recorder's summary.")
@@ -154,7 +160,7 @@ class Manifest(StrictModel):
         default_factory=dict, description="Why the recording was as long as it was; empty when the clock alone decided."
     )
     telemetry: dict[str, Any] = Field(default_factory=dict, description="The GPU telemetry's summary.")
-    findings: list[dict[str, Any]] = Field(default_factory=list, description="What the quality check found.")
+    findings: list[dict[str, str | None]] = Field(default_factory=list, description="What the quality check found.")
     verdict: Verdict
     files: dict[str, FileEntry] = Field(default_factory=dict, description="Every other file of the folder.")
     condensed: Condensed | None = Field(

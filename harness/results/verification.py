@@ -9,15 +9,19 @@ from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
 from harness.results.latencies import requests_between_readings
-from harness.results.layout import MANIFEST, SAMPLES, WIDE, WIDE_COLUMNS, MetricFile, metric_files
+from harness.results.layout import MANIFEST, SAMPLES, TELEMETRY, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
 from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
 from harness.spec.condition import waiting
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _GRID_TOLERANCE_S = 0.0011
 _RESTORE = "Restore it from a backup, or move the experiment's folder away and resume the campaign to run it again."
@@ -129,6 +133,8 @@ def verify_folder(folder: Path) -> Verification:
     for metric in manifest.experiment.metrics:
         _check_metric(folder, metric, tables.get(metric), manifest, damaged, outcome)
     _check_listed(manifest, folder, outcome)
+    if TELEMETRY in manifest.files and TELEMETRY not in damaged:
+        _check_telemetry(folder / TELEMETRY, outcome)
     if outcome.ok:
         try:
             _check_tables(folder, manifest, outcome)
@@ -220,6 +226,37 @@ def _check_metric(
         message = "the number of rows is not that of the recording."
         found = ", ".join(f"{series}: {count}" for series, count in wrong.items()) or "no rows"
         outcome.problems.append(Problem(file.path, message, f"{manifest.rows} rows each", found))
+
+
+def _check_telemetry(path: Path, outcome: Verification) -> None:
+    """One table with a time and the host's CPU in every line, and nothing but numbers beside the time."""
+    import pyarrow as pa  # a tenth of a second, which a command that reads no table does not need
+    from pyarrow import csv
+
+    try:
+        with storage_errors(path, "read"):
+            table = csv.read_csv(path)
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        outcome.problems.append(Problem(path, f"it is no table: {str(error).splitlines()[0][:200]}"))
+        return
+    odd = [name for name in ("timestamp", "host_cpu_percent") if name not in table.column_names]
+    if odd:
+        outcome.problems.append(Problem(path, "a column is missing.", odd[0], "none"))
+        return
+    for column in table.schema:
+        fits = pa.types.is_timestamp if column.name == "timestamp" else _is_number
+        if not fits(column.type) and not pa.types.is_null(column.type):
+            expected = "a time in every line" if column.name == "timestamp" else "a number or nothing in every line"
+            outcome.problems.append(
+                Problem(path, f"the column {column.name[:60]!r} is odd.", expected, "something else")
+            )
+            return
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _check_listed(manifest: Manifest, folder: Path, outcome: Verification) -> None:

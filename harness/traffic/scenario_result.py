@@ -7,15 +7,15 @@ LoadGen said of its own test, which lies within it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import ReasonCode, ResultsPathError
 from harness.metrics.quality import Finding, Severity
 from harness.results import layout
-from harness.results.files import read_object, storage_errors
-from harness.results.manifest import Provenance
+from harness.results.files import read_object, sha256_of, storage_errors
+from harness.results.manifest import Provenance, read_manifest
 from harness.spec import ExperimentSpec, ScenarioKind
 from harness.traffic.figures import NS_PER_MS, Served, Window, of_generator, of_replicas, to_dict
 
@@ -83,22 +83,28 @@ def evaluate(
     return content, [*findings, *told]
 
 
-def read_scenarios(path: Path) -> list[dict[str, Any]]:
+def read_scenarios(path: Path, *, say: Callable[[str], None] = lambda _note: None) -> list[dict[str, Any]]:
     """The ``scenario.json`` of every finished experiment of a campaign, or of one experiment.
 
-    Raises:
-        ResultsPathError: there is none.
-        StorageError: one cannot be read.
+    ``say`` is told of one that is damaged, and left out. Raises ResultsPathError where there is none, StorageError where
+    one cannot be read.
     """
     if not path.is_dir():
         raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or of an experiment.")
     folders = [path] if (path / layout.MANIFEST).is_file() else list(layout.experiment_folders(path))
-    found = []
+    found: list[dict[str, Any]] = []
+    damage: list[ResultsPathError] = []
     for folder in folders:
         file = folder / FILE_NAME
         with storage_errors(file, "read"):
-            if file.is_file():
-                found.append(_read(file))
+            present = file.is_file()
+        try:
+            found += [_read(file)] if present else []
+        except ResultsPathError as error:
+            damage.append(error)
+            say(f"{folder.name} is left out: {error.message}")
+    if damage and not found:
+        raise damage[0]
     if not found:
         raise ResultsPathError(
             f"{path} holds no experiment with a scenario.",
@@ -108,13 +114,30 @@ def read_scenarios(path: Path) -> list[dict[str, Any]]:
 
 
 def _read(file: Path) -> dict[str, Any]:
+    entry = read_manifest(file.parent).files.get(FILE_NAME)
     content = read_object(file)
     try:
-        _ = content["results"]["latency_ms"].keys(), content["validity"]["reasons"], content["experiment"]
+        results = content["results"]
+        numbers = [
+            results.get("intended_per_s"),
+            results["achieved_per_s"],
+            results["throughput_samples_per_s"],
+            *results["latency_ms"].values(),
+        ]
+        texts = [content["experiment"], content["scenario"], *content["validity"]["reasons"]]
+        _ = {True: 0, False: 0, None: 0}[results.get("limit_met")], content["validity"]["valid"]
+        whole = all(isinstance(number, int | float | None) for number in numbers) and all(
+            isinstance(text, str) for text in texts
+        )
     except (KeyError, TypeError, AttributeError) as error:
         raise ResultsPathError(
             f"{file} is no {FILE_NAME} of this harness: {error}.", advice="Restore it from a backup."
         ) from error
+    with storage_errors(file, "read"):
+        same = entry is not None and sha256_of(file) == entry.sha256
+    if not whole or not same:
+        why = "the file was changed after it was written" if not same else "a figure is no number"
+        raise ResultsPathError(f"{file} is damaged: {why}.", advice="Restore it from a backup.")
     return content
 
 

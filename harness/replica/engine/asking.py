@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from harness.replica.engine.http_client import BrokenAnswerError, Connection, head_of
 from harness.replica.engine.process import HOST
 from harness.replica.engine.protocols import UNKNOWN, Answer, BadAnswerError, EventStream, Question, body_of, read_whole
-from harness.replica.engine.settings import request_headers, server_key
+from harness.replica.engine.settings import request_headers, server_key, without_key
 from harness.spec.server import Protocol, ServerSpec
 
 BROKEN = 0
@@ -23,7 +23,6 @@ BAD_ANSWER = -2
 ABANDONED = -3
 """No whole answer yet when the load ended: what would have become of it is not known."""
 OK = 200
-HIDDEN = "(key)"
 _MOST_SAID = 300
 
 
@@ -93,7 +92,7 @@ class Asker(ABC):
         if outcome.status == OK and outcome.input_tokens == UNKNOWN:
             outcome.input_tokens = question.input_tokens
         if outcome.said:  # a server may repeat the key that it does not take, and what it says is written down
-            outcome.said = outcome.said.replace(self._key or HIDDEN, HIDDEN)[:_MOST_SAID]
+            outcome.said = without_key(outcome.said, self._key)[:_MOST_SAID]
         return outcome
 
     @abstractmethod
@@ -161,7 +160,7 @@ class HttpAsker(Asker):
         else:
             body = b"".join([piece async for piece in pieces])
             if self._key:
-                body = body.replace(self._key.encode(), HIDDEN.encode())
+                body = without_key(body.decode(errors="surrogateescape"), self._key).encode(errors="surrogateescape")
             if status != self._success:
                 outcome.status = status if status != OK else BAD_ANSWER
                 outcome.said = f"HTTP {status}: {' '.join(body.decode(errors='replace').split())}"

@@ -6,10 +6,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from harness.replica.engine.asking import HIDDEN, Asker, Outcome
+from harness.replica.engine.asking import Asker, Outcome
 from harness.replica.engine.process import HOST
 from harness.replica.engine.protocols import UNKNOWN, Answer, BadAnswerError, Question
-from harness.replica.engine.settings import request_headers
+from harness.replica.engine.settings import request_headers, without_key
 from harness.replica.errors import WorkloadError
 from harness.replica.registry import find_factory
 from harness.spec.server import ServerSpec
@@ -41,7 +41,7 @@ class OwnAsker(Asker):
         try:
             self._client = factory(host=host, port=port, tls=tls, model=engine.model, headers=request_headers(engine))
         except Exception as error:
-            said = f"{type(error).__name__}: {error}".replace(self._key or HIDDEN, HIDDEN)
+            said = without_key(f"{type(error).__name__}: {error}", self._key)
             raise WorkloadError(f"the client {engine.client} cannot be made: {said}") from error
         if not all(callable(getattr(self._client, name, None)) for name in ("ask", "close")):
             raise WorkloadError(f"{engine.client} returned a {type(self._client).__name__} without ask() and close().")

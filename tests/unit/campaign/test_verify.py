@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from harness.analysis.campaign import analyse
 from harness.analysis.report import REPORT_MD, SUMMARY_CSV, SUMMARY_JSON
 from harness.campaign import folder as folders
 from harness.campaign.journal import Journal, read_events
@@ -231,3 +232,86 @@ def test_a_broken_scenario_file_is_refused_by_name(path, text):
 
     with pytest.raises(ResultsPathError, match=r"scenario\.json"):
         read_scenarios(path)
+
+
+TELEMETRY_HEAD = b"timestamp,elapsed_s,gpu0_power_w,host_cpu_percent\n"
+TELEMETRY_ROW = b"2026-01-31T00:00:00.000Z,0.100,57.0,12.5\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        TELEMETRY_HEAD.replace(b"timestamp", b"time") + TELEMETRY_ROW,
+        TELEMETRY_HEAD.replace(b"host_cpu_percent", b"cpu") + TELEMETRY_ROW,
+        TELEMETRY_HEAD + TELEMETRY_ROW.replace(b"57.0", b"5\x007.0"),
+        TELEMETRY_HEAD + TELEMETRY_ROW + b"2026-01-31T00:00:00.200Z,0.200\n",
+        TELEMETRY_HEAD + TELEMETRY_ROW.replace(b"57.0", b"many"),
+        TELEMETRY_HEAD + TELEMETRY_ROW.replace(b"2026-01-31T", b"yesterday "),
+    ],
+    ids=["empty", "no timestamp", "no CPU", "NUL", "ragged", "a word", "no time"],
+)
+def test_telemetry_that_is_no_table_is_damage_of_its_experiment_alone(path, content):
+    (path / ONE / "telemetry.csv").write_bytes(content)
+    listing(path / ONE, "telemetry.csv", path / ONE / "telemetry.csv")
+
+    assert any("telemetry.csv" in problem for problem in problems(path))
+    damage = {experiment.name: bool(experiment.damage) for experiment in analyse(path).experiments}
+    assert damage == {ONE: True, TWO: False}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("findings", [{"severity": "info", "code": [], "metric": "", "message": "", "advice": ""}]),
+        ("start_s", 1e18),
+        ("start_s", -1.0),
+        ("rows", "many"),
+    ],
+)
+def test_a_manifest_that_is_sealed_and_odd_is_named_and_the_others_go_on(path, field, value):
+    reseal(path / ONE, **{field: value})
+
+    assert any(f"{ONE}/manifest.json" in problem for problem in problems(path))
+    analysis = analyse(path)
+    assert [experiment.name for experiment in analysis.experiments] == [TWO]
+    assert [(each.name, field in each.reason) for each in analysis.unfinished] == [(ONE, True)]
+
+
+def test_a_mode_that_nobody_knows_is_a_sentence(path):
+    manifest = json.loads((path / ONE / "manifest.json").read_text())
+    manifest["experiment"]["sharing"] = "quantum"
+    reseal(path / ONE, experiment=manifest["experiment"])
+    assert [each.name for each in analyse(path).unfinished] == [ONE]
+
+    identity = json.loads((path / "campaign.json").read_text())
+    identity["spec"]["sharing"] = ["quantum"]
+    (path / "campaign.json").write_text(json.dumps(identity | {"digest": content_digest(identity)}))
+    with pytest.raises(ResultsPathError, match="sharing"):
+        analyse(path)
+
+
+def scenario(experiment, **results):
+    figures = {"achieved_per_s": 9.0, "throughput_samples_per_s": 9.0, "latency_ms": {"p50": 1.0}} | results
+    content = {
+        "experiment": experiment.name,
+        "scenario": "http",
+        "results": figures,
+        "validity": {"valid": True, "reasons": []},
+    }
+    (experiment / "scenario.json").write_text(json.dumps(content))
+    listing(experiment, "scenario.json", experiment / "scenario.json")
+
+
+def test_scenarios_leave_out_what_is_odd_or_not_what_its_manifest_says(path):
+    for experiment in (ONE, TWO):
+        scenario(path / experiment)
+    assert len(read_scenarios(path)) == 2
+    for harm in (
+        lambda: scenario(path / ONE, achieved_per_s="x"),
+        lambda: (path / ONE / "scenario.json").write_text((path / TWO / "scenario.json").read_text()),
+    ):
+        harm()
+        notes = []
+        assert [found["experiment"] for found in read_scenarios(path, say=notes.append)] == [TWO]
+        assert ONE in notes[0]

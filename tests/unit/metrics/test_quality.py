@@ -462,3 +462,14 @@ def test_a_workload_that_rests_may_not_be_gone(judged):
     found = bad(judged(change))
     assert {finding.metric for finding in found} == {"latency_p50", "active_share"}
     assert all(finding.severity is Severity.DEGRADED and finding.advice for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "degraded"), [([0.0, 0.0, 0.02], False), ([0.0, 0.0, 0.0], True), ([0.0, 0.0, 2.0], True)]
+)
+def test_zeros_of_cpu_time_that_the_kernels_ticks_cannot_show_are_no_flaw(judged, cpu, degraded):
+    def change(columns):
+        for series in series_of("cpu_usage"):
+            columns["cpu_usage", series] = cpu * (ROWS // 3)
+
+    assert ("cpu_usage" in {finding.metric for finding in bad(judged(change))}) is degraded

@@ -206,6 +206,25 @@ def test_pressure_is_a_share_of_time():
     assert values(sink, "cpu_psi", "node") == pytest.approx([25.0] * 6)
 
 
+def test_shares_of_time_are_of_the_time_that_really_passed_between_readings():
+    class LateEverySecondTick(SlowClock):
+        """Sees the machine 0.2 s late in every second of its 0.25 s."""
+
+        def wait_until(self, time_s, wake=None):
+            woken = super().wait_until(time_s, wake)
+            self.time_s += 0.2 * (round(time_s * 4) % 2)
+            return woken
+
+    clock = LateEverySecondTick()
+    sources = fake_sources(1, served(), pressure=FakePressure(lambda *_: clock.now_s()))
+    sink = RowList()
+    recorder = Recorder(
+        [], metrics=select(["cpu_psi"]), step_s=0.25, window_s=0.5, sink=sink, clock=clock, sources=sources
+    )
+    recorder.record(START_S, 20)
+    assert [row.value for row in sink.series("cpu_psi", "node") if row.value is not None] == pytest.approx([100.0] * 20)
+
+
 def test_gpu_memory_is_split_among_replicas_where_the_driver_tells():
     usage = gpu_usage({1000: 100, 1001: 200, 4: 700})
     _, sink = record(served(), gpus=FakeGpus(2, lambda *_: usage))

@@ -1,6 +1,7 @@
 """Asking a server: against one of known behaviour in the same loop, and with hand-made outcomes."""
 
 import asyncio
+import base64
 import itertools
 import json
 import socket
@@ -18,7 +19,7 @@ from harness.replica.engine.http_client import Connection, StampedReader, Stampe
 from harness.replica.engine.ledger import FIELDS, Families, Ledger, p99
 from harness.replica.engine.load import Load
 from harness.replica.engine.protocols import UNKNOWN, BadAnswerError, EventStream, Question, body_of
-from harness.replica.engine.settings import request_headers
+from harness.replica.engine.settings import request_headers, without_key
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from harness.replica.latency_log import LatencyLog
 from harness.replica.metrics import RequestMetrics
@@ -405,3 +406,16 @@ def test_the_key_is_read_from_the_environment_alone(monkeypatch):
     asked_of(server, settings)
     assert "Authorization: Bearer s3cr3t\r\n" in server.heads[0]
     assert "s3cr3t" not in repr(settings)
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "Bearer ", "Authorization: Bearer "])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_a_key_that_a_server_repeats_is_not_kept_in_base64_either(before, encode):
+    key = "sk-proj-4f?>9c2e8b7a61d5"
+    echoed = f"I was sent {encode(f'{before}{key}, was I'.encode()).decode()} and {key}"
+    kept = without_key(echoed, key)
+    assert (kept.count("(key)"), key in kept) == (2, False)
+    assert (
+        len(kept) <= len(echoed) - len(key) * 7 // 3 + 2 * len("(key)") + 4
+    )  # a letter or two on either side may stay
+    assert without_key(echoed, "") == echoed

@@ -11,7 +11,7 @@ from harness.results.latencies import RECORD
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.traffic.figures import REQUEST, Window, of_generator, of_replicas, percentiles_ms
 from harness.traffic.requests_log import FAILED, RECORD_BYTES, UNANSWERED, RequestsLog
-from harness.traffic.scenario_result import FILE_NAME, LOAD_LOG, NOTE, evaluate, read_scenarios
+from harness.traffic.scenario_result import LOAD_LOG, NOTE, evaluate, read_scenarios
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -240,11 +240,3 @@ def test_reading_says_where_there_is_none(tmp_path):
         read_scenarios(tmp_path / "absent")
     with pytest.raises(ResultsPathError, match="holds no experiment with a scenario"):
         read_scenarios(tmp_path)
-    for name in ("b", "a"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_text("{}")
-        content = {"experiment": name, "results": {"latency_ms": {}}, "validity": {"reasons": []}}
-        (tmp_path / name / FILE_NAME).write_text(json.dumps(content))
-
-    assert [each["experiment"] for each in read_scenarios(tmp_path)] == ["a", "b"]
-    assert read_scenarios(tmp_path / "b") == [content | {"experiment": "b"}]
