@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from harness.analysis import campaign_table, summary
-from harness.analysis import compare as comparisons
 from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
 from harness.analysis.contrasts.comparison import gathered
 from harness.analysis.metrics.catalogue import ALL
@@ -206,13 +205,13 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
 
     Args:
         campaigns: one or more; paths are opened.
-        by: ``campaign``, ``sharing`` or ``condition``; None: campaigns when several measured the same, else sharing modes,
-            else conditions.
+        by: ``campaign``, ``sharing``, ``condition``, ``workload``, ``share`` (limits under MPS) or ``time-slice``; None: campaigns
+            when several measured the same, else sharing modes, else conditions.
         unlike: compare even what was measured on unlike machines.
 
     Returns:
-        A row per workload, replicas and measure: ``ratio`` of the mean of ``of`` over that of ``against`` with its 95 %
-        interval, ``p`` (Welch, Holm-corrected over all rows), and the ``answer`` in words.
+        A row per workload, replicas and measure: ``ratio`` of ``of`` over ``against`` with its 95 % interval, ``p`` (corrected for
+        the family that docs/comparing.md names), the ``answer`` in words and its code ``outcome``.
 
     Raises:
         UsageError: the same campaign twice, or sides that cannot be.
@@ -225,24 +224,27 @@ def compare(*campaigns: Campaign | str | PathLike[str], by: str | None = None, u
     known = {each.folder: each for each in campaigns if isinstance(each, Campaign)}
     with gathered(
         paths, by, unlike=unlike, read=lambda folder: known[folder].analysis if folder in known else analyse(folder)
-    ) as pool:
-        lines = comparisons.compare(pool).lines
-    rows = [
-        {
-            "workload": line.place.workload,
-            "replicas": line.place.replicas,
-            "measure": line.measure,
-            "of": line.b,
-            "against": line.a,
-            "ratio": line.ratio.mean if line.ratio else None,
-            "ci95_low": line.ratio.low if line.ratio else None,
-            "ci95_high": line.ratio.high if line.ratio else None,
-            "p": line.difference.adjusted_p,
-            "answer": line.difference.sentence,
-        }
-        for line in lines
+    ) as comparison:
+        rows = [
+            {
+                "workload": tested.key.workload,
+                "replicas": tested.key.replicas,
+                "measure": tested.contrast.metric,
+                "of": tested.b,
+                "against": tested.a,
+                "ratio": tested.contrast.ratio.mean,
+                "ci95_low": tested.contrast.ratio.low,
+                "ci95_high": tested.contrast.ratio.high,
+                "p": tested.contrast.corrected_p,
+                "answer": tested.contrast.sentence,
+                "outcome": tested.contrast.outcome.value,
+            }
+            for tested in comparison.tests
+        ]
+    columns = [
+        *("workload", "replicas", "measure", "of", "against"),
+        *("ratio", "ci95_low", "ci95_high", "p", "answer", "outcome"),
     ]
-    columns = ["workload", "replicas", "measure", "of", "against", "ratio", "ci95_low", "ci95_high", "p", "answer"]
     frame = pd.DataFrame(rows, columns=columns)
     return frame.astype(dict.fromkeys(["ratio", "ci95_low", "ci95_high", "p"], "float64"))
 

@@ -9,23 +9,24 @@ from pathlib import Path
 import harness
 from harness.analysis.campaign import CampaignAnalysis
 from harness.analysis.comparability import gpu_names
-from harness.analysis.compare import Comparison
-from harness.analysis.comparison_curves import curves
-from harness.analysis.comparison_model import NOTHING_ASKED, Answer, Asked
-from harness.analysis.contrasts.comparison import Pool
+from harness.analysis.comparison_model import Answer, ComparisonQuery
+from harness.analysis.comparison_plots import Row, by_workload
+from harness.analysis.contrasts.comparison import Comparison
+from harness.analysis.figure_style import Picture
 from harness.analysis.format import DASH
 from harness.analysis.pages.table import Column, Table, ratio_entry
 from harness.analysis.questions import context_switch, cost_of_sharing, fairness, max_replicas, price, recommendation
 from harness.analysis.questions.condition_overhead import Interference, interference
-from harness.analysis.questions.isolation_choice import NOT_MEASURED, ONE_MODE, Protection, protections
-from harness.analysis.questions.price import prices
+from harness.analysis.questions.isolation_choice import NOT_MEASURED, ONE_MODE, IsolationChoice, isolation_choices
+from harness.analysis.questions.max_replicas import laws
+from harness.analysis.questions.price import cost_per_million, kwh_per_million, prices
 from harness.analysis.report import environment, mps_limits, tables_of
 from harness.errors import UsageError
 from harness.results import Manifest
 from harness.results.files import atomic_write
 from harness.sharing.modes import MODES
 
-QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
+QUESTIONS: tuple[Callable[[Comparison, ComparisonQuery], Answer], ...] = (
     recommendation.answer,
     cost_of_sharing.answer,
     max_replicas.answer,
@@ -36,14 +37,14 @@ QUESTIONS: tuple[Callable[[Pool, Comparison, Asked], Answer], ...] = (
 """In the order of the page: the decision, then what it rests on."""
 
 
-def answers(pool: Pool, comparison: Comparison, asked: Asked) -> list[Answer]:
+def answers(comparison: Comparison, query: ComparisonQuery) -> list[Answer]:
     """The six questions, answered as far as the measurements go."""
-    return [question(pool, comparison, asked) for question in QUESTIONS]
+    return [question(comparison, query) for question in QUESTIONS]
 
 
-def overheads(pool: Pool) -> Interference | None:
+def overheads(comparison: Comparison) -> Interference | None:
     """Every condition of one campaign against its first, paired by repeat; None without conditions, or with several such campaigns."""
-    alone = _with_conditions(pool)
+    alone = _with_conditions(comparison)
     return interference(alone) if alone else None
 
 
@@ -58,7 +59,7 @@ class Isolation:
         apart: with which settings and GPU that was measured, where it was by a campaign that stands beside the others.
     """
 
-    best: list[Protection]
+    best: list[IsolationChoice]
     instead: list[str]
     conditions: str
     apart: str
@@ -70,43 +71,42 @@ class Isolation:
         return [*(one.sentence for one in self.best), *self.instead, *conditions, *([self.apart] if self.apart else [])]
 
 
-def isolated(pool: Pool, found: Interference | None) -> Isolation:
+def isolated(comparison: Comparison, found: Interference | None) -> Isolation:
     """Which mode isolates best from neighbours, or why the campaigns do not say."""
-    with_conditions = _with_conditions(pool)
+    with_conditions = _with_conditions(comparison)
     conditions = with_conditions.spec.conditions if with_conditions and with_conditions.spec else []
     if found is None or with_conditions is None or not any(one.neighbours for one in conditions):
         return Isolation([], [NOT_MEASURED], "", "")
-    best = protections(pool, with_conditions, found)
+    best = isolation_choices(comparison, with_conditions, found)
     instead = [] if best else [ONE_MODE, *found.worst()]
     explained = found.explained([*(one.sentence for one in best), *instead])
-    return Isolation(best, instead, explained, _apart(pool))
+    return Isolation(best, instead, explained, _apart(comparison))
 
 
-def _with_conditions(pool: Pool) -> CampaignAnalysis | None:
-    return pool.beside or (pool.analyses[0] if len(pool.analyses) == 1 else None)
+def _with_conditions(comparison: Comparison) -> CampaignAnalysis | None:
+    return comparison.beside or (comparison.analyses[0] if len(comparison.analyses) == 1 else None)
 
 
-def _apart(pool: Pool) -> str:
-    if pool.beside is None:
+def _apart(comparison: Comparison) -> str:
+    if comparison.beside is None:
         return ""
-    manifests = [one.data.manifest for one in pool.beside.experiments]
+    manifests = [one.data.manifest for one in comparison.beside.experiments]
     settings = ", ".join(f"{name} with {words}" for name, words in _settings_of(manifests).items())
     where = gpu_names(manifests[0]) if manifests[0].gpus else "no GPU"
-    return f"Measured apart: {pool.beside.name}, {settings}, on {where}."
+    return f"Measured apart: {comparison.beside.name}, {settings}, on {where}."
 
 
 def write_page(
-    path: Path, pool: Pool, comparison: Comparison, answered: list[Answer], command: str, asked: Asked = NOTHING_ASKED
+    path: Path, comparison: Comparison, answered: list[Answer], command: str, query: ComparisonQuery | None = None
 ) -> Path:
     """Write the page; one that is there already is replaced.
 
     Args:
         path: of the file, ending in .html.
-        pool: what is compared.
-        comparison: its lines.
+        comparison: what is compared.
         answered: the questions.
         command: the command line that makes the page again.
-        asked: what the answers were given for.
+        query: what the answers were given for.
 
     Raises:
         UsageError: the folder does not exist, or the name is not that of a page.
@@ -117,11 +117,10 @@ def write_page(
             f"{path} cannot be the page: it takes a name ending in .html in a folder that exists.",
             advice="E.g. --html comparison.html",
         )
-    manifests, against_first = pool.manifests(), overheads(pool)
-    modes = [mode for sharing, mode in MODES.items() if sharing in {one.experiment.sharing for one in manifests}]
-    repeats = [len(cell.used) for setup in pool.setups for cell in setup.cells.values()]
+    manifests, against_first = comparison.manifests(), overheads(comparison)
+    modes = [mode for sharing, mode in MODES.items() if sharing in {run.experiment.sharing for run in manifests}]
+    repeats = [len(cell.used) for arm in comparison.arms for cell in arm.cells.values()]
     content = {
-        "pool": pool,
         "comparison": comparison,
         "tests": _tests(comparison),
         "answers": answered,
@@ -135,9 +134,9 @@ def write_page(
         "most": max(repeats),
         "command": command,
         "version": harness.__version__,
-        "isolation": isolated(pool, against_first),
-        "curves": curves(pool, asked),
-        "prices": prices(asked),
+        "isolation": isolated(comparison, against_first),
+        "curves": curves(comparison, query or ComparisonQuery()),
+        "prices": prices(query or ComparisonQuery()),
         **tables_of(against_first),
     }
     atomic_write(path, environment().get_template("comparison.html.j2").render(content), replace=True)
@@ -154,12 +153,12 @@ def _tests(comparison: Comparison) -> Table:
         *map(Column, ("p, Holm", "Mann-Whitney p", "Hedges' g", "Cliff's delta")),
     ]
     rows = []
-    for line in comparison.lines:
-        tests = line.difference
-        where = [line.place.workload, line.place.replicas, line.measure, line.b, line.a]
-        numbers = (tests.adjusted_p, tests.mann_whitney_p, tests.hedges_g, tests.cliffs_delta)
+    for key, a, b, contrast in comparison.tests:
+        effect = contrast.effect
+        numbers = (contrast.corrected_p, effect.mann_whitney_p, effect.hedges_g, effect.cliffs_delta)
         shown = [DASH if value is None else f"{value:.2g}" for value in numbers]
-        rows.append([*where, ratio_entry(line.ratio), tests.sentence, *shown])
+        where = [key.workload, key.replicas, contrast.metric, b, a]
+        rows.append([*where, ratio_entry(contrast.ratio), contrast.sentence, *shown])
     return Table(columns, rows, "Every comparison with its tests")
 
 
@@ -178,3 +177,29 @@ def _settings_of(manifests: Sequence[Manifest]) -> dict[str, str]:
         own = f"{size}, {workload.precision.value}, {workload.execution.value}"
         found.setdefault(workload.name, {})[server.load_in_words() if server else own] = None
     return {name: " or ".join(words) for name, words in found.items()}
+
+
+def curves(comparison: Comparison, query: ComparisonQuery) -> list[Picture]:
+    """Speed first, then fairness and price; a column for each workload."""
+    limit_s = query.latency_limit_s
+    limit = "" if limit_s is None else " with the limit (dotted)"
+    speed = by_workload(
+        comparison,
+        "speed",
+        f"Throughput of all replicas together with the fitted laws (dashed), and p99 latency{limit}",
+        [
+            Row("throughput", "requests/s", curves=laws(comparison)),
+            Row("latency_p99_exact", "p99, ms", scale=1e3, logarithmic=True, line=limit_s),
+        ],
+    )
+    priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
+    cost = Row("cost", f"cost, {query.currency}".rstrip(", "), pick=lambda cell: cost_per_million(cell, query))
+    energy = Row("energy", "kWh", pick=kwh_per_million)
+    share = by_workload(
+        comparison,
+        "share",
+        "Throughput of the slowest replica over that of the fastest (1 is fair), and "
+        f"{'cost' if priced else 'energy'} of a million inferences",
+        [Row("fairness", "slowest / fastest", line=1.0), cost if priced else energy],
+    )
+    return [picture for picture in (speed, share) if picture]

@@ -10,8 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from harness.analysis.chart import FAINT, INK, PALETTE
-from harness.analysis.comparison_model import counts
-from harness.analysis.contrasts.comparison import Place, Pool
+from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.figure_style import Picture, finished, from_zero, logarithmic, new_figure, say_absent, style
 from harness.analysis.format import number
 from harness.analysis.scaling_plots import Curve, Pick, draw, replica_axis
@@ -33,7 +32,7 @@ class Row:
         pick: another figure than the measure of that name.
         logarithmic: whether the axis is.
         line: a horizontal line, in the measure's unit.
-        curves: fitted law by workload and label of the setup.
+        curves: fitted law by workload and label of the arm.
     """
 
     measure: str
@@ -54,9 +53,9 @@ class Points:
     scale: float = 1.0
 
 
-def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Picture | None:
+def by_workload(comparison: Comparison, name: str, title: str, rows: Sequence[Row]) -> Picture | None:
     """Figures against replicas, a column for each workload; None when there is nothing to show."""
-    workloads = pool.workloads()
+    workloads = comparison.workloads()
     if not workloads:
         return None
     with style():
@@ -65,7 +64,7 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
         grid = figure.subplots(len(rows), len(workloads), squeeze=False)
         for row, line in zip(rows, grid, strict=True):
             for workload, axes in zip(workloads, line, strict=True):
-                _panel(axes, pool, workload, row)
+                _panel(axes, comparison, workload, row)
             line[0].set_ylabel(row.label)
         for axes, workload in zip(grid[0], workloads, strict=True):
             axes.set_title(workload)
@@ -75,9 +74,9 @@ def by_workload(pool: Pool, name: str, title: str, rows: Sequence[Row]) -> Pictu
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
         figure.tight_layout(rect=(0, 0, 1, 1 - 0.3 / (_ROW_IN * len(rows) + 0.7)))
-        shown = [setup.label for setup in pool.setups if setup.label in handles]
+        shown = [arm.label for arm in comparison.arms if arm.label in handles]
         figure.legend([handles[label] for label in shown], shown, loc="upper right", ncols=max(1, min(6, len(handles))))
-        return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(pool, rows[0])}", png=False)
+        return finished(figure, f"comparison-{name}", title, f"{title}: {_spoken(comparison, rows[0])}", png=False)
 
 
 def bars(name: str, title: str, label: str, points: Sequence[Points]) -> Picture | None:
@@ -106,30 +105,30 @@ def _arm(upper: float | None, lower: float | None) -> float:
     return 0.0 if upper is None or lower is None else upper - lower
 
 
-def _panel(axes: Axes, pool: Pool, workload: str, row: Row) -> None:
+def _panel(axes: Axes, comparison: Comparison, workload: str, row: Row) -> None:
     drawn = False
-    for index, setup in enumerate(pool.setups):
-        cells = [setup.cells[Place(workload, count)] for count in setup.counts(workload)]
-        curve = Curve(row.measure, setup.label, row.scale, row.pick)
+    for index, arm in enumerate(comparison.arms):
+        cells = [arm.cells[CellKey(workload, count)] for count in arm.counts(workload)]
+        curve = Curve(row.measure, arm.label, row.scale, row.pick)
         if any(curve.estimate(cell) for cell in cells):
             draw(axes, cells, curve, index)
             drawn = True
-        fit = row.curves.get((workload, setup.label))
+        fit = row.curves.get((workload, arm.label))
         if fit is not None:
-            n = np.linspace(1, max(setup.counts(workload)), _CURVE_POINTS)
+            n = np.linspace(1, max(arm.counts(workload)), _CURVE_POINTS)
             values = np.array([estimate.mean for estimate in fit.parameters.values()])
             colour = PALETTE[index % len(PALETTE)]
-            axes.plot(n, fit.law.curve(n, values) * row.scale, "--", color=colour, linewidth=1, gid=setup.label)
+            axes.plot(n, fit.law.curve(n, values) * row.scale, "--", color=colour, linewidth=1, gid=arm.label)
     if not drawn:
         reasons = [
             cell.absent[row.measure]
-            for setup in pool.setups
-            for cell in setup.cells.values()
+            for arm in comparison.arms
+            for cell in arm.cells.values()
             if row.measure in cell.absent
         ]
         say_absent(axes, reasons[-1] if reasons else "no run gives it")
         return
-    replica_axis(axes, counts(pool, workload))
+    replica_axis(axes, comparison.counts(workload))
     if row.line is not None:
         axes.axhline(row.line * row.scale, color=INK, linestyle=":", linewidth=1)
     if row.logarithmic:
@@ -138,17 +137,17 @@ def _panel(axes: Axes, pool: Pool, workload: str, row: Row) -> None:
         from_zero(axes)
 
 
-def _spoken(pool: Pool, row: Row) -> str:
+def _spoken(comparison: Comparison, row: Row) -> str:
     """The means of the first row, for those who cannot see it."""
     curve = Curve(row.measure, "", row.scale, row.pick)
     return "; ".join(
-        f"{workload} under {setup.label}: "
+        f"{workload} under {arm.label}: "
         + ", ".join(
             f"{count} replicas {number(estimate.mean * row.scale)}"
-            for count in setup.counts(workload)
-            if (estimate := curve.estimate(setup.cells[Place(workload, count)]))
+            for count in arm.counts(workload)
+            if (estimate := curve.estimate(arm.cells[CellKey(workload, count)]))
         )
-        for workload in pool.workloads()
-        for setup in pool.setups
-        if setup.counts(workload)
+        for workload in comparison.workloads()
+        for arm in comparison.arms
+        if arm.counts(workload)
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
-from harness.analysis.comparison_model import Asked
+from harness.analysis.comparison_model import ComparisonQuery
 from harness.analysis.contrasts.comparison import By, gather
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity, replicas_in_words, times, with_interval
 from harness.analysis.goodput import Best, sentences
 from harness.analysis.narrative import FEW_REPEATS, UNSTEADY_CV, answers
 from harness.analysis.questions.condition_overhead import Interference
-from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices, gain
+from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
 from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError
 from harness.metrics.throttling import TOLD_SHARE
@@ -43,9 +44,9 @@ def _decided(analysis: CampaignAnalysis) -> list[str]:
     """Which sharing mode does best, a sentence per workload; nothing where one mode was measured."""
     if len({cell.mode for cell in analysis.cells if cell.used}) < 2:
         return []
-    pool = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
+    comparison = gather([analysis.folder], By.SHARING, unlike=True, read=lambda _folder: analysis)
     found: dict[str, Choice] = {}
-    for choice in choices(pool, Asked()):
+    for choice in choices(comparison, ComparisonQuery()):
         if choice.goal.name in {MOST_THROUGHPUT, LOWEST_P99}:
             found.setdefault(choice.workload, choice)  # The throughput comes first, unless it was set.
     return [_sentence(choice) for choice in found.values()]
@@ -54,13 +55,16 @@ def _decided(analysis: CampaignAnalysis) -> list[str]:
 def _sentence(choice: Choice) -> str:
     (mode, best), (other, runner_up) = choice.best, choice.next
     goal = choice.goal.name.removesuffix(" with many replicas")
-    ratio = gain(choice)
-    than = f"{times(ratio)} that of" if ratio else "against"
+    than = f"{times(choice.gain.ratio)} that of" if choice.gain else "against"
     told = f"{_figures(choice, best)}; {than} {other} with {replicas_in_words(runner_up.replicas)}"
     where = f"under {mode} with {replicas_in_words(best.replicas)}, {told}"
     if choice.clear:
         return f"{choice.workload}: {goal} {where} (significant)."
-    sure = "no significant difference between the modes" if choice.p is not None else "too few runs to choose a mode"
+    sure = (
+        "no significant difference between the modes"
+        if choice.outcome is Outcome.NOT_SIGNIFICANT
+        else "too few runs to choose a mode"
+    )
     return f"{choice.workload}: {sure}; {goal} here {where}."
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment, shared
+from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, Experiment
 from harness.analysis.comparability import gpu_names
+from harness.analysis.contrasts.contrast import Contrasts
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import clipped, number, quantity, ratio_interval, with_interval
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.metrics.measured import LoadState, load_state
-from harness.analysis.statistics import Estimate, difference
+from harness.analysis.statistics import Estimate
 from harness.errors import counted
 from harness.metrics.throttling import TOLD_SHARE
 from harness.results.manifest import Status
@@ -37,9 +39,9 @@ def answers(analysis: CampaignAnalysis) -> list[str]:
     for cell in analysis.cells:
         if "throughput" in cell.estimates:
             groups.setdefault(cell.key.curve, []).append(cell)
-    several = len({cell.mode for cell in analysis.cells}) > 1
+    several, contrasts = len({cell.mode for cell in analysis.cells}) > 1, Contrasts([analysis])
     return [
-        _answer(_label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
+        _answer(contrasts, _label(cells[0], several_modes=several), sorted(cells, key=lambda cell: cell.replicas))
         for cells in groups.values()
     ]
 
@@ -50,10 +52,10 @@ def _label(cell: Cell, *, several_modes: bool) -> str:
     return f"{cell.workload}{mode}{condition}"
 
 
-def _answer(label: str, cells: Sequence[Cell]) -> str:
+def _answer(contrasts: Contrasts, label: str, cells: Sequence[Cell]) -> str:
     first, last = cells[0], cells[-1]
     rate = with_interval(last.estimates["throughput"], "requests/s")
-    parts = [f"{label}: {_replicas(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
+    parts = [f"{label}: {_replicas(last)}{_idle(last)} {'serves' if last.replicas == 1 else 'serve'} {rate}"]
     if last is not first and last.speed_up and last.efficiency:
         parts.append(
             f"{_times(last.speed_up)} what one does, so each works at {100 * last.efficiency.mean:.0f} % of its speed alone"
@@ -64,24 +66,32 @@ def _answer(label: str, cells: Sequence[Cell]) -> str:
         parts.append(f"p99 latency goes from {quantity(alone.mean, 's')} to {quantity(p99.mean, 's')}")
     elif p99:
         parts.append(f"p99 latency is {quantity(p99.mean, 's')}")
-    return "; ".join(parts) + "." + ("" if last.paced else _saturation(cells))
+    return "; ".join(parts) + "." + ("" if last.paced else _saturation(contrasts, cells))
 
 
-def _saturation(cells: Sequence[Cell]) -> str:
+def _saturation(contrasts: Contrasts, cells: Sequence[Cell]) -> str:
     """What the last step up in replicas brought."""
     if len(cells) < 3:
         return ""
     before, last = cells[-2], cells[-1]
-    found = difference(before.figures("throughput"), last.figures("throughput"), shared(before, last))
-    outcome = found.sentence
-    if found.significant is None and found.change is not None:
-        outcome = f"{100 * found.change:+.1f} % (too few runs to call it significant)"
+    contrast = contrasts.of(before, last, "throughput")
+    if contrast is None:
+        return ""
+    outcome = contrast.sentence
+    if contrast.outcome is Outcome.UNKNOWN:
+        outcome = f"{100 * (contrast.ratio.mean - 1):+.1f} % (too few runs to call it significant)"
     return f" From {before.replicas} to {last.replicas} replicas, throughput: {outcome}."
 
 
 def _times(estimate: Estimate) -> str:
     interval = ratio_interval(estimate)
     return f"{number(estimate.mean)} times" + (f" (95 % interval {interval})" if interval else "")
+
+
+def _idle(cell: Cell) -> str:
+    """Of a cell, how many of its replicas served nothing in some run."""
+    idle = max((run.measured.replica_throughput.count(0.0) for run in cell.used), default=0)
+    return f", of which {idle} served nothing," if idle else ""
 
 
 def _replicas(cell: Cell) -> str:

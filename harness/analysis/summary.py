@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
 from harness.analysis.goodput import bests
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.pages.table import Column, Table
-from harness.analysis.questions.condition_overhead import Interference, Outcome, Overhead, interference
+from harness.analysis.questions.condition_overhead import Interference, Overhead, interference
 from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError, StorageError, printable
 from harness.results.files import storage_errors
@@ -160,8 +161,9 @@ def _overhead(overhead: Overhead | str) -> dict[str, Any]:
     if isinstance(overhead, str):
         return {"outcome": Outcome.NOT_DECIDABLE.value, "why": overhead}
     return {
-        "pairs": overhead.pairs,
-        "ratio": dataclasses.asdict(overhead.ratio),
+        "pairs": list(overhead.kept),
+        "ratio": dataclasses.asdict(overhead.contrast.ratio),
+        "p": overhead.contrast.corrected_p,
         "percent": dataclasses.asdict(overhead.percent),
         "outcome": overhead.outcome.value,
         "why": overhead.why,

@@ -44,7 +44,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class Thresholds:
     """What was asked.
 
     Attributes:
@@ -91,7 +91,7 @@ class Gate:
                 advice="Set repeats: 3 in the campaign file, and measure the baseline in the same way.",
             )
 
-    def of_run(self) -> Gate:
+    def of_run(self) -> Thresholds:
         """The same for a command that runs experiments, which fails on INVALID ones in any case."""
         return replace(self, wanted=self.wanted | {FailOn.INVALID})
 
@@ -185,7 +185,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of a gate.
+    """What came of the thresholds.
 
     Attributes:
         failures: one for each thing that is not as asked, lowest exit code first.
@@ -216,7 +216,9 @@ class Judgement:
         raise type(first)(" ".join(failure.message for failure in self.failures), advice=first.advice)
 
 
-def gate(fail_on: Sequence[FailOn] | None, baseline: Path | None = None, within_percent: float | None = None) -> Gate:
+def thresholds(
+    fail_on: Sequence[FailOn] | None, baseline: Path | None = None, within_percent: float | None = None
+) -> Thresholds:
     """What the options ask. Raises UsageError for options that do not go together."""
     wanted = frozenset(fail_on or ())
     if FailOn.REGRESSION in wanted and baseline is None:
@@ -227,7 +229,9 @@ def gate(fail_on: Sequence[FailOn] | None, baseline: Path | None = None, within_
     return _made(wanted, baseline, within_percent)
 
 
-def gate_of_comparison(fail_on: Sequence[FailOn] | None, campaigns: int, within_percent: float | None = None) -> Gate:
+def thresholds_of_comparison(
+    fail_on: Sequence[FailOn] | None, campaigns: int, within_percent: float | None = None
+) -> Thresholds:
     """The same for campaigns of which the first is the baseline. Raises UsageError where it is the only one."""
     wanted = frozenset(fail_on or ())
     if FailOn.REGRESSION in wanted and campaigns < 2:
@@ -238,16 +242,16 @@ def gate_of_comparison(fail_on: Sequence[FailOn] | None, campaigns: int, within_
     return _made(wanted, None, within_percent)
 
 
-def _made(wanted: frozenset[FailOn], baseline: Path | None, within_percent: float | None) -> Gate:
+def _made(wanted: frozenset[FailOn], baseline: Path | None, within_percent: float | None) -> Thresholds:
     if FailOn.REGRESSION not in wanted and (baseline is not None or within_percent is not None):
         raise UsageError(
             "--baseline and --within have no effect without --fail-on regression.",
             advice="Add --fail-on regression, or leave them out.",
         )
-    return Gate(wanted, baseline, (WITHIN_PERCENT if within_percent is None else within_percent) / 100)
+    return Thresholds(wanted, baseline, (WITHIN_PERCENT if within_percent is None else within_percent) / 100)
 
 
-def judge_analyses(asked: Gate, analyses: Sequence[CampaignAnalysis]) -> Judgement:
+def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> Judgement:
     """What is not as asked in campaigns that ran already; of several, the first is the baseline of the others.
 
     Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
@@ -313,7 +317,7 @@ def worse(found: Reproduction) -> list[str]:
 
 
 def _is_worse(line: Line) -> bool:
-    from harness.analysis.contrasts.reproduction import Outcome
+    from harness.analysis.contrasts.outcome import Outcome
 
     slower = line.ratio is not None and line.ratio.mean < 1
     # Of what is compared, throughput alone is the better the more there is.
@@ -327,7 +331,7 @@ def _worse(cell: Reproduced, line: Line) -> str:
 
 
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
-    from harness.analysis.contrasts.reproduction import Outcome
+    from harness.analysis.contrasts.outcome import Outcome
 
     lines = [line for _, found in compared for cell in found.cells for line in cell.lines]
     told = [sentence for _, found in compared for sentence in worse(found)]
@@ -336,7 +340,7 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
             f"Worse than the baseline: {' '.join(told)}",
             advice="See first whether the environment differs; harness report shows the runs.",
         )
-    if all(line.outcome is Outcome.UNDECIDED and (line.ratio is None or line.ratio.low is None) for line in lines):
+    if all(line.outcome is Outcome.NOT_DECIDABLE and (line.ratio is None or line.ratio.low is None) for line in lines):
         return RegressionError(
             "Nothing could be compared with the baseline: no figure has an interval on both sides.",
             advice="Take repeats: 3 in the campaign file; INVALID runs are not used.",
@@ -345,14 +349,14 @@ def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError
 
 
 def _told(name: str, found: Reproduction) -> list[str]:
-    from harness.analysis.contrasts.reproduction import Outcome
+    from harness.analysis.contrasts.outcome import Outcome
 
     outcomes = Counter(
         "worse" if _is_worse(line) else "better" if line.outcome is Outcome.DIFFERS else line.outcome.value
         for cell in found.cells
         for line in cell.lines
     )
-    order = ("worse", "better", Outcome.AGREES.value, Outcome.UNDECIDED.value)
+    order = ("worse", "better", Outcome.AGREES.value, Outcome.NOT_DECIDABLE.value)
     counts = ", ".join(f"{word} {outcomes[word]}" for word in order)
     return [
         *(f"differs from the baseline: {sentence}" for sentence in found.environment),

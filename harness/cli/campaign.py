@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import Outcome
-    from harness.campaign.thresholds import Gate
+    from harness.campaign.thresholds import Thresholds
     from harness.errors import Finding
     from harness.spec import CampaignSpec, Timing
 
@@ -113,9 +113,9 @@ def plan(
     from harness.campaign import preflight
     from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
-    from harness.campaign.thresholds import gate
+    from harness.campaign.thresholds import thresholds
 
-    asked = gate(fail_on, baseline, within)
+    asked = thresholds(fail_on, baseline, within)
     source = read_source(file)
     asked.refuse_unanswerable(source.spec)
     experiments = expand(source.spec)
@@ -227,10 +227,10 @@ def run(
     from harness.campaign.begin import begin
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import read_source
-    from harness.campaign.thresholds import gate
+    from harness.campaign.thresholds import thresholds
     from harness.cli.progress import progress_listener
 
-    asked = gate(fail_on, baseline, within)
+    asked = thresholds(fail_on, baseline, within)
     source = read_source(file)
     asked.refuse_unanswerable(source.spec)
     for failure in asked.of_plan(source.spec, ()).failures:
@@ -287,12 +287,12 @@ def resume(
     from harness.backends.choose import make_backend
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.runner import CampaignRunner
-    from harness.campaign.thresholds import gate
+    from harness.campaign.thresholds import thresholds
     from harness.cli.progress import progress_listener
     from harness.results import profile
     from harness.results.manifest import Status
 
-    asked = gate(fail_on, baseline, within)
+    asked = thresholds(fail_on, baseline, within)
     if (campaign / profile.PLAN).is_file():
         asked.refuse_profile()
         from harness.cli.profile import go_on
@@ -309,7 +309,7 @@ def resume(
     _finish(outcome, folder, asked, report=report)
 
 
-def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Gate", *, report: bool) -> None:
+def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.campaign.stages import answers
     from harness.campaign.stress import bests

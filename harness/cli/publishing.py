@@ -207,7 +207,7 @@ def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], 
 
 
 def _print_reproduction(found: "Reproduction") -> None:
-    from harness.analysis.contrasts.reproduction import Outcome
+    from harness.analysis.contrasts.outcome import Outcome
     from harness.analysis.format import replicas_in_words
 
     for sentence in found.environment:
@@ -226,14 +226,17 @@ def _print_reproduction(found: "Reproduction") -> None:
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
         for why in dict.fromkeys(line.why for line in cell.lines if line.why):
-            output.sentence(f"{Outcome.UNDECIDED.value}: {why}")
+            output.sentence(f"{Outcome.NOT_DECIDABLE.value}: {why}")
     output.result()
-    counts = ", ".join(f"{outcome.value} {found.counted(outcome)}" for outcome in Outcome)
+    counts = ", ".join(
+        f"{outcome.value} {found.counted(outcome)}"
+        for outcome in (Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE)
+    )
     output.sentence(f"Cells within {100 * found.within:g} %: {counts}.")
 
 
 def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[Path]) -> None:
-    from harness.analysis.contrasts.reproduction import Outcome
+    from harness.analysis.contrasts.outcome import Outcome
     from harness.errors import NotReproducedError
 
     different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]

@@ -10,8 +10,8 @@ from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, po
 from harness.errors import counted
 
 if TYPE_CHECKING:
-    from harness.analysis.compare import Comparison
     from harness.analysis.comparison_model import Answer
+    from harness.analysis.contrasts.comparison import Comparison, Tested
 
 
 def register(app: typer.Typer) -> None:
@@ -89,12 +89,12 @@ def report(
     from harness.analysis.campaign import analyse
     from harness.analysis.narrative import changed_file
     from harness.analysis.report import report_of
-    from harness.campaign.thresholds import gate, judge_analyses
+    from harness.campaign.thresholds import judge_analyses, thresholds
     from harness.cli import figures
     from harness.results.profile import PLAN
     from harness.results.published import opened
 
-    asked = gate(fail_on, baseline, within)
+    asked = thresholds(fail_on, baseline, within)
     if (path / PLAN).is_file():
         asked.refuse_profile()
         from harness.analysis.profile import analyse_profile
@@ -133,8 +133,8 @@ def compare(
         str | None,
         typer.Option(
             "--by",
-            help="What the sides differ in: campaign, sharing (with limits of MPS) or condition. "
-            "Default: campaign where several measured the same, else sharing.",
+            help="What the sides differ in: campaign, sharing (with limits of MPS), condition, workload, share (limits of MPS) or "
+            "time-slice. Default: campaign where several measured the same, else sharing.",
         ),
     ] = None,
     html: Annotated[
@@ -164,46 +164,76 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare campaigns, sharing modes or conditions: which is best for what, how sure that is, and what it costs."""
-    from harness.analysis.compare import compare as compare_sides
-    from harness.analysis.comparison_model import asked
+    from harness.analysis.comparison_model import comparison_query
     from harness.analysis.comparison_page import answers, isolated, overheads, write_page
     from harness.analysis.contrasts.comparison import gathered
-    from harness.campaign.thresholds import gate_of_comparison, judge_analyses
+    from harness.analysis.questions.recommendation import choices
+    from harness.campaign.thresholds import judge_analyses, thresholds_of_comparison
 
-    gate = gate_of_comparison(fail_on, len(campaigns), within)
-    wanted = asked(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
-    with gathered(campaigns, by, unlike=unlike) as pool:
-        judged = judge_analyses(gate, pool.analyses)
-        found = compare_sides(pool)
-        answered = answers(pool, found, wanted)
-        page = write_page(html, pool, found, answered, _again(), wanted) if html else None
-        against_first = overheads(pool)
-        isolation = isolated(pool, against_first)
+    thresholds = thresholds_of_comparison(fail_on, len(campaigns), within)
+    query = comparison_query(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
+    with gathered(campaigns, by, unlike=unlike) as comparison:
+        judged = judge_analyses(thresholds, comparison.analyses)
+        answered = answers(comparison, query)
+        page = write_page(html, comparison, answered, _again(), query) if html else None
+        against_first = overheads(comparison)
+        isolation = isolated(comparison, against_first)
         sentences = against_first.sentences() if against_first else []
+        decided = [choice.document() for choice in choices(comparison, query)] if json else []
+        lines = [_line(tested) for tested in comparison.tests] if json else []
     if json:
-        told = {"isolation": isolation.sentences, "overheads": sentences}
-        output.document(_comparison_document(found, answered, page) | told | judged.document())
+        questions = [
+            {"question": answer.question, "answer": answer.sentences, "missing": answer.missing} for answer in answered
+        ]
+        document = {
+            "by": comparison.by.value,
+            "sides": comparison.sides,
+            "lines": lines,
+            "lonely": [{"place": key, "label": label} for key, label in comparison.lonely],
+            "unlike": comparison.unlike,
+            "decision": _records(answered[0]),
+            "choices": decided,
+            "questions": questions,
+            "page": None if page is None else str(page),
+            "isolation": isolation.sentences,
+            "overheads": sentences,
+        }
+        output.document(document | judged.document())
     else:
         company = {"Isolation from neighbours": isolation.sentences} if answered[0].table else {}
         if details or not isolation.apart:
             company["What does each condition cost?"] = sentences
-        _print_comparison(found, answered, company, page, details=details)
+        _print_comparison(comparison, answered, company, page, details=details)
         for sentence in judged.sentences():
             output.sentence(sentence)
     judged.refuse()
 
 
-def _comparison_document(found: "Comparison", answered: "list[Answer]", page: Path | None) -> dict[str, Any]:
+def _line(tested: "Tested") -> dict[str, Any]:
+    """One test for a program."""
     from dataclasses import asdict
 
-    questions = [
-        {"question": answer.question, "answer": answer.sentences, "missing": answer.missing} for answer in answered
-    ]
+    from harness.analysis.campaign import shared
+    from harness.analysis.statistics import t_interval
+
+    contrast = tested.contrast
+    share = shared(contrast.baseline, contrast.candidate)
+    a, b = (
+        asdict(t_interval(cell.figures(contrast.metric), share)) for cell in (contrast.baseline, contrast.candidate)
+    )
+    change = b["mean"] / a["mean"] - 1
+    difference = {"a": a, "b": b, "change": change, "welch_p": contrast.p, **asdict(contrast.effect)}
     return {
-        **asdict(found),
-        "decision": _records(answered[0]),
-        "questions": questions,
-        "page": None if page is None else str(page),
+        "place": tested.key,
+        "measure": contrast.metric,
+        "a": tested.a,
+        "b": tested.b,
+        "ratio": asdict(contrast.ratio),
+        "difference": {**difference, "adjusted_p": contrast.corrected_p},
+        "outcome": contrast.outcome.value,
+        "answer": contrast.sentence,
+        "paired": contrast.paired,
+        "family": contrast.family,
     }
 
 
@@ -213,21 +243,21 @@ def _records(decision: "Answer") -> list[dict[str, str]]:
 
 
 def _print_comparison(
-    found: "Comparison",
+    comparison: "Comparison",
     answered: "list[Answer]",
     company: dict[str, list[str]],
     page: Path | None,
     *,
     details: bool,
 ) -> None:
-    for sentence in found.unlike:
+    for sentence in comparison.unlike:
         output.note(f"differs: {sentence}")
-    if len(found.sides) == 1:
-        output.note(f"one side only ({found.sides[0]}): there is nothing to compare it with.")
+    if len(comparison.sides) == 1:
+        output.note(f"one side only ({comparison.sides[0]}): there is nothing to compare it with.")
     decision, *others = answered
     _print_decision(decision)
     if details:
-        _print_tests(found)
+        _print_tests(comparison)
         sections = [
             (answer.question, [*answer.sentences, *(f"({gap})" for gap in answer.missing)]) for answer in others
         ]
@@ -236,7 +266,9 @@ def _print_comparison(
     for question, sentences in [*sections, *((title, told) for title, told in company.items() if told)]:
         output.sentence("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
     if not details:
-        output.note(f"\n{len(found.lines)} tests and {len(others)} more answers: add --details, or --html PAGE.html")
+        output.note(
+            f"\n{len(comparison.tests)} tests and {len(others)} more answers: add --details, or --html PAGE.html"
+        )
     if page is not None:
         output.result(f"\npage: {page}")
 
@@ -252,27 +284,24 @@ def _print_decision(decision: "Answer") -> None:
         output.entry(f"  {row['Goal']}: {row['Best']}, {row['Figure']}")
         costs = f"; but {row['Costs elsewhere']}" if row["Costs elsewhere"] else ""
         against = f"{row['Best / runner-up']} {row['Runner-up']}{costs}"
-        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"].partition(" among ")[0])
+        output.entry(f"    {row['How sure']}: {against}", verdict=row["How sure"])
     for gap in decision.missing:
         output.entry(f"({gap})")
 
 
-def _print_tests(found: "Comparison") -> None:
+def _print_tests(comparison: "Comparison") -> None:
     from harness.analysis.format import replicas_in_words
     from harness.analysis.pages.table import ratio_entry
 
-    for place, b, a in dict.fromkeys((line.place, line.b, line.a) for line in found.lines):
-        output.entry(f"\n{place.workload}, {replicas_in_words(place.replicas)}: {b} / {a}")
-        output.table(
-            ["measure", "ratio (95 %)", "answer"],
-            [
-                [line.measure, ratio_entry(line.ratio).text, line.difference.sentence]
-                for line in found.lines
-                if (line.place, line.b, line.a) == (place, b, a)
-            ],
-        )
-    for item in found.lonely:
-        output.sentence(f"only {item.label}: {item.place.workload} with {item.place.replicas}")
+    by_pair: dict[str, list[list[str]]] = {}
+    for key, a, b, contrast in comparison.tests:
+        title = f"\n{key.workload}, {replicas_in_words(key.replicas)}: {b} / {a}"
+        by_pair.setdefault(title, []).append([contrast.metric, ratio_entry(contrast.ratio).text, contrast.sentence])
+    for title, rows in by_pair.items():
+        output.entry(title)
+        output.table(["measure", "ratio (95 %)", "answer"], rows)
+    for key, label in comparison.lonely:
+        output.sentence(f"only {label}: {key.workload} with {key.replicas}")
 
 
 def _again() -> str:

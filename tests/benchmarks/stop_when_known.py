@@ -24,7 +24,7 @@ import numpy as np
 from scipy.signal import lfilter
 
 from harness.analysis.read import ExperimentData, read_experiment
-from harness.analysis.statistics import difference, holm, needed_for, percentile
+from harness.analysis.statistics import holm, needed_for, percentile, unpaired
 from harness.analysis.statistics.sequential_ci import (
     FIRST_SLICES,
     LOOK_GROWTH,
@@ -167,14 +167,14 @@ def conclusions(runs: Sequence[tuple[Key, dict[str, float]]]) -> dict[str, str]:
         for name, figure in figures.items():
             cells[key][name].append(figure)
     tested = {
-        f"{name} of {_words(a)} against {_words(b)}": difference(cells[a][name], cells[b][name])
+        f"{name} of {_words(a)} against {_words(b)}": unpaired(cells[b][name], cells[a][name])
         for a, b in itertools.combinations(sorted(cells), 2)
         for name in EVERY
         if cells[a][name] and cells[b][name]
     }
-    adjusted = holm([1.0 if found.welch_p is None else found.welch_p for found in tested.values()])
+    adjusted = holm([1.0 if found.p is None else found.p for found in tested.values()])
     return {
-        what: "no significant difference" if p >= 0.05 else "higher" if found.b.mean > found.a.mean else "lower"
+        what: "no significant difference" if p >= 0.05 else "higher" if found.centre > 0 else "lower"
         for (what, found), p in zip(tested.items(), adjusted, strict=True)
     }
 

@@ -1,4 +1,4 @@
-"""Results put together to be compared: over campaigns, sharing modes or conditions."""
+"""Results put together to be compared: over campaigns, workloads, sharing modes or conditions."""
 
 from __future__ import annotations
 
@@ -8,47 +8,56 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.campaign import REPEATS_FOLLOWED, CampaignAnalysis, Cell, analyse, pooled_cell
 from harness.analysis.comparability import differences, refuse_unlike
+from harness.analysis.contrasts.contrast import COMPARED, Contrast, Contrasts
 from harness.errors import ResultsPathError, UsageError
 from harness.results.layout import WIDE
 from harness.results.manifest import Manifest
 from harness.results.published import opened
-from harness.sharing.modes import mode_of
+from harness.sharing.mode import SharingMode
+from harness.sharing.modes import MODES, mode_of
 from harness.spec import Order, Sharing
 
 
 class By(StrEnum):
-    """What the sides of a comparison differ in."""
+    """What the arms of a comparison differ in."""
 
     CAMPAIGN = "campaign"
-    """Each campaign given is a side."""
+    """Each campaign given."""
     SHARING = "sharing"
-    """Each sharing mode is a side, whichever campaign measured it; MPS is one for each of its limits."""
+    """Each sharing mode, whichever campaign measured it; MPS is one for each of its limits."""
     CONDITION = "condition"
-    """Each condition is a side, whichever campaign measured it."""
+    """Each condition, whichever campaign measured it."""
+    WORKLOAD = "workload"
+    """Each workload, e.g. two engines under the same load."""
+    SHARE = "share"
+    """Each limit under MPS."""
+    TIME_SLICE = "time-slice"
+    """Each length of a time slice."""
 
 
-class Place(NamedTuple):
-    """What is measured on every side of a comparison."""
+class CellKey(NamedTuple):
+    """What is measured in every arm of a comparison; compared by workload, ``workload`` names them all."""
 
     workload: str
     replicas: int
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class Arm:
     """One way to run workloads.
 
     Attributes:
         side: which of the compared ones it is.
-        rest: campaign, sharing mode (with limits of MPS) and condition as far as the sides do not differ in them.
+        rest: campaign, workload, sharing mode (with limits of MPS) and condition as far as the sides do not differ in them.
         sharing: its mode.
-        label: for people; names what tells it from the other setups.
+        label: for people; names what tells it from the other arms.
         cells: by workload and replicas; each has a run that can be used.
     """
 
@@ -56,25 +65,41 @@ class Setup:
     rest: tuple[str, ...]
     sharing: str
     label: str
-    cells: dict[Place, Cell]
+    cells: dict[CellKey, Cell]
 
     def alone(self, workload: str) -> Cell | None:
         """The cell of one replica; None when it was not measured."""
-        return self.cells.get(Place(workload, 1))
+        return self.cells.get(CellKey(workload, 1))
 
     def counts(self, workload: str) -> list[int]:
         """Replica counts measured of a workload, rising."""
-        return sorted(place.replicas for place in self.cells if place.workload == workload)
+        return sorted(key.replicas for key in self.cells if key.workload == workload)
+
+    def figures(self, workload: str, metric: str) -> dict[int, list[float]]:
+        """Replica count to one metric of every repeat, where there is any."""
+        figures = {count: self.cells[CellKey(workload, count)].figures(metric) for count in self.counts(workload)}
+        return {count: values for count, values in figures.items() if values}
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Tested(NamedTuple):
+    """One metric of two arms at one place."""
+
+    key: CellKey
+    a: str
+    """Label of the baseline."""
+    b: str
+    """Label of the candidate."""
+    contrast: Contrast
+
+
+@dataclass(frozen=True)
+class Comparison:
     """What is compared.
 
     Attributes:
-        by: what the sides differ in.
+        by: what the arms differ in.
         analyses: the campaigns, as given.
-        setups: in the order of the sides.
+        arms: in the order of the sides.
         unlike: what is not the same everywhere, in sentences.
         beside: a campaign with conditions among others without: it is compared with nothing but its own first condition, so that
             it may be of another machine.
@@ -82,50 +107,107 @@ class Pool:
 
     by: By
     analyses: list[CampaignAnalysis]
-    setups: list[Setup]
+    arms: list[Arm]
     unlike: list[str]
     beside: CampaignAnalysis | None = None
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        """What answers about two of their cells."""
+        return Contrasts([*self.analyses, *([self.beside] if self.beside else [])])
+
+    @cached_property
+    def tests(self) -> list[Tested]:
+        """Every arm against the first side that measured the same, in every metric that both have."""
+        return [
+            Tested(key, first.label, other.label, contrast)
+            for key, (first, *others) in self._rivals
+            for other in others
+            for metric in COMPARED
+            if (contrast := self.contrasts.of(first.cells[key], other.cells[key], metric))
+        ]
+
+    @property
+    def lonely(self) -> list[tuple[CellKey, str]]:
+        """Cells of one arm only, where there are several sides."""
+        return [(key, first.label) for key, (first, *others) in self._rivals if not others and len(self.sides) > 1]
+
+    @property
+    def _rivals(self) -> Iterator[tuple[CellKey, list[Arm]]]:
+        """Each cell with the arms that have it and differ in the side alone."""
+        for rest in dict.fromkeys(arm.rest for arm in self.arms):
+            rivals = [arm for arm in self.arms if arm.rest == rest]
+            for key in dict.fromkeys(key for arm in rivals for key in arm.cells):
+                yield key, [arm for arm in rivals if key in arm.cells]
 
     @property
     def sides(self) -> list[str]:
         """The compared ones; the first that has a cell is what the others are held against."""
-        return list(dict.fromkeys(setup.side for setup in self.setups))
+        return list(dict.fromkeys(arm.side for arm in self.arms))
 
     def workloads(self) -> list[str]:
         """Names of the workloads with a run that can be used, in the campaigns' order."""
-        usable = {place.workload for setup in self.setups for place in setup.cells}
+        usable = {key.workload for arm in self.arms for key in arm.cells}
         every = dict.fromkeys(name for analysis in self.analyses for name in analysis.workloads())
-        return [name for name in every if name in usable]
+        return [*(name for name in every if name in usable), *(usable - every.keys())]
+
+    def cells(self) -> Iterator[tuple[str, Arm, int, Cell]]:
+        """Every cell that is compared: workload, arm, replicas, cell; by workload, then replicas, then arm."""
+        for workload in self.workloads():
+            for count in self.counts(workload):
+                for arm in self.arms:
+                    cell = arm.cells.get(CellKey(workload, count))
+                    if cell is not None:
+                        yield workload, arm, count, cell
+
+    def counts(self, workload: str) -> list[int]:
+        """Replica counts that some arm measured of a workload, rising."""
+        return sorted({count for arm in self.arms for count in arm.counts(workload)})
 
     def manifests(self) -> list[Manifest]:
         """Of every run that is used."""
         return _manifests(self.analyses)
 
-    def alike(self, a: Setup, b: Setup) -> bool:
-        """Whether two setups differ in nothing but the sharing mode."""
+    def alike(self, a: Arm, b: Arm) -> bool:
+        """Whether two arms differ in nothing but the sharing mode."""
         if self.by is By.SHARING:
             return a.rest == b.rest
         same_condition = a.rest[-1] == b.rest[-1] or self.by is By.CONDITION
         return a.side == b.side and same_condition
 
-    def gpu_alone(self, setup: Setup, workload: str) -> tuple[Cell, str] | None:
+    def gpu_alone(self, arm: Arm, workload: str) -> tuple[Cell, str] | None:
         """The cell of one replica with the GPU to itself, and what that is; None when nothing of the kind was measured.
 
-        One of the exclusive mode where there is one, else one replica under the setup's own mode.
+        One of the exclusive mode where there is one, else one replica under the arm's own mode.
         """
-        for other in self.setups:
-            if mode_of(other.sharing).own_gpu and self.alike(other, setup):
+        for other in self.arms:
+            if mode_of(other.sharing).own_gpu and self.alike(other, arm):
                 cell = other.alone(workload)
                 if cell is not None:
                     return cell, other.sharing
-        own = setup.alone(workload)
+        own = arm.alone(workload)
         return None if own is None else (own, "one replica")
+
+    def missing_modes(self) -> list[str]:
+        """Sharing modes that were not measured, and how to measure them."""
+        settable = [mode for mode in MODES.values() if mode.switch_command]
+        measured = [mode.sharing.value for mode in settable if mode.sharing in {arm.sharing for arm in self.arms}]
+        wanted = [mode.sharing.value for mode in settable if not mode.own_instance and mode.sharing not in measured]
+        if not wanted or not measured:
+            return []  # all were, or there are only servers whose mode is not the harness's to set
+        every = ", ".join(measured + wanted)
+        return [f"Not measured: {', '.join(wanted)}. A campaign with sharing: [{every}] would tell."]
 
 
 class _Axes(NamedTuple):
     campaign: str
+    workload: str
     mode: str
     condition: str
+
+
+_AXIS = {By.CAMPAIGN: 0, By.WORKLOAD: 1, By.SHARING: 2, By.SHARE: 2, By.TIME_SLICE: 2, By.CONDITION: 3}
+ALL_WORKLOADS = "all workloads"
 
 
 def gather(
@@ -134,12 +216,12 @@ def gather(
     *,
     unlike: bool = False,
     read: Callable[[Path], CampaignAnalysis] = analyse,
-) -> Pool:
+) -> Comparison:
     """Read campaigns and sort what they measured into the sides of a comparison.
 
     Args:
         folders: of campaigns.
-        by: campaign, sharing or condition; None: campaigns when several measured
+        by: one of ``By``; None: campaigns when several measured
             the same, else sharing modes, else conditions. Unless campaigns or conditions are asked for, one campaign with
             conditions among others without stands beside them.
         unlike: compare even what was measured on unlike machines.
@@ -167,9 +249,15 @@ def gather(
     if not unlike:
         refuse_unlike(manifests)
     sides = By(by) if by else _natural(analyses)
-    setups = _setups(analyses, sides)
-    followed = [REPEATS_FOLLOWED] if any(one.progress for one in analyses) else []
-    return Pool(sides, analyses, setups, [*differences(manifests), *_one_after_another(setups), *followed], beside)
+    arms = _arms(analyses, sides)
+    if not arms:
+        modes = ", ".join(mode.sharing for mode in MODES.values() if _has_side(mode, sides))
+        raise UsageError(
+            f"--by {sides}: no run of these campaigns has one.",
+            advice=f"It takes a campaign with `sharing: [{modes}]`.",
+        )
+    followed = [REPEATS_FOLLOWED] if any(analysis.progress for analysis in analyses) else []
+    return Comparison(sides, analyses, arms, [*differences(manifests), *_one_after_another(arms), *followed], beside)
 
 
 def _apart(analyses: Sequence[CampaignAnalysis]) -> CampaignAnalysis | None:
@@ -178,19 +266,19 @@ def _apart(analyses: Sequence[CampaignAnalysis]) -> CampaignAnalysis | None:
     return found[0] if len(found) == 1 < len(analyses) else None
 
 
-def _one_after_another(setups: Sequence[Setup]) -> list[str]:
+def _one_after_another(arms: Sequence[Arm]) -> list[str]:
     """A sentence where all repeats of a cell on one side ran before those on another: drift looks like a difference."""
     found = []
-    for place in dict.fromkeys(place for setup in setups for place in setup.cells):
+    for key in dict.fromkeys(key for arm in arms for key in arm.cells):
         spans = [
             (min(starts), max(starts))
-            for setup in setups
-            if place in setup.cells
-            for starts in [[run.data.manifest.start_s for run in setup.cells[place].used]]
+            for arm in arms
+            if key in arm.cells
+            for starts in [[run.data.manifest.start_s for run in arm.cells[key].used]]
             if len(starts) > 1
         ]
         if any(one[1] < other[0] for one, other in itertools.permutations(spans, 2)):
-            found.append(f"{place.workload} with {place.replicas}")
+            found.append(f"{key.workload} with {key.replicas}")
     if not found:
         return []
     return [
@@ -208,7 +296,7 @@ def gathered(
     *,
     unlike: bool = False,
     read: Callable[[Path], CampaignAnalysis] = analyse,
-) -> Iterator[Pool]:
+) -> Iterator[Comparison]:
     """``gather``, also of published sets, which stay unpacked as long as the block lasts."""
     _refuse_twice(paths)
     with ExitStack() as stack:
@@ -249,29 +337,38 @@ def _manifests(analyses: Sequence[CampaignAnalysis]) -> list[Manifest]:
     return [item.data.manifest for analysis in analyses for item in analysis.experiments if item.used]
 
 
-def _setups(analyses: Sequence[CampaignAnalysis], by: By) -> list[Setup]:
+def _arms(analyses: Sequence[CampaignAnalysis], by: By) -> list[Arm]:
     names = _distinct_names(analyses)
-    members: dict[_Axes, dict[Place, list[Cell]]] = {}
+    members: dict[_Axes, dict[CellKey, list[Cell]]] = {}
     sharing: dict[str, str] = {}
     for name, analysis in zip(names, analyses, strict=True):
         for cell in analysis.cells:
-            if cell.used:
-                axes = _Axes(name if by is By.CAMPAIGN else "", cell.mode, cell.condition)
+            if cell.used and _has_side(mode_of(cell.sharing), by):
+                by_workload = by is By.WORKLOAD
+                axes = _Axes(
+                    name if by is By.CAMPAIGN else "", cell.workload if by_workload else "", cell.mode, cell.condition
+                )
                 sharing[cell.mode] = cell.sharing
-                members.setdefault(axes, {}).setdefault(Place(cell.workload, cell.replicas), []).append(cell)
-    varying = [index for index in range(3) if len({axes[index] for axes in members}) > 1]
+                key = CellKey(ALL_WORKLOADS if by_workload else cell.workload, cell.replicas)
+                members.setdefault(axes, {}).setdefault(key, []).append(cell)
+    varying = [index for index in range(4) if len({axes[index] for axes in members}) > 1]
     ordered = sorted(members, key=lambda axes: _rank(axes, by, names, list(members), sharing))
-    place = {By.CAMPAIGN: 0, By.SHARING: 1, By.CONDITION: 2}[by]
+    axis = _AXIS[by]
     return [
-        Setup(
-            side=axes[place] or "no condition",
-            rest=tuple(axes[index] for index in range(3) if index != place),
+        Arm(
+            side=axes[axis] or "no condition",
+            rest=tuple(axes[index] for index in range(4) if index != axis),
             sharing=sharing[axes.mode],
-            label=", ".join(axes[index] for index in dict.fromkeys([place, *varying]) if axes[index]) or axes.mode,
-            cells={where: pooled_cell(cells) for where, cells in members[axes].items()},
+            label=", ".join(axes[index] for index in dict.fromkeys([axis, *varying]) if axes[index]) or axes.mode,
+            cells={key: pooled_cell(cells) for key, cells in members[axes].items()},
         )
         for axes in ordered
     ]
+
+
+def _has_side(mode: SharingMode, by: By) -> bool:
+    """Whether a mode has what the sides differ in: limits where processes run side by side, slices where they take turns."""
+    return mode.concurrent if by is By.SHARE else mode.takes_turns if by is By.TIME_SLICE else True
 
 
 def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes], sharing: dict[str, str]) -> tuple[int, ...]:
@@ -279,12 +376,14 @@ def _rank(axes: _Axes, by: By, names: list[str], order: list[_Axes], sharing: di
     listed = [mode.value for mode in Sharing]
     modes = sorted(sharing, key=lambda mode: listed.index(sharing[mode]))
     conditions = list(dict.fromkeys(other.condition for other in order))
-    side = {
-        By.CAMPAIGN: names.index(axes.campaign) if axes.campaign else 0,
-        By.SHARING: modes.index(axes.mode),
-        By.CONDITION: conditions.index(axes.condition),
-    }[by]
-    return side, modes.index(axes.mode), conditions.index(axes.condition)
+    workloads = list(dict.fromkeys(other.workload for other in order))
+    places = (
+        names.index(axes.campaign) if axes.campaign else 0,
+        workloads.index(axes.workload),
+        modes.index(axes.mode),
+        conditions.index(axes.condition),
+    )
+    return places[_AXIS[by]], modes.index(axes.mode), conditions.index(axes.condition)
 
 
 def _distinct_names(analyses: Sequence[CampaignAnalysis]) -> list[str]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, pooled_cell, shared
 from harness.analysis.comparability import environment
-from harness.analysis.compare import relative
+from harness.analysis.contrasts.contrast import Contrasts
+from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.contrasts.outcome import within as judged
 from harness.analysis.format import DASH, in_one_unit, number, whole_interval
 from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.statistics import Estimate, runs_needed
@@ -23,17 +24,6 @@ from harness.spec import MOST_REPEATS
 COMPARED = ("throughput", "latency_p50_exact", "energy")
 """What decides unless told: the tail of a short recording varies more than these."""
 WITHIN = 0.1
-
-
-class Outcome(StrEnum):
-    """Of one measure, one cell, or all of them."""
-
-    AGREES = "agrees"
-    """The whole 95 % interval of the ratio lies within the tolerance."""
-    DIFFERS = "differs"
-    """It lies outside altogether."""
-    UNDECIDED = "not decidable"
-    """Neither, or there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +115,7 @@ def together(outcomes: Iterator[Outcome]) -> Outcome:
     every = set(outcomes)
     if Outcome.DIFFERS in every:
         return Outcome.DIFFERS
-    return Outcome.AGREES if every == {Outcome.AGREES} else Outcome.UNDECIDED
+    return Outcome.AGREES if every == {Outcome.AGREES} else Outcome.NOT_DECIDABLE
 
 
 def wanted(published: CampaignAnalysis, measures: Sequence[str] | None = None, *, within: float = WITHIN) -> list[str]:
@@ -210,10 +200,18 @@ def reproduction(
             advice="Give a run of the same campaign file.",
         )
     further = [cell for analysis in more for cell in analysis.cells]
+    contrasts = Contrasts([published, again, *more])
     cells = [
         Reproduced(
             cell.key,
-            _lines(cell, here.get(cell.key), [each for each in further if each.key == cell.key], within, measures),
+            _lines(
+                contrasts,
+                cell,
+                here.get(cell.key),
+                [other for other in further if other.key == cell.key],
+                within,
+                measures,
+            ),
         )
         for cell in published.cells
     ]
@@ -226,36 +224,40 @@ def reproduction(
 
 
 def _lines(
-    published: Cell, again: Cell | None, further: Sequence[Cell], within: float, measures: Sequence[str]
+    contrasts: Contrasts,
+    published: Cell,
+    again: Cell | None,
+    further: Sequence[Cell],
+    within: float,
+    measures: Sequence[str],
 ) -> list[Line]:
     compared = [name for name in measures if name in published.estimates]
     if not compared:
         name = measures[0]
         return [
-            Line(name, None, None, None, Outcome.UNDECIDED, f"not published: {published.absent.get(name, 'no run')}")
+            Line(
+                name, None, None, None, Outcome.NOT_DECIDABLE, f"not published: {published.absent.get(name, 'no run')}"
+            )
         ]
     if again is None or not again.used:
         why = "it did not run here" if again is None or not again.experiments else "no run here can be used"
-        return [Line(name, published.estimates[name], None, None, Outcome.UNDECIDED, why) for name in compared]
+        return [Line(name, published.estimates[name], None, None, Outcome.NOT_DECIDABLE, why) for name in compared]
     every = pooled_cell([again, *further])
-    return [_line(published, every, name, within, len(again.figures(name))) for name in compared]
+    return [_line(contrasts, published, every, name, within, len(again.figures(name))) for name in compared]
 
 
-def _line(published: Cell, again: Cell, name: str, within: float, planned: int) -> Line:
+def _line(contrasts: Contrasts, published: Cell, again: Cell, name: str, within: float, planned: int) -> Line:
     first, second = published.estimates[name], again.estimates.get(name)
     if second is None:
-        return Line(name, first, None, None, Outcome.UNDECIDED, again.absent.get(name, "not measured here"))
-    held = relative(again, published, name, first=planned)
-    if held is None:
-        return Line(name, first, second, None, Outcome.UNDECIDED, "a ratio needs positive means")
-    if held.low is None or held.high is None:
-        return Line(name, first, second, held, Outcome.UNDECIDED, held.note)
-    lowest, highest = 1 / (1 + within), 1 + within
-    if lowest <= held.low and held.high <= highest:
-        return Line(name, first, second, held, Outcome.AGREES)
-    if held.high < lowest or held.low > highest:
-        return Line(name, first, second, held, Outcome.DIFFERS)
-    return Line(name, first, second, held, Outcome.UNDECIDED, _undecided(published, again, name, within))
+        return Line(name, first, None, None, Outcome.NOT_DECIDABLE, again.absent.get(name, "not measured here"))
+    contrast = contrasts.of(published, again, name, first=planned)
+    if contrast is None:
+        return Line(name, first, second, None, Outcome.NOT_DECIDABLE, "a ratio needs positive means")
+    outcome = judged(contrast.ratio, within)
+    why = ""
+    if outcome is Outcome.NOT_DECIDABLE:
+        why = contrast.ratio.note if contrast.p is None else _undecided(published, again, name, within)
+    return Line(name, first, second, contrast.ratio, outcome, why)
 
 
 def _undecided(published: Cell, again: Cell, name: str, within: float) -> str:

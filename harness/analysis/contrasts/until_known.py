@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from harness.analysis.contrasts.outcome import Outcome, within
 from harness.analysis.format import number
 from harness.analysis.statistics import SIGNIFICANCE, Estimate, ratio, student, t_interval
 from harness.spec import FIRST_LOOK, CellSpec, UntilKnown
@@ -214,13 +215,12 @@ class _Look:
     def _state(self, estimate: Estimate | None, figures: Sequence[Sequence[float]]) -> State:
         if estimate is None or estimate.low is None or estimate.high is None or estimate.mean <= 0:
             return State.HOPELESS if self.block >= HOPELESS_FROM else State.OPEN
-        equal = 1 + self.wanted.within
         if len(figures) == 1:
             if estimate.high - estimate.mean <= self.wanted.within * estimate.mean:
                 return State.KNOWN
-        elif estimate.low > 1 or estimate.high < 1:
+        elif not estimate.low <= 1 <= estimate.high:
             return State.DIFFERENT
-        elif 1 / equal <= estimate.low and estimate.high <= equal:
+        elif within(estimate, self.wanted.within) is Outcome.AGREES:
             return State.EQUAL
         return State.HOPELESS if self._hopeless(estimate.mean, figures) else State.OPEN
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from harness.analysis import placement
 from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import DASH, TIMES, clipped, number, ratio_interval, whole_interval, with_interval
 from harness.analysis.goodput import Best
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.metrics.measured import load_state
 from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry
-from harness.analysis.questions.condition_overhead import COMPARED, OF_NEIGHBOURS, Interference, Outcome, Overhead
+from harness.analysis.questions.condition_overhead import JUDGED, OF_NEIGHBOURS, Interference, Overhead
 from harness.analysis.statistics import Estimate
 from harness.errors import counted
 
@@ -119,12 +120,12 @@ def overhead_table(interference: Interference) -> Table:
         Column("Replicas"),
         Column("Sharing", words=True),
         Column("Pairs"),
-        *(Column(METRICS[name].title, name) for name in COMPARED),
+        *(Column(METRICS[name].title, name) for name in JUDGED),
     ]
     rows: list[list[object]] = []
     for key, by_metric in interference.overheads.items():
-        pairs = max((len(found.pairs) for found in by_metric.values() if isinstance(found, Overhead)), default=0)
-        entries = [_overhead_entry(by_metric[name]) for name in COMPARED]
+        pairs = max((len(found.kept) for found in by_metric.values() if isinstance(found, Overhead)), default=0)
+        entries = [_overhead_entry(by_metric[name]) for name in JUDGED]
         rows.append([key.condition, key.workload, key.replicas, key.mode, pairs, *entries])
     return Table(columns, rows, f"Overhead of each condition against {interference.baseline}")
 

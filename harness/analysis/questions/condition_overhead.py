@@ -1,22 +1,22 @@
-"""What neighbours and interposed layers cost: every condition against the campaign's first one, paired by repeat.
+"""What neighbours and interposed layers cost: the contrast of every condition with the campaign's first one.
 
-One repeat runs all conditions of a cell one after another, so that a pair shares whatever the machine was like at
-that time. The logarithm of each pair's ratio is one fact; Student's interval over them is the ratio's.
+One repeat runs all conditions of a cell one after another, so that a pair shares whatever the machine was like at that time.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, shared
+from harness.analysis.contrasts.contrast import Contrast, Contrasts
+from harness.analysis.contrasts.outcome import Outcome, keeps
 from harness.analysis.format import number, replicas_in_words, whole_interval
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.metrics.measured import measure
@@ -26,18 +26,10 @@ from harness.errors import ReasonCode
 from harness.metrics.rows import neighbour_of
 from harness.results.layout import metric_files, neighbour_folder
 
-COMPARED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact")
+JUDGED = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact")
 OF_NEIGHBOURS = ("throughput", "latency_p50_exact", "latency_p95_exact", "latency_p99_exact", "fairness", "jain")
 MAX_REPEATS = 100
 """Beyond these no number of repeats is advised: the overhead is the limit."""
-
-
-class Outcome(StrEnum):
-    """Whether an overhead keeps its limit."""
-
-    PASS = "pass"  # noqa: S105 - a verdict, not a secret
-    FAIL = "fail"
-    NOT_DECIDABLE = "not decidable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +38,19 @@ class Overhead:
 
     Attributes:
         key: the cell, with its condition.
-        measure: name, e.g. ``latency_p99_exact``.
-        pairs: repeats that have it under both conditions.
-        ratio: of the condition to the baseline, the geometric mean over the pairs.
+        contrast: of the condition with the baseline.
         percent: how much worse the condition is: lost throughput, added latency; below 0 where it is better.
         outcome: against the limit, by the whole 95 % interval.
         why: what the outcome rests on, in a few words.
-        each: the ratio of every pair.
-        share: of the usual error that one interval of it may take (``harness.analysis.campaign.shared``).
+        kept: the ratio of every pair, by repeat.
     """
 
     key: Key
-    measure: str
-    pairs: list[int]
-    ratio: Estimate
+    contrast: Contrast
     percent: Estimate
     outcome: Outcome
     why: str
-    each: list[float]
-    share: float
+    kept: dict[int, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +126,7 @@ class Interference:
                 f"{number(loss.percent.mean)} % under {mode}{_bracketed(loss.percent, loss.key.condition)}"
                 for mode, loss in losses.items()
             ]
-            lost = [f"throughput lost at most {', '.join(parts)}"] if parts else []
+            lost = [f"mean throughput lost beside the worst: {', '.join(parts)}"] if parts else []
             dead = [
                 f"under {key.mode} it died {key.condition} in {died} of {runs} runs"
                 for key, (died, runs) in self.died.items()
@@ -170,7 +156,7 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
     baseline = analysis.spec.conditions[0].name
     words = {one.name: one.in_words for one in analysis.spec.conditions}
     found = Interference(baseline, analysis.spec.overhead_limit_percent, conditions=words)
-    cells = {cell.key: cell for cell in analysis.cells}
+    cells, contrasts = {cell.key: cell for cell in analysis.cells}, Contrasts([analysis])
     for cell in analysis.cells:
         found.neighbours.extend(_neighbours(cell))
         died = sum(ReasonCode.VICTIM_DIED in each.data.manifest.verdict.codes for each in cell.experiments)
@@ -180,8 +166,10 @@ def interference(analysis: CampaignAnalysis) -> Interference | None:
             continue
         against = cells.get(cell.key._replace(condition=baseline))
         found.overheads[cell.key] = {
-            name: _overhead(against, cell, name, found.limit_percent) if against else f"{baseline} has no such cell"
-            for name in COMPARED
+            name: _overhead(contrasts, against, cell, name, found.limit_percent)
+            if against
+            else f"{baseline} has no such cell"
+            for name in JUDGED
         }
     return found
 
@@ -206,30 +194,17 @@ def in_words(overhead: Overhead | str) -> str:
     return f"{size}{interval}: {overhead.outcome.value}{reason}"
 
 
-def paired_ratio(baseline: Sequence[float], other: Sequence[float], share: float = 1.0) -> Estimate:
-    """Ratio of ``other`` to ``baseline``, pair by pair: geometric mean and Student's 95 % interval of the logarithms.
-
-    ``share``: see ``harness.analysis.statistics.student``. Raises ValueError without a pair, or where a value is not positive.
-    """
-    if min([*baseline, *other], default=0.0) <= 0:
-        raise ValueError("a ratio needs pairs of positive values")
-    logs = t_interval([math.log(b / a) for a, b in zip(baseline, other, strict=True)], share)
-    if logs.low is None or logs.high is None:
-        return Estimate(math.exp(logs.mean), None, None, logs.n, None, "one repeat has no interval")
-    return Estimate(math.exp(logs.mean), math.exp(logs.low), math.exp(logs.high), logs.n, None)
-
-
 def judge(percent: Estimate, limit_percent: float) -> tuple[Outcome, str]:
     """Whether an overhead keeps its limit: only an interval that lies on one side of it says so."""
-    if percent.low is None or percent.high is None:
-        return Outcome.NOT_DECIDABLE, percent.note
-    if percent.high < limit_percent:
-        return Outcome.PASS, f"the whole interval lies below {limit_percent:g} %"
-    if percent.low > limit_percent:
-        return Outcome.FAIL, f"the whole interval lies above {limit_percent:g} %"
+    outcome = keeps(percent, limit_percent)
+    if percent.low is None:
+        return outcome, percent.note
+    if outcome is not Outcome.NOT_DECIDABLE:
+        where = "below" if outcome is Outcome.PASS else "above"
+        return outcome, f"the whole interval lies {where} {limit_percent:g} %"
     needed = _repeats_needed(percent, limit_percent)
     advice = f"about {needed} repeats would tell" if needed else "it is too near to the limit to tell"
-    return Outcome.NOT_DECIDABLE, f"the interval holds the limit; {advice}"
+    return outcome, f"the interval holds the limit; {advice}"
 
 
 def _repeats_needed(percent: Estimate, limit_percent: float) -> int | None:
@@ -246,30 +221,18 @@ def _width(n: int) -> float:
     return student(n - 1) / math.sqrt(n)
 
 
-def _overhead(baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Overhead | str:
+def _overhead(contrasts: Contrasts, baseline: Cell, cell: Cell, name: str, limit_percent: float) -> Overhead | str:
     """The overhead of one measure, or why there is none."""
-    before, after = _by_repeat(baseline, name), _by_repeat(cell, name)
-    pairs = sorted(before.keys() & after.keys())
-    if not pairs:
-        reasons = [each.absent[name] for each in (baseline, cell) if name in each.absent]
+    before, after = contrasts.by_repeat(baseline, name), contrasts.by_repeat(cell, name)
+    kept = {repeat: after[repeat] / before[repeat] for repeat in sorted(before.keys() & after.keys()) if before[repeat]}
+    if not kept:
+        reasons = [side.absent[name] for side in (baseline, cell) if name in side.absent]
         return reasons[0] if reasons else "no repeat can be used under both conditions"
-    try:
-        first, second = ([side[repeat] for repeat in pairs] for side in (before, after))
-        share = shared(baseline, cell)
-        ratio = paired_ratio(first, second, share)
-    except ValueError as error:
-        return str(error)
-    percent = _percent_worse(ratio, higher_is_better=METRICS[name].higher_is_better is True)
-    each = [after / before for before, after in zip(first, second, strict=True)]
-    return Overhead(cell.key, name, pairs, ratio, percent, *judge(percent, limit_percent), each, share)
-
-
-def _by_repeat(cell: Cell, name: str) -> dict[int, float]:
-    return {
-        experiment.data.manifest.experiment.repeat: experiment.measured.figures[name]
-        for experiment in cell.used
-        if name in experiment.measured.figures
-    }
+    contrast = contrasts.of(baseline, cell, name)
+    if contrast is None:
+        return "a ratio needs pairs of positive values"
+    percent = _percent_worse(contrast.ratio, higher_is_better=METRICS[name].higher_is_better is True)
+    return Overhead(cell.key, contrast, percent, *judge(percent, limit_percent), kept)
 
 
 def _percent_worse(ratio: Estimate, *, higher_is_better: bool) -> Estimate:

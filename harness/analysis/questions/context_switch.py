@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from harness.analysis.campaign import Cell, shared
-from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, missing_modes
+import numpy as np
+
+from harness.analysis.campaign import Cell
+from harness.analysis.comparison_model import Answer, ComparisonQuery
 from harness.analysis.comparison_plots import Points, bars
-from harness.analysis.contrasts.comparison import Place, Pool
+from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.format import DASH, quantity, replicas_in_words
 from harness.analysis.pages.table import Entry, Table, figure_entry
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, mean_difference
+from harness.analysis.statistics import SIGNIFICANCE, Estimate
 from harness.sharing.modes import mode_of
 
 BUSY_PERCENT = 90.0
@@ -29,7 +30,7 @@ class Switching:
         reference: ``alone`` (one process that keeps the GPU busy by itself) or the mode of the same processes side by side, e.g. ``mps (1/N)``.
         extra_s: GPU time that each request takes more, seconds.
         share: the same as a share of the reference's time for one request.
-        p: of Welch's test, Holm-corrected over all of the page; None with one run.
+        p: of the contrast of their throughputs, corrected; None with one run.
     """
 
     workload: str
@@ -40,42 +41,39 @@ class Switching:
     p: float | None
 
 
-def switching(pool: Pool) -> tuple[list[Switching], list[str]]:
+def switching(comparison: Comparison) -> tuple[list[Switching], list[str]]:
     """Every cost that the measurements give, and why they do not give others."""
-    found: list[tuple[Switching, float | None]] = []
+    found: list[Switching] = []
     missing: list[str] = []
-    for setup in pool.setups:
-        if not mode_of(setup.sharing).takes_turns:
+    for arm in comparison.arms:
+        if not mode_of(arm.sharing).takes_turns:
             continue
-        neighbours = [other for other in pool.setups if mode_of(other.sharing).concurrent and pool.alike(setup, other)]
-        for workload in pool.workloads():
-            alone = pool.gpu_alone(setup, workload)
+        neighbours = [
+            other for other in comparison.arms if mode_of(other.sharing).concurrent and comparison.alike(arm, other)
+        ]
+        for workload in comparison.workloads():
+            alone = comparison.gpu_alone(arm, workload)
             busy = alone[0].estimates.get("gpu_utilization") if alone else None
             if alone and busy and busy.mean < BUSY_PERCENT:
                 missing.append(
                     f"{workload}: one replica alone keeps the GPU {busy.mean:.0f} % busy, so that sharing fills idle time, and "
                     "what switching takes cannot be told from it. A larger batch_size or execution: cuda-graph would keep it busy."
                 )
-            for count in setup.counts(workload):
+            for count in arm.counts(workload):
                 if count == 1:
                     continue
-                cell = setup.cells[Place(workload, count)]
+                cell = arm.cells[CellKey(workload, count)]
                 if alone and busy and busy.mean >= BUSY_PERCENT:
-                    found += _against(cell, alone[0], "alone")
+                    found += _against(comparison, cell, alone[0], "alone")
                 for other in neighbours:
-                    side_by_side = other.cells.get(Place(workload, count))
-                    found += _against(cell, side_by_side, side_by_side.mode) if side_by_side else []
-    tested = [index for index, (_, p) in enumerate(found) if p is not None]
-    adjusted = dict(zip(tested, holm([found[index][1] or 0.0 for index in tested]), strict=True))
-    return [
-        Switching(one.workload, one.replicas, one.reference, one.extra_s, one.share, adjusted.get(index))
-        for index, (one, _) in enumerate(found)
-    ], missing
+                    side_by_side = other.cells.get(CellKey(workload, count))
+                    found += _against(comparison, cell, side_by_side, side_by_side.mode) if side_by_side else []
+    return found, missing
 
 
-def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
+def answer(comparison: Comparison, _query: ComparisonQuery) -> Answer:
     """Extra GPU time per request of time-slicing, against one process alone and against MPS."""
-    costs, missing = switching(pool)
+    costs, missing = switching(comparison)
     rows: list[list[str | Entry]] = [
         [
             one.workload,
@@ -87,8 +85,8 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         ]
         for one in costs
     ]
-    taking_turns = [setup for setup in pool.setups if mode_of(setup.sharing).takes_turns]
-    if not any(place.replicas > 1 for setup in taking_turns for place in setup.cells):
+    taking_turns = [arm for arm in comparison.arms if mode_of(arm.sharing).takes_turns]
+    if not any(place.replicas > 1 for arm in taking_turns for place in arm.cells):
         missing.insert(0, "Several replicas under time-slicing would tell: only there do processes take turns.")
     plot = bars(
         "switching",
@@ -115,19 +113,20 @@ def answer(pool: Pool, _comparison: Comparison, _asked: Asked) -> Answer:
         if rows
         else None,
         [plot] if plot else [],
-        missing + missing_modes(pool),
+        missing + comparison.missing_modes(),
     )
 
 
-def _against(cell: Cell, reference: Cell, name: str) -> list[tuple[Switching, float | None]]:
-    own, other = ([1 / rate for rate in one.figures("throughput") if rate > 0] for one in (cell, reference))
-    if cell.paced or not own or not other:
+def _against(comparison: Comparison, cell: Cell, reference: Cell, name: str) -> list[Switching]:
+    """By the contrast of the throughputs: a request takes as much longer as the throughput is lower."""
+    contrast = None if cell.paced else comparison.contrasts.of(cell, reference, "throughput")
+    if contrast is None:
         return []
-    share = shared(cell, reference)
-    extra = mean_difference(own, other, share)
-    p = difference(other, own, share).welch_p
-    base = sum(other) / len(other)
-    return [(Switching(cell.workload, cell.replicas, name, extra, extra.mean / base, None), p)]
+    time_s = float(np.mean([1 / rate for rate in reference.figures("throughput")]))
+    ratio = contrast.ratio
+    low, high = (None if end is None else time_s * (end - 1) for end in (ratio.low, ratio.high))
+    extra = Estimate(time_s * (ratio.mean - 1), low, high, ratio.n, None, ratio.note)
+    return [Switching(cell.workload, cell.replicas, name, extra, ratio.mean - 1, contrast.corrected_p)]
 
 
 def _reference(name: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
 
-from harness.analysis.campaign import CampaignAnalysis
-from harness.analysis.comparison_model import counts
-from harness.analysis.contrasts.comparison import Place, Pool
+from harness.analysis.campaign import CampaignAnalysis, shared
+from harness.analysis.contrasts.comparison import CellKey, Comparison
+from harness.analysis.contrasts.contrast import corrected
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import TIMES, number, ratio_interval, replicas_in_words
 from harness.analysis.questions.condition_overhead import Interference, Overhead
-from harness.analysis.questions.recommendation import certainty, costs
-from harness.analysis.statistics import SIGNIFICANCE, Estimate, difference, holm, ratio
+from harness.analysis.questions.recommendation import costs
+from harness.analysis.statistics import SIGNIFICANCE, Estimate, LogRatio, unpaired
 
 NOT_MEASURED = (
     "Not measured: a campaign whose conditions have neighbours, compared together with these, would tell. "
@@ -65,7 +67,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Protection:
+class IsolationChoice:
     """The mode that leaves a service most beside its worst neighbour.
 
     Attributes:
@@ -74,7 +76,7 @@ class Protection:
         next: the runner-up.
         neighbours: how many were looked at, each under every mode.
         gain: the share that the best leaves over that of the runner-up; None where one has none.
-        p: of Welch's test between the two, Holm-corrected over all services; None when it cannot be made.
+        p: of that, corrected for every pair of modes of every service; None when there is none.
         costs: what the best loses elsewhere against the runner-up, workload by workload; empty where nothing is sure.
     """
 
@@ -105,7 +107,14 @@ class Protection:
             return f"{self.next.mode}: {self.next.figure}{self.next.where}{self.next.died}"
         interval = ratio_interval(self.gain)
         against = f"{number(self.gain.mean)} {TIMES} {self.next.mode}{f' ({interval})' if interval else ''}"
-        return f"{certainty(self.p, self.gain)}: {against}, with {self.next.figure} under its worst{self.next.where}{self.next.died}"
+        sure = (
+            "cannot tell: repeat it"
+            if self.p is None
+            else "significant"
+            if self.p < SIGNIFICANCE
+            else Outcome.NOT_SIGNIFICANT
+        )
+        return f"{sure}: {against}, with {self.next.figure} under its worst{self.next.where}{self.next.died}"
 
     @property
     def sentence(self) -> str:
@@ -114,76 +123,105 @@ class Protection:
         return f"{self.service}: {self.choice}, {self.figure}; {self.sure}{price}."
 
 
-def protections(pool: Pool, beside: CampaignAnalysis, found: Interference) -> list[Protection]:
+def isolation_choices(comparison: Comparison, beside: CampaignAnalysis, found: Interference) -> list[IsolationChoice]:
     """The best mode for every service that was measured beside the same neighbours under several modes.
 
     Args:
-        pool: where the costs are looked up.
+        comparison: where the costs are looked up.
         beside: the campaign with conditions.
         found: its overheads.
     """
-    conditions = [one.name for one in beside.spec.conditions if one.neighbours] if beside.spec else []
-    chosen = []
-    for place in dict.fromkeys(Place(key.workload, key.replicas) for key in found.overheads):
-        named = _common(found, place, conditions)
-        left = sorted((_left(found, place, mode, named) for mode in _modes(found, place)), key=lambda one: one.rank)
+    conditions = [condition.name for condition in beside.spec.conditions if condition.neighbours] if beside.spec else []
+    services: dict[CellKey, list[Left]] = {}
+    neighbours: dict[CellKey, int] = {}
+    for service in dict.fromkeys(CellKey(key.workload, key.replicas) for key in found.overheads):
+        named = _common(found, service, conditions)
+        left = sorted(
+            (_left(found, service, mode, named) for mode in _modes(found, service)), key=lambda mode: mode.rank
+        )
         if named and len(left) > 1:
-            chosen.append(_choose(pool, found, place, left, len(named)))
-    tested = [index for index, one in enumerate(chosen) if one.p is not None]
-    for index, p in zip(tested, holm([chosen[index].p or 0.0 for index in tested]), strict=True):
-        chosen[index] = replace(chosen[index], p=p)
-    return chosen
+            services[service], neighbours[service] = left, len(named)
+    tests = {
+        (service, a.mode, b.mode): test
+        for service, left in services.items()
+        for a, b in combinations(left, 2)
+        if (test := _test(a, b)) is not None
+    }
+    return [_choose(comparison, found, service, left, neighbours[service], tests) for service, left in services.items()]
 
 
-def _modes(found: Interference, place: Place) -> list[str]:
-    return list(dict.fromkeys(key.mode for key in found.overheads if (key.workload, key.replicas) == place))
+def _test(best: Left, other: Left) -> LogRatio | None:
+    """The shares that two modes leave; what a repeat was like has gone from each, which is a ratio within its repeat."""
+    if best.worst is None or other.worst is None:
+        return None
+    try:
+        return unpaired([*best.worst.kept.values()], [*other.worst.kept.values()])
+    except ValueError:
+        return None
 
 
-def _common(found: Interference, place: Place, conditions: Sequence[str]) -> list[str]:
+def _modes(found: Interference, service: CellKey) -> list[str]:
+    return list(dict.fromkeys(key.mode for key in found.overheads if (key.workload, key.replicas) == service))
+
+
+def _common(found: Interference, service: CellKey, conditions: Sequence[str]) -> list[str]:
     """The conditions that every mode has an outcome of: a figure, or a death."""
     told: dict[str, set[str]] = {}
     for key, by_measure in found.overheads.items():
-        if (key.workload, key.replicas) == place and (
+        if (key.workload, key.replicas) == service and (
             isinstance(by_measure["throughput"], Overhead) or key in found.died
         ):
             told.setdefault(key.condition, set()).add(key.mode)
-    return [name for name in conditions if told.get(name) == set(_modes(found, place))]
+    return [name for name in conditions if told.get(name) == set(_modes(found, service))]
 
 
-def _left(found: Interference, place: Place, mode: str, conditions: Sequence[str]) -> Left:
+def _left(found: Interference, service: CellKey, mode: str, conditions: Sequence[str]) -> Left:
     keys = [
         key
         for key in found.overheads
-        if (key.workload, key.replicas, key.mode) == (*place, mode) and key.condition in conditions
+        if (key.workload, key.replicas, key.mode) == (*service, mode) and key.condition in conditions
     ]
     losses = [loss for key in keys if isinstance(loss := found.overheads[key]["throughput"], Overhead)]
     worst = max(losses, key=lambda loss: loss.percent.mean, default=None)
     return Left(mode, worst, {key.condition: found.died[key] for key in keys if key in found.died})
 
 
-def _choose(pool: Pool, found: Interference, place: Place, left: Sequence[Left], neighbours: int) -> Protection:
+def _choose(
+    comparison: Comparison,
+    found: Interference,
+    service: CellKey,
+    left: Sequence[Left],
+    neighbours: int,
+    tests: Mapping[tuple[CellKey, str, str], LogRatio],
+) -> IsolationChoice:
     best, runner_up = left[0], left[1]
-    gain = p = None
-    if best.worst and runner_up.worst:
-        share = min(best.worst.share, runner_up.worst.share)
-        gain = ratio(best.worst.each, runner_up.worst.each, share)
-        p = difference(runner_up.worst.each, best.worst.each, share).welch_p
-    service = f"{place.workload}, {replicas_in_words(place.replicas)}"
-    return Protection(service, best, runner_up, neighbours, gain, p, _costs(pool, found, best.mode, runner_up.mode))
+    own = (service, best.mode, runner_up.mode)
+    test, gain, p = tests.get(own), None, None
+    if test is not None and best.worst and runner_up.worst:
+        overheads = (best.worst.contrast, runner_up.worst.contrast)
+        share = shared(*(cell for contrast in overheads for cell in (contrast.baseline, contrast.candidate)))
+        gain = test.estimate(share)
+        if test.p is not None:
+            others = [other.p / share for key, other in tests.items() if key != own and other.p is not None]
+            gain, _, p = corrected(test, others, share)
+    words = f"{service.workload}, {replicas_in_words(service.replicas)}"
+    return IsolationChoice(
+        words, best, runner_up, neighbours, gain, p, _costs(comparison, found, best.mode, runner_up.mode)
+    )
 
 
-def _costs(pool: Pool, found: Interference, best: str, runner_up: str) -> str:
+def _costs(comparison: Comparison, found: Interference, best: str, runner_up: str) -> str:
     """What the one mode loses against the other with as many replicas as both were measured with, workload by workload."""
     told = []
-    for workload in pool.workloads():
-        for count in reversed(counts(pool, workload)):
+    for workload in comparison.workloads():
+        for count in reversed(comparison.counts(workload)):
             by_mode = {
                 cell.mode: cell
-                for setup in pool.setups
-                if (cell := setup.cells.get(Place(workload, count))) and cell.condition in {"", found.baseline}
+                for arm in comparison.arms
+                if (cell := arm.cells.get(CellKey(workload, count))) and cell.condition in {"", found.baseline}
             }
             if best in by_mode and runner_up in by_mode:
-                lost = costs(by_mode[best], by_mode[runner_up])
+                lost = costs(comparison.contrasts, by_mode[best], by_mode[runner_up])
                 if lost:
                     told.append(f"{workload}, {replicas_in_words(count)}: {', '.join(lost)}")
                 break

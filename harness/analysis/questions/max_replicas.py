@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 
 from harness.analysis.campaign import PACED, Cell
-from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, runs
-from harness.analysis.contrasts.comparison import Place, Pool, Setup
+from harness.analysis.comparison_model import Answer, ComparisonQuery
+from harness.analysis.contrasts.comparison import Arm, CellKey, Comparison
 from harness.analysis.format import number, quantity, replicas_in_words, whole_interval
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate
@@ -33,11 +32,11 @@ class Carried:
     by_law: int | None
 
 
-def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
+def carried(arm: Arm, workload: str, limit_s: float) -> Carried:
     """Hold every measured count against the limit; between counts the fitted law of the p99 speaks, if there is one."""
     within, beyond, undecided = [], [], []
-    for count in setup.counts(workload):
-        p99 = setup.cells[Place(workload, count)].estimates.get("latency_p99_exact")
+    for count in arm.counts(workload):
+        p99 = arm.cells[CellKey(workload, count)].estimates.get("latency_p99_exact")
         if p99 is None or p99.low is None or p99.high is None:
             undecided.append(count)
         elif p99.high <= limit_s:
@@ -48,42 +47,42 @@ def carried(setup: Setup, workload: str, limit_s: float) -> Carried:
             undecided.append(count)
     breaks = min(beyond, default=None)
     sure = [count for count in within if breaks is None or count < breaks]
-    law = scaling_law(runs(setup, workload, "latency_p99_exact"), LATENCY_LAWS).best
-    by_law = most_within(law, limit_s, max(setup.counts(workload), default=0)) if law else None
+    law = scaling_law(arm.figures(workload, "latency_p99_exact"), LATENCY_LAWS).best
+    by_law = most_within(law, limit_s, max(arm.counts(workload), default=0)) if law else None
     return Carried(max(sure, default=0), breaks, undecided, by_law)
 
 
-def laws(pool: Pool) -> dict[tuple[str, str], Fit]:
-    """The law that each workload's throughput follows, by workload and label of the setup; those alone that have one."""
-    found = {(name, setup.label): _law(setup, name).best for name in pool.workloads() for setup in pool.setups}
+def laws(comparison: Comparison) -> dict[tuple[str, str], Fit]:
+    """The law that each workload's throughput follows, by workload and label of the arm; those alone that have one."""
+    found = {(name, arm.label): _law(arm, name).best for name in comparison.workloads() for arm in comparison.arms}
     return {place: fit for place, fit in found.items() if fit is not None}
 
 
-def _law(setup: Setup, workload: str) -> Scaling:
-    if any(setup.cells[Place(workload, count)].paced for count in setup.counts(workload)):
+def _law(arm: Arm, workload: str) -> Scaling:
+    if any(arm.cells[CellKey(workload, count)].paced for count in arm.counts(workload)):
         return Scaling(None, None, PACED)
-    return scaling_law(runs(setup, workload, "throughput"))
+    return scaling_law(arm.figures(workload, "throughput"))
 
 
-def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
+def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
     """Laws, knees, memory and the count within the limit, for every workload and mode."""
-    limit_s = asked.latency_limit_s
+    limit_s = query.latency_limit_s
     rows: list[list[str | Entry]] = []
     sentences: list[str] = []
     missing: list[str] = []
     advice: dict[str, list[str]] = {}
-    for workload in pool.workloads():
-        for setup in pool.setups:
-            counts = setup.counts(workload)
+    for workload in comparison.workloads():
+        for arm in comparison.arms:
+            counts = arm.counts(workload)
             if not counts:
                 continue
-            cell = setup.cells[Place(workload, counts[-1])]
-            scaling = _law(setup, workload)
-            held = carried(setup, workload, limit_s) if limit_s is not None else None
+            cell = arm.cells[CellKey(workload, counts[-1])]
+            scaling = _law(arm, workload)
+            held = carried(arm, workload, limit_s) if limit_s is not None else None
             rows.append(
                 [
                     workload,
-                    setup.label,
+                    arm.label,
                     _law_in_words(scaling),
                     _parameters(scaling),
                     *([] if held is None else [_held(held)]),
@@ -91,16 +90,16 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
                 ]
             )
             if len(counts) > 1:
-                sentences.append(f"{workload} under {setup.label}: {_scaling_in_words(scaling, counts)}")
+                sentences.append(f"{workload} under {arm.label}: {_scaling_in_words(scaling, counts)}")
                 if scaling.best is None and scaling.advice:
-                    advice.setdefault(scaling.advice, []).append(f"{workload} under {setup.label}")
-            elif not mode_of(setup.sharing).own_gpu:
+                    advice.setdefault(scaling.advice, []).append(f"{workload} under {arm.label}")
+            elif not mode_of(arm.sharing).own_gpu:
                 missing.append(
-                    f"{workload} under {setup.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
+                    f"{workload} under {arm.label} was measured at {replicas_in_words(counts[0])} only: more counts in "
                     "`replicas` would tell how it scales."
                 )
             if held is not None and limit_s is not None:
-                sentences.append(_held_in_words(workload, setup, held, limit_s))
+                sentences.append(_held_in_words(workload, arm, held, limit_s))
     missing += [f"{sentence} Of: {', '.join(of)}." for sentence, of in advice.items()]
     if limit_s is None:
         missing.append("For workloads per GPU at a latency limit, give one: harness compare ... --latency-limit-ms 50")
@@ -179,9 +178,9 @@ def _held(held: Carried) -> str:
     return text + (f"; undecided at {', '.join(map(str, held.undecided))}" if held.undecided else "")
 
 
-def _held_in_words(workload: str, setup: Setup, held: Carried, limit_s: float) -> str:
-    head = f"{workload} under {setup.label}, p99 within {quantity(limit_s, 's')}: "
-    if held.breaks is not None and held.breaks == min(setup.counts(workload)):
+def _held_in_words(workload: str, arm: Arm, held: Carried, limit_s: float) -> str:
+    head = f"{workload} under {arm.label}, p99 within {quantity(limit_s, 's')}: "
+    if held.breaks is not None and held.breaks == min(arm.counts(workload)):
         return f"{head}not even {replicas_in_words(held.breaks)} keeps it."
     if not held.most:
         where = (

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from harness.analysis.campaign import Cell, Experiment, shared
-from harness.analysis.compare import Comparison
-from harness.analysis.comparison_model import Answer, Asked, cells
-from harness.analysis.contrasts.comparison import Pool
+from harness.analysis.comparison_model import Answer, ComparisonQuery
+from harness.analysis.contrasts.comparison import Comparison
 from harness.analysis.format import replicas_in_words, with_interval
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import Estimate, t_interval
@@ -28,40 +27,42 @@ def gpu_hours_per_million(cell: Cell) -> Estimate | None:
     return _over_runs(cell, _gpu_hours)
 
 
-def cost_per_million(cell: Cell, asked: Asked) -> Estimate | None:
+def cost_per_million(cell: Cell, query: ComparisonQuery) -> Estimate | None:
     """Price of a million inferences, in the currency of the prices given; None without a price or without its figure.
 
     With a price for energy and no energy measured there is none: half of a cost is no cost.
     """
-    if asked.price_per_gpu_hour is None and asked.price_per_kwh is None:
+    cost = cost_of_run(query)
+    return _over_runs(cell, cost) if cost else None
+
+
+def cost_of_run(query: ComparisonQuery) -> Figure | None:
+    """Gives that of one run, where it has what a price was given for; None without a price."""
+    if query.price_per_gpu_hour is None and query.price_per_kwh is None:
         return None
-    costs = costs_per_million(cell, asked)
-    return t_interval(costs, shared(cell)) if costs else None
+    return lambda run: _cost(run, query)
 
 
-def costs_per_million(cell: Cell, asked: Asked) -> list[float]:
-    """That of every repeat that has what a price was given for."""
-    return [cost for run in cell.used if (cost := _cost(run, asked)) is not None]
-
-
-def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
+def answer(comparison: Comparison, query: ComparisonQuery) -> Answer:
     """Energy, GPU hours and cost of every cell."""
-    priced = asked.price_per_gpu_hour is not None or asked.price_per_kwh is not None
+    priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
     rows: list[list[str | Entry]] = []
-    for workload, setup, count, cell in cells(pool):
+    for workload, arm, count, cell in comparison.cells():
         row: list[str | Entry] = [
             workload,
-            setup.label,
+            arm.label,
             str(count),
             figure_entry(kwh_per_million(cell), "kWh", cell.absent.get("energy", "")),
             figure_entry(gpu_hours_per_million(cell), "h", cell.absent.get("throughput", "")),
         ]
         if priced:
-            cost = cost_per_million(cell, asked)
-            row.append(figure_entry(cost, asked.currency, cell.absent.get("energy", "no throughput")))
+            cost = cost_per_million(cell, query)
+            row.append(figure_entry(cost, query.currency, cell.absent.get("energy", "no throughput")))
         rows.append(row)
     missing = (
-        [] if any(kwh_per_million(cell) for *_, cell in cells(pool)) else ["Energy takes a GPU that tells its power."]
+        []
+        if any(kwh_per_million(cell) for *_, cell in comparison.cells())
+        else ["Energy takes a GPU that tells its power."]
     )
     if not priced:
         missing.append("For money, give prices: harness compare ... --price-per-gpu-hour 3.50 --price-per-kwh 0.25")
@@ -69,8 +70,8 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
         "price",
         "At what price?",
         "Energy is that of the GPUs, idle power included; GPU hours are those of the GPUs that the campaign used. An inference "
-        "is one input, as the replicas counted them." + (f" Prices: {prices(asked)}." if priced else ""),
-        [sentence for workload in pool.workloads() if (sentence := _sentence(pool, workload, asked))],
+        "is one input, as the replicas counted them." + (f" Prices: {prices(query)}." if priced else ""),
+        [sentence for workload in comparison.workloads() if (sentence := _sentence(comparison, workload, query))],
         Table.of(
             ["Workload", "Run as", "Replicas", "Energy", "GPU time", *(["Cost"] if priced else [])], rows, words=3
         ),
@@ -78,25 +79,25 @@ def answer(pool: Pool, _comparison: Comparison, asked: Asked) -> Answer:
     )
 
 
-def prices(asked: Asked) -> str:
+def prices(query: ComparisonQuery) -> str:
     """Those that were given, e.g. ``3.5 USD per GPU hour, 0.25 USD per kWh``; empty without any."""
-    given = ((asked.price_per_gpu_hour, "GPU hour"), (asked.price_per_kwh, "kWh"))
-    unit = f" {asked.currency}" if asked.currency else ""
+    given = ((query.price_per_gpu_hour, "GPU hour"), (query.price_per_kwh, "kWh"))
+    unit = f" {query.currency}" if query.currency else ""
     return ", ".join(f"{price:g}{unit} per {what}" for price, what in given if price is not None)
 
 
-def _sentence(pool: Pool, workload: str, asked: Asked) -> str:
+def _sentence(comparison: Comparison, workload: str, query: ComparisonQuery) -> str:
     """The cheapest way of a workload, and the dearest."""
-    priced = asked.price_per_gpu_hour is not None or asked.price_per_kwh is not None
+    priced = query.price_per_gpu_hour is not None or query.price_per_kwh is not None
     known = [
-        (estimate, setup.label, count)
-        for name, setup, count, cell in cells(pool)
-        if name == workload and (estimate := cost_per_million(cell, asked) if priced else kwh_per_million(cell))
+        (estimate, arm.label, count)
+        for name, arm, count, cell in comparison.cells()
+        if name == workload and (estimate := cost_per_million(cell, query) if priced else kwh_per_million(cell))
     ]
     if not known:
         return ""
-    cheap, dear = min(known, key=lambda one: one[0].mean), max(known, key=lambda one: one[0].mean)
-    unit, verb = (asked.currency, "cost") if priced else ("kWh", "take")
+    cheap, dear = min(known, key=lambda way: way[0].mean), max(known, key=lambda way: way[0].mean)
+    unit, verb = (query.currency, "cost") if priced else ("kWh", "take")
     head = f"{workload}: a million inferences {verb} {with_interval(cheap[0], unit)} with {replicas_in_words(cheap[2])} under {cheap[1]}"
     if cheap is dear:
         return f"{head}."
@@ -121,8 +122,8 @@ def _gpu_hours(run: Experiment) -> float | None:
     return MILLION / inputs / _S_PER_H * run.data.manifest.experiment.gpus if inputs else None
 
 
-def _cost(run: Experiment, asked: Asked) -> float | None:
+def _cost(run: Experiment, query: ComparisonQuery) -> float | None:
     hours, kwh = _gpu_hours(run), _kwh(run)
-    if (asked.price_per_gpu_hour is not None and hours is None) or (asked.price_per_kwh is not None and kwh is None):
+    if (query.price_per_gpu_hour is not None and hours is None) or (query.price_per_kwh is not None and kwh is None):
         return None
-    return (asked.price_per_gpu_hour or 0.0) * (hours or 0.0) + (asked.price_per_kwh or 0.0) * (kwh or 0.0)
+    return (query.price_per_gpu_hour or 0.0) * (hours or 0.0) + (query.price_per_kwh or 0.0) * (kwh or 0.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.campaign import analyse
-from harness.analysis.questions.condition_overhead import Outcome, interference
+from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.questions.condition_overhead import interference
 from harness.campaign.journal import read_events
 from harness.campaign.verify import verify_campaign
 from harness.results.manifest import Status, read_manifest

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.analysis.contrasts.reproduction import Outcome
+from harness.analysis.contrasts.outcome import Outcome
 from harness.campaign.folder import open_folder
 from harness.campaign.verify import verify_campaign
 from tests.support import forked

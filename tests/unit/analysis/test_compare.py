@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.campaign import analyse
-from harness.analysis.compare import Comparison, Line, compare
-from harness.analysis.contrasts.comparison import By, Place, Pool, gather, gathered
+from harness.analysis.contrasts.comparison import By, CellKey, Comparison, gather, gathered
+from harness.analysis.contrasts.contrast import Contrast
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.report import report_of
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish
@@ -35,7 +36,7 @@ def slicing(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def by_mode(modes: Path) -> Pool:
+def by_mode(modes: Path) -> Comparison:
     return gather([modes])
 
 
@@ -51,65 +52,85 @@ def test_sides_that_ran_one_after_another_are_said(tmp_path: Path) -> None:
         assert all("difference: resnet50 with 1." in sentence for sentence in told)
 
 
-def line(found: Comparison, measure: str, replicas: int, b: str) -> Line:
-    (one,) = [item for item in found.lines if (item.measure, item.place.replicas, item.b) == (measure, replicas, b)]
-    return one
+def held(comparison: Comparison, metric: str, replicas: int, b: str) -> Contrast:
+    (contrast,) = [
+        test.contrast
+        for test in comparison.tests
+        if (test.contrast.metric, test.key.replicas, test.b) == (metric, replicas, b)
+    ]
+    return contrast
 
 
-def test_modes_of_one_campaign_are_its_sides(by_mode: Pool) -> None:
+def test_modes_of_one_campaign_are_its_sides(by_mode: Comparison) -> None:
     assert by_mode.by is By.SHARING
     assert by_mode.sides == ["exclusive", "time-slicing", "mps"]
-    found = compare(by_mode)
-    assert {item.a for item in found.lines if item.place.replicas == 1} == {"exclusive"}
-    assert line(found, "throughput", 1, "mps").difference.sentence == "no significant difference"
-    gain = line(found, "throughput", 3, "mps")
-    assert gain.a == "time-slicing"
-    assert gain.ratio is not None
+    assert {test.a for test in by_mode.tests if test.key.replicas == 1} == {"exclusive"}
+    assert held(by_mode, "throughput", 1, "mps").outcome is Outcome.NOT_SIGNIFICANT
+    gain = held(by_mode, "throughput", 3, "mps")
+    assert gain.baseline.sharing == "time-slicing"
     assert gain.ratio.low is not None
     assert gain.ratio.high is not None
     truth = sum(rates("resnet50", 3, replace(SHAPE, sharing=Sharing.MPS))) / sum(rates("resnet50", 3, SHAPE))
     assert 1 < truth < MPS_CAPACITY
     assert gain.ratio.mean == pytest.approx(truth, rel=0.02)
     assert gain.ratio.low < gain.ratio.mean < gain.ratio.high
-    assert gain.difference.significant
-    assert gain.difference.hedges_g is not None
-    assert gain.difference.cliffs_delta == 1
+    assert gain.outcome is Outcome.HIGHER
+    assert gain.effect.hedges_g is not None
+    assert gain.effect.cliffs_delta == 1
 
 
 def test_two_campaigns_are_sides_unless_told_otherwise(modes: Path, slicing: Path) -> None:
     pool = gather([slicing, modes])
     assert pool.sides == ["slicing", "modes"]
-    found = compare(pool)
-    assert {item.b for item in found.lines} == {"modes, time-slicing"}
-    assert Place("resnet50", 3) in {item.place for item in found.lonely if item.label == "modes, mps"}
+    assert {test.b for test in pool.tests} == {"modes, time-slicing"}
+    assert (CellKey("resnet50", 3), "modes, mps") in pool.lonely
     together = gather([slicing, modes], "sharing")
     assert together.sides == ["exclusive", "time-slicing", "mps"]
-    (shared,) = [setup for setup in together.setups if setup.side == "time-slicing"]
-    assert shared.cells[Place("resnet50", 1)].estimates["throughput"].n == 6
-
-
-def test_every_p_is_corrected_for_all_tests_together(by_mode: Pool) -> None:
-    for item in compare(by_mode).lines:
-        assert item.difference.welch_p is not None
-        assert item.difference.adjusted_p is not None
-        assert item.difference.adjusted_p >= item.difference.welch_p
+    (shared,) = [arm for arm in together.arms if arm.side == "time-slicing"]
+    assert shared.cells[CellKey("resnet50", 1)].estimates["throughput"].n == 6
 
 
 def test_the_same_measured_again_does_not_differ(slicing: Path, tmp_path: Path) -> None:
     again = write_campaign(tmp_path / "again", replicas=[1], repeats=3, shape=replace(SHAPE, seed=5))
-    found = compare(gather([slicing, again]))
-    assert {item.difference.sentence for item in found.lines} == {"no significant difference"}
-    assert [(item.label, item.place.replicas) for item in found.lonely] == [("slicing", 3)]
-    assert not found.unlike
+    comparison = gather([slicing, again])
+    assert {test.contrast.outcome for test in comparison.tests} == {Outcome.NOT_SIGNIFICANT}
+    assert comparison.lonely == [(CellKey("resnet50", 3), "slicing")]
+    assert not comparison.unlike
 
 
 def test_one_repeat_has_a_ratio_without_interval_and_no_verdict(slicing: Path, tmp_path: Path) -> None:
     once = write_campaign(tmp_path / "once", replicas=[1], repeats=1, shape=replace(SHAPE, scale=2.0))
-    for item in compare(gather([slicing, once])).lines:
-        assert item.ratio is not None
-        assert item.ratio.half_width is None
-        assert item.difference.significant is None
-        assert "single run" in item.difference.sentence
+    for test in gather([slicing, once]).tests:
+        assert test.contrast.ratio.half_width is None
+        assert test.contrast.outcome is Outcome.UNKNOWN
+        assert "single run" in test.contrast.sentence
+
+
+@pytest.mark.parametrize(
+    ("by", "sides", "pairs"),
+    [
+        (
+            "workload",
+            ["resnet50", "whisper"],
+            {("resnet50, time-slicing", "whisper, time-slicing"), ("resnet50, mps", "whisper, mps")},
+        ),
+        ("share", ["mps", "mps (1/N)"], {("mps", "mps (1/N)")}),
+    ],
+)
+def test_any_two_things_are_compared(tmp_path: Path, by: str, sides: list[str], pairs: set[tuple[str, str]]) -> None:
+    several = {"workloads": ["resnet50", "whisper"]} if by == "workload" else {"mps": MpsSpec(share=["all", "1/N"])}
+    folder = write_campaign(tmp_path / by, replicas=[2], repeats=3, shape=SHAPE, sharing=MODES[1:], **several)
+    comparison = gather([folder], by)
+    assert comparison.sides == sides
+    assert {(test.a, test.b) for test in comparison.tests} == pairs
+    assert {test.contrast.family for test in comparison.tests} == {
+        8 if by == "workload" else 5
+    }  # of each pair; a p99 of whisper takes longer
+
+
+def test_limits_that_nobody_measured_are_no_sides(slicing: Path) -> None:
+    with pytest.raises(UsageError, match="no run of these campaigns has one"):
+        gather([slicing], "share")
 
 
 def test_conditions_are_sides_and_other_modes_are_not_mixed_in(tmp_path: Path) -> None:
@@ -118,8 +139,8 @@ def test_conditions_are_sides_and_other_modes_are_not_mixed_in(tmp_path: Path) -
     pool = gather([folder])
     assert pool.by is By.CONDITION
     assert pool.sides == ["alone", "beside"]
-    assert {(item.a, item.b) for item in compare(pool).lines} == {("alone", "beside")}
-    assert [setup.side for setup in gather([folder], "sharing").setups] == ["time-slicing", "time-slicing"]
+    assert {(test.a, test.b) for test in pool.tests} == {("alone", "beside")}
+    assert [arm.side for arm in gather([folder], "sharing").arms] == ["time-slicing", "time-slicing"]
 
 
 def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_path: Path) -> None:
@@ -129,8 +150,8 @@ def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_pat
     sides = ["time-slicing", "mps", "mps (10 GB)", "mps (1/N)", "mps (1/N, 10 GB)"]
 
     pool = gather([folder])
-    assert pool.sides == [setup.label for setup in pool.setups] == sides
-    assert {(one.a, one.b) for one in compare(pool).lines} == {("time-slicing", side) for side in sides[1:]}
+    assert pool.sides == [arm.label for arm in pool.arms] == sides
+    assert {(test.a, test.b) for test in pool.tests} == {("time-slicing", side) for side in sides[1:]}
 
     analysis = analyse(folder)
     report_of(analysis)
@@ -140,7 +161,7 @@ def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_pat
         for line in report.splitlines()
         if line.startswith(("| Replicas", "| 3 |"))
     ]
-    assert (mode, [row[0] for row in rows]) == ("Sharing", sides)
+    assert [mode, *sides] == list(dict.fromkeys([mode, *(row[0] for row in rows)]))
     assert "limits of a replica: no limit; 10 GB of GPU memory; 1/N of the multiprocessors; 1/N" in report
     assert {row["mps_limits"] for row in headline(analysis)} == {"", "10 GB", "1/N", "1/N, 10 GB"}
 
@@ -162,7 +183,7 @@ def test_unlike_machines_are_refused_unless_told(slicing: Path, tmp_path: Path) 
         gather([slicing, other])
     assert "--unlike" in refused.value.advice
     assert refused.value.exit_code == 2
-    assert "GPU driver: 580.95.05 against 590.1." in compare(gather([slicing, other], unlike=True)).unlike
+    assert "GPU driver: 580.95.05 against 590.1." in gather([slicing, other], unlike=True).unlike
 
 
 def test_a_campaign_that_changed_machines_between_its_modes_is_refused_too(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from harness.analysis import comparison_page
-from harness.analysis.compare import compare
-from harness.analysis.comparison_model import Answer, Asked, asked, missing_modes
+from harness.analysis.comparison_model import Answer, ComparisonQuery, comparison_query
 from harness.analysis.comparison_page import answers, overheads, write_page
-from harness.analysis.contrasts.comparison import By, Place, Pool, Setup, gather
+from harness.analysis.contrasts.comparison import Arm, By, CellKey, Comparison, gather
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import quantity
 from harness.analysis.questions import max_replicas
 from harness.analysis.questions.context_switch import switching
 from harness.analysis.questions.max_replicas import carried, memory_entry
 from harness.analysis.questions.price import cost_per_million, gpu_hours_per_million, kwh_per_million
-from harness.analysis.questions.recommendation import choices
+from harness.analysis.questions.recommendation import choices, costs
 from harness.analysis.report import mps_limits
 from harness.analysis.statistics import Estimate, t_interval
 from harness.errors import UsageError
@@ -32,46 +32,46 @@ POWER_W = 57.0
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     folder = tmp_path_factory.mktemp("results") / "modes"
     return gather([write_campaign(folder, replicas=[1, 3, 8], repeats=3, shape=SHAPE, sharing=MODES)])
 
 
 @pytest.fixture(scope="module")
-def half_idle(tmp_path_factory: pytest.TempPathFactory) -> Pool:
+def half_idle(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """Time-slicing alone, once each, of a workload that leaves the GPU idle half of the time."""
     shape = replace(SHAPE, utilization_alone=45.0)
     folder = tmp_path_factory.mktemp("results") / "idle"
     return gather([write_campaign(folder, replicas=[1, 3], repeats=1, shape=shape)])
 
 
-def test_no_mode_is_proposed_that_was_measured_or_that_nobody_can_set(pool: Pool):
-    assert missing_modes(pool) == []
-    (one,) = [one for one in pool.setups if one.label == "mps"]
-    (told,) = missing_modes(replace(pool, setups=[one]))
+def test_no_mode_is_proposed_that_was_measured_or_that_nobody_can_set(pool: Comparison):
+    assert pool.missing_modes() == []
+    (one,) = [one for one in pool.arms if one.label == "mps"]
+    (told,) = replace(pool, arms=[one]).missing_modes()
     assert told.startswith(
         "Not measured: exclusive, time-slicing. A campaign with sharing: [mps, exclusive, time-slicing]"
     )
-    assert missing_modes(replace(pool, setups=[replace(one, sharing="as-found")])) == []
+    assert replace(pool, arms=[replace(one, sharing="as-found")]).missing_modes() == []
 
 
-def setup(pool: Pool, label: str) -> Setup:
-    (found,) = [one for one in pool.setups if one.label == label]
+def setup(pool: Comparison, label: str) -> Arm:
+    (found,) = [one for one in pool.arms if one.label == label]
     return found
 
 
-def answered(pool: Pool, wanted: Asked | None = None) -> dict[str, Answer]:
-    return {answer.name: answer for answer in answers_to(pool, wanted or Asked())}
+def answered(pool: Comparison, wanted: ComparisonQuery | None = None) -> dict[str, Answer]:
+    return {answer.name: answer for answer in answers_to(pool, wanted or ComparisonQuery())}
 
 
 # Answers are drawn as well, which takes seconds: once for each pool (kept, so that its id is nobody else's).
-GIVEN: dict[tuple[int, Asked], tuple[Pool, list[Answer]]] = {}
+GIVEN: dict[tuple[int, ComparisonQuery], tuple[Comparison, list[Answer]]] = {}
 
 
-def answers_to(pool: Pool, wanted: Asked) -> list[Answer]:
+def answers_to(pool: Comparison, wanted: ComparisonQuery) -> list[Answer]:
     key = (id(pool), wanted)
     if key not in GIVEN:
-        GIVEN[key] = (pool, answers(pool, compare(pool), wanted))
+        GIVEN[key] = (pool, answers(pool, wanted))
     return GIVEN[key][1]
 
 
@@ -91,8 +91,8 @@ def test_rates_that_were_set_are_compared_as_no_speeds(
     assert not given["switching"].sentences
 
 
-def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Pool) -> None:
-    found = answered(pool, Asked(0.012, 3.0, 0.25))
+def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Comparison) -> None:
+    found = answered(pool, ComparisonQuery(0.012, 3.0, 0.25))
     assert list(found) == ["choosing", "cost", "carrying", "isolation", "switching", "price"]
     for answer in found.values():
         assert answer.sentences, answer.name
@@ -101,7 +101,7 @@ def test_each_of_the_six_is_answered_with_sentence_figures_and_picture(pool: Poo
     assert found["switching"].pictures
 
 
-def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Pool) -> None:
+def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Comparison) -> None:
     said = " ".join(answered(pool)["cost"].sentences)
     ts, alone = sum(rates("resnet50", 8, SHAPE)), 1 / SERVICE_S["resnet50"]
     gain = re.search(r"against one alone, (\d\.\d+) times", said)
@@ -111,9 +111,9 @@ def test_cost_is_told_against_one_alone_and_against_the_other_modes(pool: Pool) 
     assert re.search(r"8 replicas: throughput under mps against time-slicing: 5\d\.\d % higher", said)
 
 
-def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: Pool) -> None:
+def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: Comparison) -> None:
     slicing = setup(pool, "time-slicing")
-    p99 = {count: slicing.cells[Place("resnet50", count)].estimates["latency_p99_exact"] for count in (1, 3, 8)}
+    p99 = {count: slicing.cells[CellKey("resnet50", count)].estimates["latency_p99_exact"] for count in (1, 3, 8)}
     three, eight = p99[3].high, p99[8].low
     assert three is not None
     assert eight is not None
@@ -127,7 +127,9 @@ def test_a_count_is_carried_only_when_its_whole_interval_keeps_the_limit(pool: P
 
 
 @pytest.mark.parametrize(("counts", "where"), [([1], "at 1 replica holds"), ([3, 8], "at 3, 8 replicas holds")])
-def test_a_limit_that_no_count_is_known_to_keep_is_undecided_there(pool: Pool, counts: list[int], where: str) -> None:
+def test_a_limit_that_no_count_is_known_to_keep_is_undecided_there(
+    pool: Comparison, counts: list[int], where: str
+) -> None:
     held = replace(carried(setup(pool, "exclusive"), "resnet50", 1.0), most=0, undecided=counts)
     told = max_replicas._held_in_words("resnet50", setup(pool, "exclusive"), held, 0.008)
     assert told == (
@@ -136,18 +138,18 @@ def test_a_limit_that_no_count_is_known_to_keep_is_undecided_there(pool: Pool, c
     )
 
 
-def test_a_limit_below_one_service_time_is_said(pool: Pool) -> None:
-    said = " ".join(answered(pool, Asked(latency_limit_s=0.001))["carrying"].sentences)
+def test_a_limit_below_one_service_time_is_said(pool: Comparison) -> None:
+    said = " ".join(answered(pool, ComparisonQuery(latency_limit_s=0.001))["carrying"].sentences)
     assert "not even 1 replica keeps it" in said
 
 
-def test_one_repeat_decides_nothing(half_idle: Pool) -> None:
-    held = carried(half_idle.setups[0], "resnet50", 1.0)
+def test_one_repeat_decides_nothing(half_idle: Comparison) -> None:
+    held = carried(half_idle.arms[0], "resnet50", 1.0)
     assert (held.most, held.breaks, held.undecided) == (0, None, [1, 3])
-    assert "Repeat" in " ".join(answered(half_idle, Asked(latency_limit_s=1.0))["carrying"].sentences)
+    assert "Repeat" in " ".join(answered(half_idle, ComparisonQuery(latency_limit_s=1.0))["carrying"].sentences)
 
 
-def test_switching_is_the_time_that_a_request_takes_more(pool: Pool) -> None:
+def test_switching_is_the_time_that_a_request_takes_more(pool: Comparison) -> None:
     costs, _ = switching(pool)
     (mps,) = [one for one in costs if one.reference == "mps" and one.replicas == 8]
     mine, other = (sum(rates("resnet50", 8, replace(SHAPE, sharing=mode))) for mode in MODES[1:])
@@ -162,36 +164,32 @@ def test_switching_is_the_time_that_a_request_takes_more(pool: Pool) -> None:
     assert "none that can be told" in " ".join(answered(pool)["switching"].sentences)
 
 
-def test_a_gpu_that_is_idle_alone_tells_nothing_of_switching(half_idle: Pool) -> None:
+def test_a_gpu_that_is_idle_alone_tells_nothing_of_switching(half_idle: Comparison) -> None:
     answer = answered(half_idle)["switching"]
     assert not answer.sentences
     assert any("45 % busy" in sentence for sentence in answer.missing)
     assert any("mps" in sentence for sentence in answer.missing)
 
 
-def test_the_choice_names_a_winner_only_where_it_differs(pool: Pool) -> None:
-    found = {choice.goal.name: choice for choice in choices(pool, Asked())}
+def test_the_choice_names_a_winner_only_where_it_differs(pool: Comparison) -> None:
+    found = {choice.goal.name: choice for choice in choices(pool, ComparisonQuery())}
     most = found["highest throughput with many replicas"]
     assert most.clear
-    # Its own interval leaves 1 out: the correction alone says that it is not significant.
-    assert replace(most, p=0.2, among=21).certainty == (
-        "no significant difference among all 21 comparisons (one interval in twenty leaves 1 out by chance)"
-    )
     assert (most.best[0], most.best[1].replicas) == ("mps", 8)
     fairest = found["fairest between many replicas"]
     assert not fairest.clear
-    assert fairest.certainty == "no significant difference"
+    assert fairest.outcome is Outcome.NOT_SIGNIFICANT
     said = " ".join(answered(pool)["choosing"].sentences)
     assert "no significant difference for fairest between many replicas" in said
 
 
-def test_a_limit_and_a_price_are_goals_of_their_own(pool: Pool) -> None:
+def test_a_limit_and_a_price_are_goals_of_their_own(pool: Comparison) -> None:
     slicing = setup(pool, "time-slicing")
-    three, eight = (slicing.cells[Place("resnet50", count)].estimates["latency_p99_exact"] for count in (3, 8))
+    three, eight = (slicing.cells[CellKey("resnet50", count)].estimates["latency_p99_exact"] for count in (3, 8))
     assert three.high is not None
     assert eight.low is not None
     limit_s = (three.high + eight.low) / 2
-    found = {choice.goal.name: choice for choice in choices(pool, Asked(limit_s, 3.0, 0.25))}
+    found = {choice.goal.name: choice for choice in choices(pool, ComparisonQuery(limit_s, 3.0, 0.25))}
     limited = found[f"highest throughput with p99 within {quantity(limit_s, 's')}"]
     sides = [limited.best, limited.next]
     assert all(cell.estimates["latency_p99_exact"].high <= limit_s for _, cell in sides)
@@ -200,16 +198,15 @@ def test_a_limit_and_a_price_are_goals_of_their_own(pool: Pool) -> None:
     assert t_interval(price.goal.figures(price.best[1])).mean < t_interval(price.goal.figures(price.next[1])).mean
 
 
-def test_what_the_best_costs_elsewhere_is_named(pool: Pool) -> None:
-    most = next(choice for choice in choices(pool, Asked()) if choice.goal.name == "highest throughput")
-    rival = setup(pool, "exclusive").cells[Place("resnet50", 1)]
-    (cost,) = [one for one in replace(most, next=("exclusive", rival)).costs if one.startswith("p99")]
+def test_what_the_best_costs_elsewhere_is_named(pool: Comparison) -> None:
+    most = next(choice for choice in choices(pool, ComparisonQuery()) if choice.goal.name == "highest throughput")
+    rival = setup(pool, "exclusive").cells[CellKey("resnet50", 1)]
+    (cost,) = [cost for cost in costs(pool.contrasts, most.best[1], rival) if cost.startswith("p99")]
     assert re.fullmatch(r"p99 (\+\d+ %|×\d\.\d)", cost)  # noqa: RUF001 - typography for people
 
 
-def test_the_page_begins_with_the_decision(pool: Pool, tmp_path: Path) -> None:
-    comparison = compare(pool)
-    page = write_page(tmp_path / "p.html", pool, comparison, answers_to(pool, Asked()), "").read_text()
+def test_the_page_begins_with_the_decision(pool: Comparison, tmp_path: Path) -> None:
+    page = write_page(tmp_path / "p.html", pool, answers_to(pool, ComparisonQuery()), "").read_text()
     places = [
         page.index(text)
         for text in ("1. Which mode for which workload?", '<table class="decision"', "<nav", "2. What does")
@@ -227,30 +224,30 @@ def test_campaigns_with_nothing_in_common_are_compared_by_mode(tmp_path: Path) -
     assert gather([one, again]).by is By.CAMPAIGN
 
 
-def test_energy_time_and_price_of_a_million(pool: Pool) -> None:
-    cell = setup(pool, "time-slicing").cells[Place("resnet50", 3)]
+def test_energy_time_and_price_of_a_million(pool: Comparison) -> None:
+    cell = setup(pool, "time-slicing").cells[CellKey("resnet50", 3)]
     rate = sum(rates("resnet50", 3, SHAPE))
     kwh, hours = kwh_per_million(cell), gpu_hours_per_million(cell)
     assert kwh is not None
     assert hours is not None
     assert kwh.mean == pytest.approx(POWER_W / rate * 1e6 / 3.6e6, rel=0.02)
     assert hours.mean == pytest.approx(1e6 / rate / 3600, rel=0.02)
-    cost = cost_per_million(cell, Asked(price_per_gpu_hour=3.0, price_per_kwh=0.25))
+    cost = cost_per_million(cell, ComparisonQuery(price_per_gpu_hour=3.0, price_per_kwh=0.25))
     assert cost is not None
     assert cost.mean == pytest.approx(3 * hours.mean + 0.25 * kwh.mean)
     assert cost.half_width is not None
-    assert cost_per_million(cell, Asked()) is None
+    assert cost_per_million(cell, ComparisonQuery()) is None
 
 
 def test_half_of_a_cost_is_no_cost(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "cpu", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=False))
-    (only,) = gather([folder]).setups
-    cell = only.cells[Place("resnet50", 1)]
-    assert cost_per_million(cell, Asked(price_per_kwh=0.25)) is None
-    assert cost_per_million(cell, Asked(price_per_gpu_hour=3.0)) is not None
+    (only,) = gather([folder]).arms
+    cell = only.cells[CellKey("resnet50", 1)]
+    assert cost_per_million(cell, ComparisonQuery(price_per_kwh=0.25)) is None
+    assert cost_per_million(cell, ComparisonQuery(price_per_gpu_hour=3.0)) is not None
 
 
-def test_what_is_missing_names_the_run_that_would_tell(half_idle: Pool) -> None:
+def test_what_is_missing_names_the_run_that_would_tell(half_idle: Comparison) -> None:
     found = answered(half_idle)
     assert any("sharing: [time-slicing, exclusive, mps]" in sentence for sentence in found["cost"].missing)
     assert any("--latency-limit-ms" in sentence for sentence in found["carrying"].missing)
@@ -265,14 +262,14 @@ def test_what_is_missing_names_the_run_that_would_tell(half_idle: Pool) -> None:
 )
 def test_impossible_limits_and_prices_are_refused(given: tuple[float | None, float | None, float | None]) -> None:
     with pytest.raises(UsageError, match="positive number"):
-        asked(*given)
+        comparison_query(*given)
 
 
 @pytest.mark.parametrize("currency", ["US\nD", "\x1b[31m", "a" * 13])
 def test_a_currency_is_a_short_word(currency: str) -> None:
     with pytest.raises(UsageError, match="a word of at most 12 characters"):
-        asked(None, 3.0, None, currency)
-    assert asked(None, 3.0, None, "€").currency == "€"
+        comparison_query(None, 3.0, None, currency)
+    assert comparison_query(None, 3.0, None, "€").currency == "€"
 
 
 def test_conditions_show_their_overhead_on_the_page(tmp_path: Path) -> None:
@@ -282,19 +279,18 @@ def test_conditions_show_their_overhead_on_the_page(tmp_path: Path) -> None:
     found = overheads(pool)
     assert found is not None
     assert "beside against alone" in found.sentences()[0]
-    page = write_page(tmp_path / "page.html", pool, compare(pool), [], "").read_text()
+    page = write_page(tmp_path / "page.html", pool, [], "").read_text()
     assert "Overhead against alone" in page
 
 
 def test_energy_may_be_free() -> None:
-    assert asked(50.0, 3.0, 0.0) == Asked(0.05, 3.0, 0.0)
+    assert comparison_query(50.0, 3.0, 0.0) == ComparisonQuery(0.05, 3.0, 0.0)
 
 
-def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_path: Path) -> None:
-    comparison = compare(pool)
-    given = answers(pool, comparison, Asked())
+def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Comparison, tmp_path: Path) -> None:
+    given = answers(pool, ComparisonQuery())
     given[1].sentences.append("<b>bold</b>")
-    path = write_page(tmp_path / "page.html", pool, comparison, given, "harness compare 'a <b>'")
+    path = write_page(tmp_path / "page.html", pool, given, "harness compare 'a <b>'")
     page = path.read_text()
     assert not re.search(r"(?:src|href)=\"(?!data:|#)", page)
     assert not re.search(r"<script(?!>| type=.application/json.>)", page)
@@ -302,7 +298,7 @@ def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_
     assert "&lt;b&gt;bold" in page
     assert len(page.encode()) < 1_000_000
     with pytest.raises(UsageError, match=r"ending in \.html"):
-        write_page(tmp_path / "absent" / "page.html", pool, comparison, given, "")
+        write_page(tmp_path / "absent" / "page.html", pool, given, "")
 
 
 @pytest.mark.parametrize(
@@ -314,9 +310,9 @@ def test_the_page_needs_nothing_else_and_text_of_others_is_text(pool: Pool, tmp_
     ],
 )
 def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
-    pool: Pool, limits: MpsLimits | None, used_gb: float, expected: str
+    pool: Comparison, limits: MpsLimits | None, used_gb: float, expected: str
 ) -> None:
-    cell = setup(pool, "mps").cells[Place("resnet50", 3)]
+    cell = setup(pool, "mps").cells[CellKey("resnet50", 3)]
     first = cell.used[0]
     spec = first.data.manifest.experiment.model_copy(update={"mps": limits})
     manifest = first.data.manifest.model_copy(update={"experiment": spec})
@@ -328,14 +324,13 @@ def test_replicas_that_would_fit_are_no_more_than_mps_and_its_limits_take(
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "time-slicing"])
-def test_how_many_fit_is_said_of_a_gpu_that_is_shared(pool: Pool, mode: str) -> None:
-    told = memory_entry(setup(pool, mode).cells[Place("resnet50", 1)])
+def test_how_many_fit_is_said_of_a_gpu_that_is_shared(pool: Comparison, mode: str) -> None:
+    told = memory_entry(setup(pool, mode).cells[CellKey("resnet50", 1)])
     assert bool(told.small) == (mode == "time-slicing")
 
 
-def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    comparison = compare(pool)
-    given = tmp_path / "c.html", pool, comparison, answers_to(pool, Asked()), "harness compare"
+def test_the_page_says_how_the_workloads_ran(pool: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = tmp_path / "c.html", pool, answers_to(pool, ComparisonQuery()), "harness compare"
     page = write_page(*given).read_text()
     assert (
         "All ran with batch 1, fp32, eager. Exclusive: each replica has a GPU of its own; time-slicing: replicas take turns on a GPU; "
@@ -349,8 +344,8 @@ def test_the_page_says_how_the_workloads_ran(pool: Pool, tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize(("inputs", "said"), [(80, "batch 8 (8 inputs a request)"), (10, "batch 8")])
-def test_a_batch_is_told_as_the_inputs_of_a_request_where_it_is(pool: Pool, inputs: int, said: str) -> None:
-    manifest = setup(pool, "mps").cells[Place("resnet50", 3)].used[0].data.manifest
+def test_a_batch_is_told_as_the_inputs_of_a_request_where_it_is(pool: Comparison, inputs: int, said: str) -> None:
+    manifest = setup(pool, "mps").cells[CellKey("resnet50", 3)].used[0].data.manifest
     workload = manifest.experiment.workload.model_copy(update={"batch_size": 8})
     experiment = manifest.experiment.model_copy(update={"workload": workload})
     update = {"experiment": experiment, "replicas": [{"requests": 10, "inputs": inputs}]}

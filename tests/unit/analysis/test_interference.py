@@ -15,21 +15,20 @@ from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
 from harness.analysis.chart import Chart
 from harness.analysis.comparison_page import isolated, overheads
-from harness.analysis.contrasts.comparison import Pool, gather
+from harness.analysis.contrasts.comparison import Comparison, gather
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.figure_style import Picture
 from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
-    Outcome,
     Overhead,
     in_words,
     interference,
     judge,
-    paired_ratio,
 )
-from harness.analysis.questions.isolation_choice import Protection, protections
+from harness.analysis.questions.isolation_choice import IsolationChoice, isolation_choices
 from harness.analysis.report import write_report
-from harness.analysis.statistics import Estimate
+from harness.analysis.statistics import Estimate, paired
 from harness.errors import ReasonCode
 from harness.metrics.rows import Row, series_name
 from harness.results import ExperimentWriter, Status, finalise
@@ -56,7 +55,7 @@ def simulated(random: np.random.Generator, repeats: int, overhead: float) -> Est
     """Pairs whose second is ``overhead`` slower, on a machine that differs by far more from one repeat to the next."""
     machine = random.lognormal(3, 0.5, size=repeats)
     before, after = (machine * random.lognormal(0, 0.02, size=repeats) for _ in range(2))
-    return paired_ratio(before.tolist(), (after * (1 + overhead)).tolist())
+    return paired((after * (1 + overhead)).tolist(), before.tolist()).estimate()
 
 
 @pytest.mark.parametrize("repeats", [3, 5, 10])
@@ -97,7 +96,7 @@ def test_only_an_interval_on_one_side_of_the_limit_decides(mean, low, high, outc
 
 
 def test_one_repeat_decides_nothing():
-    ratio = paired_ratio([100.0], [99.0])
+    ratio = paired([99.0], [100.0]).estimate()
 
     assert (ratio.low, ratio.high) == (None, None)
     assert judge(Estimate(1.0, None, None, 1, None, ratio.note), 5.0) == (
@@ -105,7 +104,7 @@ def test_one_repeat_decides_nothing():
         "one repeat has no interval",
     )
     with pytest.raises(ValueError, match="pairs of positive values"):
-        paired_ratio([], [])
+        paired([], [])
 
 
 def write(folder: Path, condition: ConditionSpec, repeat: int) -> None:
@@ -193,7 +192,7 @@ def test_a_neighbour_that_slows_fails_and_a_thin_layer_passes_although_the_machi
     beside, hooked = overhead(found, "beside", "throughput"), overhead(found, "hooked", "throughput")
 
     assert beside.percent.mean == pytest.approx(20, abs=0.1)
-    assert (beside.outcome, beside.pairs) == (Outcome.FAIL, [1, 2, 3])
+    assert (beside.outcome, list(beside.kept)) == (Outcome.FAIL, [1, 2, 3])
     assert overhead(found, "beside", "latency_p50_exact").percent.mean == pytest.approx(25, abs=0.1)
     assert hooked.percent.mean == pytest.approx(1, abs=0.1)
     assert hooked.outcome is Outcome.PASS
@@ -243,7 +242,7 @@ def test_percentiles_of_some_of_a_neighbours_replicas_are_none_of_it(folder, tmp
     assert whisper.estimates["throughput"].n == 3
 
 
-def test_what_company_takes_at_most_and_kills_is_one_sentence(analysis):
+def test_what_the_worst_neighbour_takes_in_the_mean_and_kills_is_one_sentence(analysis):
     (dead,) = [cell for cell in analysis.cells if cell.condition == "hooked"]
     manifest = dead.experiments[0].data.manifest
     verdict = manifest.verdict.model_copy(update={"codes": [ReasonCode.VICTIM_DIED]})
@@ -254,7 +253,7 @@ def test_what_company_takes_at_most_and_kills_is_one_sentence(analysis):
     assert found is not None
     (said,) = found.worst()
     assert said.startswith(
-        "resnet50, 1 replica, against alone: throughput lost at most 20.0 % under time-slicing (beside, "
+        "resnet50, 1 replica, against alone: mean throughput lost beside the worst: 20.0 % under time-slicing (beside, "
     )
     assert said.endswith("; under time-slicing it died hooked in 1 of 3 runs.")
 
@@ -294,11 +293,11 @@ def test_a_campaign_with_conditions_stands_beside_others_whatever_machine_it_ran
     pool = gather([*read], read=read.__getitem__)
 
     assert pool.analyses == [plain]
-    assert {setup.rest[-1] for setup in pool.setups} == {""}
+    assert {arm.rest[-1] for arm in pool.arms} == {""}
     reason, said, conditions, measured = isolated(pool, overheads(pool)).sentences
     assert conditions == "(beside: 2 replicas of whisper beside.)"
     assert reason.startswith("No neighbour was measured under two modes")
-    assert "lost at most 20.0 % under time-slicing" in said
+    assert "beside the worst: 20.0 % under time-slicing" in said
     assert measured == "Measured apart: conditions, resnet50 with batch 1, fp32, eager, on no GPU."
     assert gather([analysis.folder], "condition", read=read.__getitem__).beside is None
     assert isolated(gather([analysis.folder], read=read.__getitem__), interference(analysis)).apart == ""
@@ -327,10 +326,10 @@ def both(analysis: CampaignAnalysis, beside: float, *, died: bool = False) -> Ca
     return replace(analysis, cells=[*analysis.cells, *other])
 
 
-def chosen(analysis: CampaignAnalysis, pool: Pool) -> list[Protection]:
+def chosen(analysis: CampaignAnalysis, pool: Comparison) -> list[IsolationChoice]:
     found = interference(analysis)
     assert found is not None
-    return protections(pool, analysis, found)
+    return isolation_choices(pool, analysis, found)
 
 
 def test_the_mode_that_isolates_best_is_named_with_its_figure_and_what_it_costs_elsewhere(analysis, tmp_path):

@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from harness.analysis.campaign import analyse
+from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.contrasts.reproduction import (
     COMPARED,
-    Outcome,
     Reproduction,
     more_repeats,
     reproduction,
@@ -125,7 +125,7 @@ def test_the_tolerance_decides(published: Path, slower: Path) -> None:
     ratio = held(published, slower).cells[0].lines[0].ratio
     assert ratio is not None
     (one, _) = held(published, slower, within=1 / ratio.mean - 1, measures=["throughput"]).cells
-    assert (one.outcome, one.lines[0].why[:12]) == (Outcome.UNDECIDED, "more repeats")
+    assert (one.outcome, one.lines[0].why[:12]) == (Outcome.NOT_DECIDABLE, "more repeats")
 
 
 def test_single_runs_and_missing_cells_leave_it_open(published: Path, folder: Callable[..., Path]) -> None:
@@ -133,12 +133,12 @@ def test_single_runs_and_missing_cells_leave_it_open(published: Path, folder: Ca
     one, three = single.cells
     assert {line.why for line in one.lines} == {"one run has no interval"}
     assert {line.why for line in three.lines} == {"it did not run here"}
-    assert single.outcome is Outcome.UNDECIDED
+    assert single.outcome is Outcome.NOT_DECIDABLE
 
 
 def test_a_measure_that_is_missing_here_leaves_it_open(published: Path, folder: Callable[..., Path]) -> None:
     lines = held(published, folder("cpu", seed=400, gpu=False)).cells[0].lines
-    assert {line.measure: line.outcome for line in lines}["energy"] is Outcome.UNDECIDED
+    assert {line.measure: line.outcome for line in lines}["energy"] is Outcome.NOT_DECIDABLE
     assert lines[-1].why
 
 
@@ -153,7 +153,7 @@ def test_a_cell_without_a_run_that_can_be_used_leaves_it_open(
 
 
 def test_one_cell_that_differs_decides_and_an_open_one_stands_before_those_that_agree() -> None:
-    agrees, differs, open_ = Outcome.AGREES, Outcome.DIFFERS, Outcome.UNDECIDED
+    agrees, differs, open_ = Outcome.AGREES, Outcome.DIFFERS, Outcome.NOT_DECIDABLE
     assert together(iter([agrees, open_, differs])) is differs
     assert together(iter([agrees, open_])) is open_
     assert together(iter([agrees, agrees])) is agrees

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,16 +14,16 @@ from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.statistics import (
     NO_SPREAD,
     batch_means,
-    difference,
+    effect_size,
     holm,
     jain,
-    mean_difference,
     needed_for,
+    paired,
     percentile,
     ratio,
     runs_needed,
     t_interval,
-    welch,
+    unpaired,
 )
 
 SLEEP = ([0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0], [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4])
@@ -159,57 +159,64 @@ def test_a_ratio_carries_both_spreads() -> None:
         ratio([1.0], [0.0])
 
 
-def test_welch_gives_the_textbook_value() -> None:
-    found = difference(*SLEEP)
-    assert found.welch_p == pytest.approx(0.07939, abs=1e-5)
-    assert found.sentence == "no significant difference"
-    assert found.hedges_g == pytest.approx(0.83219 * (1 - 3 / (4 * 18 - 1)), abs=1e-3)
+UNEVEN = ([598.5, 684.0, 618.9, 745.9, 848.6], [391.5, 412.5, 616.9, 652.5, 580.3])
 
 
-def test_a_clear_difference_is_said_with_its_size() -> None:
-    found = difference([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
-    assert found.significant
-    assert found.sentence == "20.0 % higher"
-    assert found.cliffs_delta == 1
-    assert found.mann_whitney_p == pytest.approx(0.1)
-    assert found.mann_whitney_floor == pytest.approx(0.1)
+@pytest.mark.parametrize("arms", [UNEVEN, tuple(reversed(UNEVEN)), ([1.0, 1.1, 1.3], [1.4, 1.5, 1.45])])
+@pytest.mark.parametrize("test", [unpaired, paired])
+def test_a_p_below_5_percent_is_an_interval_that_leaves_1_out(test: Any, arms: tuple[list[float], list[float]]) -> None:
+    found = test(*arms)
+    ratio = found.estimate()
+    assert (found.p < 0.05) == (not ratio.low <= 1 <= ratio.high)
+    assert found.estimate(found.p / 0.05).low == pytest.approx(1) or found.estimate(
+        found.p / 0.05
+    ).high == pytest.approx(1)
 
 
-def test_a_difference_that_only_the_correction_takes_away_says_so() -> None:
-    found = replace(difference([100.0, 101.0, 99.0], [104.0, 105.0, 103.0]), adjusted_p=0.2)
-
-    assert found.welch_p < 0.05
-    assert found.sentence == "no significant difference among all comparisons"
+def test_u_shaped_figures_that_a_plain_welch_calls_different_are_not() -> None:
+    assert stats.ttest_ind(*UNEVEN, equal_var=False).pvalue < 0.05
+    assert unpaired(*UNEVEN).p == pytest.approx(0.056, abs=0.002)
 
 
-def test_single_runs_cannot_be_told_apart() -> None:
-    found = difference([100.0], [200.0, 201.0])
-    assert found.significant is None
-    assert "cannot tell" in found.sentence
-    assert found.change == pytest.approx(1.005)
+def test_effect_sizes() -> None:
+    assert effect_size(*SLEEP).hedges_g == pytest.approx(0.83219 * (1 - 3 / (4 * 18 - 1)), abs=1e-3)
+    found = effect_size([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+    assert (found.cliffs_delta, found.mann_whitney_p, found.mann_whitney_floor) == (
+        1,
+        pytest.approx(0.1),
+        pytest.approx(0.1),
+    )
+    assert effect_size([100.0], [200.0, 201.0]).hedges_g is None
 
 
-def test_runs_without_spread() -> None:
-    for a, b in ([1.0, 1.0], [1.0, 1.0]), ([1000.0] * 5, [1001.0] * 5), ([0.0, 0.0], [2.0, 2.0]):
-        found = difference(a, b)
-        assert found.significant is None
-        assert found.sentence == f"cannot tell: {NO_SPREAD}"
-        assert mean_difference(a, b).half_width is None
-    # The arithmetic of a rate is no spread.
-    assert difference([0.3, 0.1 + 0.2], [0.4, 0.4]).significant is None
-
-
-def test_a_side_without_spread_has_that_of_its_rounding() -> None:
-    p = welch([100.0, 100.0], [101.0, 102.0])
-    assert p is not None
+@pytest.mark.parametrize("test", [unpaired, paired])
+def test_runs_without_spread_tell_nothing(test: Any) -> None:
+    for a, b in ([1.0, 1.0], [1.0, 1.0]), ([1000.0] * 5, [1001.0] * 5), ([0.3, 0.1 + 0.2], [0.4, 0.4]):
+        assert (test(a, b).p, test(a, b).note) == (None, NO_SPREAD)  # The arithmetic of a rate is no spread.
+    p = unpaired([100.0, 100.0], [101.0, 102.0]).p  # Equal runs have the spread of rounding.
     assert 0.05 < p < 1
 
 
 @pytest.mark.parametrize(("few", "many", "noisier"), [(2, 10, 1), (2, 10, 3), (3, 11, 1), (3, 11, 3), (3, 5, 3)])
-def test_sides_of_unlike_length_are_rarely_called_different_in_vain(few: int, many: int, noisier: float) -> None:
+def test_arms_of_unlike_length_are_rarely_called_different_in_vain(few: int, many: int, noisier: float) -> None:
     random = np.random.default_rng(1)
-    ps = [welch(random.normal(100, noisier, few).tolist(), random.normal(100, 1, many).tolist()) for _ in range(2000)]
-    assert sum(p is not None and p < 0.05 for p in ps) <= 0.06 * len(ps)
+    ps = [
+        unpaired(random.normal(100, noisier, few).tolist(), random.normal(100, 1, many).tolist()).p for _ in range(2000)
+    ]
+    assert sum(p is not None and p < 0.05 for p in ps) <= 0.07 * len(ps)
+
+
+def test_more_runs_of_one_arm_find_more() -> None:
+    random = np.random.default_rng(2)
+    power = {}
+    for many in (3, 8, 12):
+        ps = [
+            unpaired(random.normal(1.05, 0.02, many).tolist(), random.normal(1, 0.02, 3).tolist()).p
+            for _ in range(2000)
+        ]
+        power[many] = sum(p is not None and p < 0.05 for p in ps) / len(ps)
+    assert power[3] > 0.5
+    assert min(power[8], power[12]) > 0.65
 
 
 def test_holm_corrects_in_place() -> None:
@@ -233,17 +240,3 @@ def test_holm_corrects_in_place() -> None:
 )
 def test_load_states_have_no_gaps(percent: float, state: str) -> None:
     assert load_state(percent) is LoadState(state)
-
-
-@settings(max_examples=50)
-@given(st.integers(2, 6), st.integers(2, 6), st.integers(0, 2**32 - 1))
-def test_welch_is_that_of_scipy(first: int, second: int, seed: int) -> None:
-    random = np.random.default_rng(seed)
-    a, b = random.normal(0, 1, first).tolist(), random.normal(0.5, 3, second).tolist()
-    found = difference(a, b)
-    of_scipy = stats.ttest_ind(a, b, equal_var=False).pvalue
-    assert found.welch_p is not None
-    if first == second:
-        assert found.welch_p == pytest.approx(of_scipy, rel=1e-9)
-    else:
-        assert found.welch_p >= of_scipy * (1 - 1e-9)

@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 
 from harness.analysis import report
 from harness.analysis.campaign import analyse
-from harness.campaign import preflight
-from harness.campaign import thresholds as gates
+from harness.campaign import preflight, thresholds
 from harness.cli import campaign, output
 from harness.cli.app import app
 from harness.errors import (
@@ -177,7 +176,7 @@ def test_a_plan_too_short_for_its_objective_fails(tmp_path: Path) -> None:
     )
     assert plan(tmp_path, SERVED.replace("SECONDS", "40"), "--fail-on", "slo").exception is None
     without_rate = SERVED.replace(", rate: 10", "").replace("SECONDS", "30")
-    assert gates.too_short(parse_campaign(without_rate, origin="")) == []
+    assert thresholds.too_short(parse_campaign(without_rate, origin="")) == []
 
 
 @pytest.mark.parametrize("allowed", [P99_SHARE, 0.001])
@@ -237,11 +236,13 @@ def test_a_comparison_takes_the_first_campaign_as_the_baseline(baseline: Path, s
     assert len(against["worse"]) == sum(len(cell["measures"]) for cell in against["cells"])
     before, after = analyse(baseline), analyse(slower)
     for pair, within in (([after, before], None), ([before, after], 90.0)):
-        assert not gates.judge_analyses(gates.gate_of_comparison([FailOn.REGRESSION], 2, within), pair).failures
+        assert not thresholds.judge_analyses(
+            thresholds.thresholds_of_comparison([FailOn.REGRESSION], 2, within), pair
+        ).failures
 
 
 def test_of_several_failures_all_are_told_and_the_lowest_code_is_taken() -> None:
-    asked = gates.gate([FailOn.DEGRADED, FailOn.SLO])
+    asked = thresholds.thresholds([FailOn.DEGRADED, FailOn.SLO])
     statuses = {"a": Status.DEGRADED.value, "b": Status.VALID.value, "c": Status.INVALID.value}
     judged = asked.judge(statuses, {"a": {"outcome": "fail"}, "b": {"outcome": "pass"}})
     assert [each.exit_code for each in judged.failures] == [4, 11, 14]
@@ -262,7 +263,7 @@ def test_a_run_fails_on_what_its_report_would_have_failed_on(
     analysis = analyse(slower)
     outcome: Any = SimpleNamespace(statuses={each.name: each.status for each in analysis.experiments}, invalid=[])
     run: Any = SimpleNamespace(path=slower, spec=analysis.spec, state=slower / STATE)
-    asked = gates.gate([FailOn.REGRESSION, FailOn.DEGRADED], baseline)
+    asked = thresholds.thresholds([FailOn.REGRESSION, FailOn.DEGRADED], baseline)
     with pytest.raises(RegressionError):
         campaign._finish(outcome, run, asked, report=drawn)
     found = json.loads(capsys.readouterr().out)
@@ -275,7 +276,7 @@ def test_a_run_fails_on_invalid_experiments_in_any_case(slower: Path, capsys: py
     outcome: Any = SimpleNamespace(statuses=statuses, invalid=["b"])
     run: Any = SimpleNamespace(path=slower, spec=analyse(slower).spec, state=slower / STATE)
     with pytest.raises(ExperimentsFailedError, match="1 of 2 experiments are INVALID: b") as refused:
-        campaign._finish(outcome, run, gates.gate(None), report=False)
+        campaign._finish(outcome, run, thresholds.thresholds(None), report=False)
     assert "harness resume --retry-invalid" in refused.value.advice
     assert capsys.readouterr().out.startswith("results: ")
 

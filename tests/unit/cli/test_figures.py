@@ -15,7 +15,7 @@ from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.analysis.headline import concerns, headline
 from harness.analysis.pages import tables
-from harness.campaign.thresholds import Gate
+from harness.campaign.thresholds import Thresholds
 from harness.cli import campaign, figures, output
 from harness.cli.app import app
 from harness.errors import counted
@@ -211,7 +211,7 @@ def test_run_and_resume_end_with_the_figures_of_the_report_that_they_wrote(analy
     outcome = SimpleNamespace(statuses={}, invalid=[])
     folder = SimpleNamespace(path=analysis.folder, spec=analysis.spec, state=analysis.folder / STATE)
 
-    campaign._finish(outcome, folder, Gate(frozenset()), report=wanted)
+    campaign._finish(outcome, folder, Thresholds(frozenset()), report=wanted)
 
     *lines, last = capsys.readouterr().out.splitlines()
     assert last == (f"report: {folder.path}/report.html" if wanted else f"results: {folder.path}")
