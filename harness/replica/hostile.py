@@ -49,15 +49,9 @@ class CrashedAsAskedError(WorkloadError):
 
 
 class Hostile:
-    """Requests after requests, each one the same wear.
+    """Requests after requests, each one the same wear."""
 
-    Args:
-        settings: the replica's.
-        options: that the kind knows.
-    """
-
-    def __init__(self, settings: Settings, *options: str) -> None:
-        settings.known_options(*options)
+    def __init__(self, settings: Settings) -> None:
         self.name = settings.workload
         self.device = execution.prepare_device(settings)
         self._facts = execution.describe_device(self.device)
@@ -89,7 +83,7 @@ class DramHog(Hostile):
     """Bandwidth of the device's memory: copies between buffers that no cache holds."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, "megabytes")
+        super().__init__(settings)
         self._from = torch.ones(self.bytes_of(settings, 256), dtype=torch.uint8, device=self.device)
         self._to = torch.zeros_like(self._from)
         self._facts["bytes_per_request"] = 2 * _COPIES * self._from.nbytes
@@ -119,7 +113,7 @@ class PcieHog(Hostile):
     """The link between host and GPU, both ways at once, from and to page-locked memory."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, "megabytes")
+        super().__init__(settings)
         if self.device.type != "cuda":
             raise CannotBeMetError("pcie-hog fills the link to a GPU, and there is none; on a CPU use dram-hog.")
         size = self.bytes_of(settings, 64)
@@ -158,8 +152,8 @@ class LaunchStorm(Hostile):
 class Later(Hostile):
     """Does nothing until ``after_s`` seconds after its first request, so that all others are there first."""
 
-    def __init__(self, settings: Settings, after_s: float, *options: str) -> None:
-        super().__init__(settings, "after_s", *options)
+    def __init__(self, settings: Settings, after_s: float) -> None:
+        super().__init__(settings)
         self._after_s = settings.number("after_s", after_s)
         self._due_s: float | None = None
         self.waits = True
@@ -186,7 +180,7 @@ class MemoryHog(Later):
     _LEAST = 2 * MIB
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, 10.0, "megabytes", "limit_gb", "when_full")
+        super().__init__(settings, 10.0)
         self._frees = settings.choice_of("when_full", {"hold": False, "free": True}, "hold")
         self._limit = round(settings.number("limit_gb", 0.0) * 1e9)
         if self.device.type != "cuda" and not self._limit:

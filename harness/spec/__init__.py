@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from harness.spec.kubernetes import (
         GrafanaCost,
         KubernetesSpec,
+        PrometheusLabels,
         PullPolicy,
         SharingBy,
         WorkloadKind,
     )
     from harness.spec.pods import Toleration
-    from harness.spec.prometheus import PrometheusLabels
     from harness.spec.scenario import Arrivals, ScenarioKind, ScenarioSpec
     from harness.spec.server import Protocol, ServerSpec
     from harness.spec.sharing import Interval, MpsLimits, MpsSpec, Sharing, TimeSlice
@@ -79,7 +79,7 @@ __all__ = [
 
 _MODULES = (
     *("workload", "server", "scenario", "timing", "sharing", "condition", "experiment", "slo", "stopping", "stress"),
-    *("pods", "prometheus", "kubernetes", "campaign"),
+    *("pods", "kubernetes", "campaign"),
 )
 
 

@@ -1,15 +1,23 @@
-"""What a container asks of its node, and what it is limited to: processors, memory and disk."""
+"""What a container asks of its node, and what it is limited to; quantities as Kubernetes writes them: 500m, 16Gi, 1e3."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from harness.spec.quantity import amount
-
+_POWERS = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "": Decimal(1),
+    **{unit: Decimal(1000) ** power for power, unit in enumerate("kMGTPE", 1)},
+    **{f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTPE", 1)},
+}
+_QUANTITY = re.compile(r"(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)([KMGTPE]i|[numkMGTPE])?")
 Resource = Literal["cpu", "memory", "ephemeral-storage"]
 _BYTES = ("1Mi", "64Ti", Decimal(1))
 _BOUNDS = {"cpu": ("1m", "1024", Decimal("0.001")), "memory": _BYTES, "ephemeral-storage": _BYTES}
@@ -49,7 +57,20 @@ def refuse_lower(reserve: Mapping[Resource, str], limit: Mapping[Resource, str],
 
 
 def _number(text: str) -> Decimal:
-    found = amount(text)
-    if found is None:
+    value = amount(text)
+    if value is None:
         raise ValueError(f"{text!r} is no quantity.")
-    return found
+    return value
+
+
+def amount(text: object) -> Decimal | None:
+    """A quantity as a number; None when it is none."""
+    match = _QUANTITY.fullmatch(str(text))
+    return Decimal(match[1]) * _POWERS[match[2] or ""] if match else None
+
+
+def in_words(value: Decimal, *, of_bytes: bool) -> str:
+    """A number as a quantity, bytes in the largest unit that divides them."""
+    units = [unit for unit in _POWERS if unit.endswith("i")] if of_bytes else []
+    unit = next((unit for unit in reversed(units) if value and value % _POWERS[unit] == 0), "")
+    return f"{(value / _POWERS[unit]).normalize():f}{unit}"

@@ -21,7 +21,7 @@ from harness.backends.kubernetes.parts import PodGroup
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.errors import ClusterError, Finding, Severity
 from harness.spec import KubernetesSpec
-from harness.spec.quantity import amount, in_words
+from harness.spec.resources import amount, in_words
 
 Object = Mapping[str, Any]
 Amounts = dict[str, Decimal]

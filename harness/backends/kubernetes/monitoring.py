@@ -29,7 +29,7 @@ from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.promql import Dialect, Labels
 from harness.metrics.recording import Recording
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
-from harness.spec.prometheus import PrometheusAccess
+from harness.spec.kubernetes import PrometheusAccess
 
 QUERY_TIMEOUT_S = 30.0
 OPERATOR = "/apis/monitoring.coreos.com/v1"

@@ -14,7 +14,7 @@ from harness.backends.kubernetes.pods import condition, own
 from harness.errors import Finding, Severity, counted
 from harness.results.manifest import Gpu, Host, Provenance, Software
 from harness.spec import KubernetesSpec, PullPolicy
-from harness.spec.quantity import amount, in_words
+from harness.spec.resources import amount, in_words
 
 Object = Mapping[str, Any]
 

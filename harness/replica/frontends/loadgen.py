@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import mlperf_loadgen as loadgen
+import numpy as np
 
 from harness.replica.frontends.batching import NS_PER_S, Batcher, Ledger, Pending, Serve, Service
-from harness.replica.frontends.loadgen_schedule import ScheduledTimes
 from harness.spec.scenario import ScenarioSpec
 
 SWITCH_INTERVAL_S = 0.0005
 """LoadGen's thread waits for the interpreter at most this long; Python's own 5 ms would be in every tail."""
 MOST_OFFLINE_SAMPLES = 2_000_000
 SAMPLES = 1024
+_CHUNK = 4096
 _KINDS = {
     "offline": loadgen.TestScenario.Offline,
     "server": loadgen.TestScenario.Server,
@@ -246,3 +247,38 @@ def _ignore(_samples: Sequence[int]) -> None:
 
 def _ignore_nothing() -> None:
     """Nothing is held back that could be flushed."""
+
+
+def offsets_ns(seed: int, rate: float) -> Iterator[int]:
+    """When LoadGen means to send each query of its Server scenario, nanoseconds after the start of the test.
+
+    It counts latency from those times and does not tell them to the system that serves. They follow from its seed:
+    intervals of ``std::exponential_distribution`` over ``std::mt19937``, in whole nanoseconds, the first query at 0.
+    """
+    twister = np.random.RandomState(seed)  # LoadGen's generator, not a newer one
+    at_ns = 0
+    while True:
+        words = twister.randint(0, 2**32, size=2 * _CHUNK, dtype=np.uint32).astype(np.float64)
+        uniform = (words[0::2] + words[1::2] * 2.0**32) / 2.0**64
+        for interval_ns in (-np.log(1.0 - uniform) / rate * NS_PER_S).astype(np.int64).tolist():
+            yield at_ns
+            at_ns += interval_ns
+
+
+class ScheduledTimes:
+    """Scheduled times by the clock that the queries are seen with."""
+
+    def __init__(self, seed: int, rate: float) -> None:
+        self._offsets = offsets_ns(seed, rate)
+        self._start_ns: int | None = None
+
+    def next_ns(self, seen_ns: int) -> int:
+        """Scheduled time of the next query, which was seen at ``seen_ns``.
+
+        The start is the earliest that any query so far allows: a query is never seen before its time.
+        """
+        offset_ns = next(self._offsets)
+        start_ns = seen_ns - offset_ns
+        if self._start_ns is None or start_ns < self._start_ns:
+            self._start_ns = start_ns
+        return self._start_ns + offset_ns

@@ -39,7 +39,6 @@ class SyntheticTexts:
 
 def make(settings: Settings) -> Training:
     """Make the workload."""
-    settings.known_options("model_size", "tokens", *training.OPTIONS)
     training.check(settings)
     shape = distilbert.shape_of(settings, distilbert.SIZES)
     tokens = distilbert.text_tokens(settings, shape)

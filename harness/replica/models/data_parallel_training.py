@@ -20,9 +20,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.replica.errors import SettingError, WorkloadError
+from harness.replica.errors import WorkloadError
 from harness.replica.models import execution, training
-from harness.replica.models.labelled_images import OPTIONS
 from harness.replica.models.mnist_training import ImageTraining
 from harness.replica.models.second_process import SecondProcess, live
 from harness.replica.settings import Settings
@@ -105,17 +104,7 @@ class DataParallelTraining(RankTraining):
 
 def make(settings: Settings) -> DataParallelTraining:
     """Make the workload."""
-    settings.known_options(*OPTIONS, "learning_rate", "prefetch")
     training.check(settings)
-    if settings.execution == "cuda-graph":
-        raise SettingError(
-            "EXECUTION: data-parallel-training has no cuda-graph: what two processes exchange over the host cannot be "
-            "recorded; use eager or compiled."
-        )
-    if settings.stream_priority:
-        raise SettingError(
-            "STREAM_PRIORITY: data-parallel-training has none: its collectives have streams of their own."
-        )
     return DataParallelTraining(settings)
 
 

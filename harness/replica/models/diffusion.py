@@ -226,7 +226,6 @@ class Diffusion:
     name = "diffusion"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options("model_size", "steps", "guidance")
         shape = settings.choice_of("model_size", SIZES, "small")
         steps = settings.option("steps", 20)
         if not 1 <= steps <= NOISE_LEVELS:

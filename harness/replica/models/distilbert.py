@@ -138,7 +138,6 @@ class DistilBertWorkload(Classifier):
     name = "distilbert"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options("model_size", "tokens", "fp8")
         shape = shape_of(settings, SIZES)
         tokens = text_tokens(settings, shape)
         device = execution.prepare_device(settings)

@@ -16,7 +16,6 @@ from harness.replica.settings import Settings
 
 CLASSES = 10
 SHAPES = {"mnist": (1, 28, 28), "cifar": (3, 32, 32)}
-OPTIONS = ("model_size", "image_shape", "samples", "images", "labels")
 MADE_SAMPLES = 6000
 HELD_OUT = 6
 """One image is held out for every so many that are trained on."""

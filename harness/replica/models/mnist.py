@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from harness.replica.models import checkpoint, execution
 from harness.replica.models.classifier import Classifier
-from harness.replica.models.labelled_images import CLASSES, OPTIONS, SHAPES, LabelledImages, as_input
+from harness.replica.models.labelled_images import CLASSES, SHAPES, LabelledImages, as_input
 from harness.replica.models.layers import Conv2d, Linear
 from harness.replica.settings import Settings
 
@@ -65,7 +65,6 @@ class SmallImages(Classifier):
     name = "mnist"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options(*OPTIONS)
         device = execution.prepare_device(settings)
         model = checkpoint.build(lambda: network(settings), settings, device)
         data = LabelledImages(settings)

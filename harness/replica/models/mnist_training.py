@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, training
-from harness.replica.models.labelled_images import OPTIONS, LabelledImages, as_input
+from harness.replica.models.labelled_images import LabelledImages, as_input
 from harness.replica.models.mnist import network
 from harness.replica.models.training import Training
 from harness.replica.settings import Settings
@@ -129,6 +129,5 @@ class Prefetch(Iterator[Batch]):
 
 def make(settings: Settings) -> ImageTraining:
     """Make the workload."""
-    settings.known_options(*OPTIONS, *training.OPTIONS, "prefetch")
     training.check(settings)
     return ImageTraining(settings, execution.prepare_device(settings))

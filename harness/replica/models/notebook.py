@@ -25,7 +25,6 @@ class Notebook:
     name = "notebook"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options("model_size", "channels_last", *_OWN_OPTIONS)
         self._mean_requests = settings.option("burst_requests", 100)
         self._mean_think_s = settings.number("think_s", 2.0)
         if self._mean_requests < 1:

@@ -140,7 +140,6 @@ def _named(**modules: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(modules))
 
 
-OPTIONS = ("model_size", "channels_last", "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8")
 HOST, DEVICE, HOST_UINT8, JPEG = INPUTS = ("host", "device", "host-uint8", "jpeg")
 _FED = (HOST_UINT8, JPEG)
 """What a feed brings to the device."""
@@ -158,7 +157,6 @@ class ResNet50(Classifier):
     name = "resnet50"
 
     def __init__(self, settings: Settings) -> None:
-        settings.known_options(*OPTIONS)
         shape = shape_of(settings, SIZES)
         device = execution.prepare_device(settings)
         in_fp8 = fp8.wants_fp8_convolutions(settings, device)

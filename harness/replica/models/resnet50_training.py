@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, resnet50, training
 from harness.replica.models.training import Training
 from harness.replica.settings import Settings
@@ -47,10 +46,7 @@ class SyntheticImages:
 
 def make(settings: Settings) -> Training:
     """Make the workload."""
-    settings.known_options("model_size", "channels_last", *training.OPTIONS)
     training.check(settings)
-    if settings.batch_size < 2:
-        raise SettingError("BATCH_SIZE: resnet50-training needs 2 or more: batch normalisation compares images.")
     shape = resnet50.shape_of(settings, SIZES)
     device = execution.prepare_device(settings)
     model = checkpoint.build_for_training(lambda: resnet50.ResNet(shape), settings, device)

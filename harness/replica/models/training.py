@@ -17,9 +17,6 @@ from harness.replica.errors import SettingError, WorkloadError
 from harness.replica.models import execution
 from harness.replica.settings import Settings
 
-OPTIONS = ("learning_rate", "accumulation")
-"""Of every training."""
-
 
 def check(settings: Settings) -> None:
     """Raise SettingError for what cannot be trained with."""

@@ -13,7 +13,7 @@ from harness.campaign.source import given
 from harness.errors import CampaignFileError, PrometheusError, Severity
 from harness.metrics.prometheus.recording_target import Origin
 from harness.spec import KubernetesSpec
-from harness.spec.prometheus import PrometheusAccess
+from harness.spec.kubernetes import PrometheusAccess
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
 from tests.support.guarded_proxy import GuardedProxy
 

@@ -16,7 +16,7 @@ from harness.backends.kubernetes.monitoring import direct, server
 from harness.errors import PrometheusError
 from harness.node.checks import monitoring
 from harness.spec import KubernetesSpec
-from harness.spec.prometheus import PrometheusAccess
+from harness.spec.kubernetes import PrometheusAccess
 from tests.integration.monitoring.watched import DEBIAN, watched_cluster
 from tests.support import monitoring_access
 from tests.support.certificates import vouched_for

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.replica.frontends.loadgen import LoadGenFrontend
-from harness.replica.frontends.loadgen_schedule import offsets_ns
+from harness.replica.frontends.loadgen import LoadGenFrontend, offsets_ns
 from harness.spec.scenario import ScenarioSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.long]

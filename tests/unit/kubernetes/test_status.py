@@ -8,7 +8,7 @@ import pytest
 from harness.backends.kubernetes import pods, rollout
 from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
 from harness.results.manifest import Software
-from harness.spec.quantity import amount, in_words
+from harness.spec.resources import amount, in_words
 
 READY = {"type": "Ready", "status": "True"}
 

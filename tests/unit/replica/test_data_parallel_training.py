@@ -96,9 +96,7 @@ def test_how_the_second_ended_is_said_and_is_how_the_replica_ends(code, exit_cod
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"execution": "cuda-graph"}, "EXECUTION: data-parallel-training has no cuda-graph"),
         ({"batch_size": 21}, "42 in a step is more than the 40 images"),
-        ({"options": {"accumulation": 2}}, "has no option 'accumulation'"),
         ({"options": {"prefetch": -1}}, "prefetch -1"),
     ],
 )

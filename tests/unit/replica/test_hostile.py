@@ -100,7 +100,6 @@ def test_a_crash_comes_when_it_is_due_and_says_that_it_was_wanted():
         ("memory-hog", {}, CannotBeMetError, "until Linux kills whom it likes; set its option limit_gb"),
         ("memory-hog", {"when_full": "burn"}, SettingError, "'burn' is not one of hold, free"),
         ("dram-hog", {"megabytes": 0}, SettingError, "megabytes 0 is not 1 or more"),
-        ("crash", {"after": 1}, SettingError, "did you mean after_s"),
     ],
 )
 def test_what_makes_no_sense_is_refused(name, options, error, says):

@@ -11,7 +11,7 @@ import transformers
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, SettingError
 from harness.replica.models import checkpoint, distilbert, execution, resnet50, whisper
-from harness.replica.models.log_mel import SAMPLE_RATE_HZ, LogMel
+from harness.replica.models.whisper import SAMPLE_RATE_HZ, LogMel
 from harness.replica.settings import Settings
 
 INFERENCE = tuple(name for name in registry.BUILTIN if not name.endswith("-training"))
@@ -265,7 +265,6 @@ def test_replicas_on_the_cpu_share_the_last_of_the_cpus_there_are():
         (Settings(device="cuda"), CannotBeMetError, "cuda is demanded"),
         (Settings(device="cpu", execution="cuda-graph"), CannotBeMetError, "cuda-graph needs a GPU"),
         (Settings(device="cpu", stream_priority="high"), CannotBeMetError, "streams are a GPU's"),
-        (Settings(options={"model_sise": "tiny"}), SettingError, "did you mean model_size"),
         (Settings(options={"model_size": "huge"}), SettingError, "'huge' is not one of base, tiny"),
         (Settings(options={"model_size": 3}), SettingError, "must be a str"),
         (Settings(workload="distilbert", options={"tokens": 513}), SettingError, "not between 1 and 512"),

@@ -89,7 +89,6 @@ def test_its_work_is_that_of_resnet50():
         ({"burst_requests": 2.5}, "must be a int"),
         ({"think_s": -1}, "think_s must be a number"),
         ({"think_s": "long"}, "think_s must be a number, e.g. 2, not 'long'"),
-        ({"think": 1}, "did you mean think_s"),
     ],
 )
 def test_a_session_that_cannot_be_is_refused(options, says):

@@ -6,7 +6,7 @@ from harness.metrics.catalogue import CATALOGUE
 from harness.replica import errors, hostile, registry
 from harness.replica.errors import CannotBeMetError, ExitCode
 from harness.replica.settings import Settings
-from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS, SERVER, STREAMING_SERVER, WORKLOAD_OPTIONS
+from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS, SERVER, STREAMING_SERVER
 
 
 @pytest.fixture
@@ -105,16 +105,3 @@ def test_torch_running_out_of_host_memory_is_recognised():
 def test_other_errors_stay_what_they_are():
     error = RuntimeError("shapes do not match")
     assert errors.translated(error) is error
-
-
-@pytest.mark.parametrize("name", [*registry.BUILTIN, *registry.HOSTILE])
-def test_a_campaign_file_may_name_the_options_that_the_replica_knows(name, monkeypatch):
-    class ToldError(Exception): ...
-
-    def tell(_, *options):
-        raise ToldError(*options)
-
-    monkeypatch.setattr(Settings, "known_options", tell)
-    with pytest.raises(ToldError) as told:
-        registry.find_factory(name)(Settings(workload=name, device="cpu", batch_size=2))
-    assert sorted(told.value.args) == sorted(WORKLOAD_OPTIONS.get(name, ()))
