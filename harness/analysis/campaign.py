@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness.analysis.contrasts.until_known import Progress, judge, share_of_look
-from harness.analysis.metrics.catalogue import METRICS, PUBLISHED
+from harness.analysis.metrics.catalogue import METRICS, OWN
 from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
 from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
@@ -143,7 +143,7 @@ class Cell:
     @property
     def own(self) -> list[str]:
         """Measures that its workload alone has: those that it publishes itself."""
-        return [name for name in PUBLISHED if name in self.estimates or name in self.absent]
+        return [name for name in OWN if name in self.estimates or name in self.absent]
 
     @property
     def paced(self) -> bool:
@@ -353,7 +353,7 @@ def key_of(cell: CellSpec) -> Key:
 
 def _average(cell: Cell) -> None:
     measured = [experiment.measured for experiment in cell.experiments]
-    own = [name for name in PUBLISHED if any(name in one.figures or name in one.absent for one in measured)]
+    own = [name for name in OWN if any(name in one.figures or name in one.absent for one in measured)]
     for name in (*METRICS, *own):
         figures = cell.figures(name)
         if figures:

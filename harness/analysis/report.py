@@ -11,6 +11,8 @@ import jinja2
 
 import harness
 from harness.analysis import campaign_table, goodput, placement, summary
+from harness.analysis.axes import families
+from harness.analysis.axes_page import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.figure_style import Picture
@@ -69,12 +71,24 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     out = out or analysis.folder
     with storage_errors(out / REPORT_SUMS):
         (out / REPORT_SUMS).unlink(missing_ok=True)  # Killed from here on, the report is one that was not finished.
-    drawn = [*curves, *([overall] if overall else []), *pictures.values(), *timelines.values()]
+    groups = families(analysis)
+    of_settings = {family.title: pictures_of_settings(family) for family in groups}
+    drawn = [
+        *curves,
+        *(picture for several in of_settings.values() for picture in several),
+        *([overall] if overall else []),
+        *pictures.values(),
+        *timelines.values(),
+    ]
     _write_plots(out / PLOTS, drawn)
     atomic_write(out / SUMMARY_CSV, summary.table(analysis).csv(), replace=True)
     atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
     atomic_write(out / CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis), replace=True)
-    content = _content(analysis, overall, pictures, timelines) | {"stress_curves": curves}
+    content = _content(analysis, overall, pictures, timelines) | {
+        "stress_curves": curves,
+        "families": groups,
+        "family_pictures": of_settings,
+    }
     templates = environment()
     atomic_write(out / REPORT_MD, templates.get_template("report.md.j2").render(content), replace=True)
     page = templates.get_template("report.html.j2").render(content)
@@ -105,6 +119,7 @@ def _content(
     against_first = interference(analysis)
     said = headline(analysis, best, against_first)
     told = [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + goodput.sentences(best)
+    told += [sentence for family in families(analysis) for sentence in family.answers()]
     told += analysis.progress.sentences() if analysis.progress else []
     return {
         "analysis": analysis,

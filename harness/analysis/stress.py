@@ -10,6 +10,7 @@ campaign that was killed goes on as it would have.
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,8 @@ from harness.analysis.statistics.distributions import Floats
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
 from harness.results import latencies
-from harness.results.files import read_object
+from harness.results.files import read_object, storage_errors
+from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.traffic import server_result
@@ -91,12 +93,14 @@ class Run:
         reasons: likewise, each with its code.
         figures: throughput (requests/s) and percentiles (seconds) with intervals within the run; by name.
         served: None without an objective.
+        memory_percent: most of a GPU's memory in use; None where that was not measured.
     """
 
     status: Status
     reasons: Sequence[tuple[ReasonCode, str]]
     figures: Mapping[str, Estimate]
     served: Served | None = None
+    memory_percent: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,11 @@ class StressSeries:
         if self.last_good is None:
             return "There is no good point."
         rates = _each(self.repeats, "throughput")
-        rate = with_interval(t_interval(rates), "requests/s") if rates else "throughput was not measured"
+        inputs = self.last_good.cell.workload.inputs_per_request if self.unit is StressLoad.BATCH else 1
+        unit = "inputs/s" if self.unit is StressLoad.BATCH else "requests/s"
+        rate = with_interval(t_interval([inputs * rate for rate in rates]), unit) if rates else "no throughput measured"
+        if self.last_good.run.memory_percent is not None and self.unit is StressLoad.BATCH:
+            rate += f", {self.last_good.run.memory_percent:.1f} % of the GPU's memory in use"
         p99s = _each(self.repeats, "latency_p99_exact")
         p99 = f", p99 {with_interval(t_interval(p99s), 's')}" if p99s else ""
         runs = len(self.repeats)
@@ -188,7 +196,7 @@ def run_of(data: ExperimentData) -> Run:
         figures = _figures(data)
     except NotMeasuredError:
         figures = {}
-    return Run(verdict.status, verdict.coded_reasons, figures, _served(data))
+    return Run(verdict.status, verdict.coded_reasons, figures, _served(data), _memory_percent(data))
 
 
 def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]) -> StressSeries:
@@ -252,6 +260,8 @@ def in_words(load: float, unit: StressLoad) -> str:
     """``8 replicas``, ``120 requests/s per replica``."""
     if unit is StressLoad.RATE:
         return f"{load:g} requests/s per replica"
+    if unit is StressLoad.BATCH:
+        return f"a batch of {load:g}"
     return "1 replica" if load == 1 else f"{load:g} replicas"
 
 
@@ -263,7 +273,8 @@ def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, flo
     if first.mean <= 0 or second.mean <= 0:
         return None
     doublings = math.log2(after.load / before.load)
-    slope = math.log(second.mean / first.mean)
+    inputs = after.cell.workload.inputs_per_request / before.cell.workload.inputs_per_request
+    slope = math.log(inputs * second.mean / first.mean)
     half = math.hypot(first.half_width / first.mean, second.half_width / second.mean)
     growths = [math.expm1(value / doublings) for value in (slope, slope - half, slope + half)]
     return growths[0], growths[1], growths[2]
@@ -271,11 +282,13 @@ def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, flo
 
 def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: LoadPoint | None) -> LoadPoint:
     failure_mode, sentence = _collapse(run)
+    objective = run.served.outcome if run.served else Outcome.PASS
+    if not failure_mode and (sentence := _memory(stress, run)):
+        failure_mode = FailureMode.MEMORY
+    if not failure_mode and run.served and objective is Outcome.FAIL:
+        failure_mode, sentence = FailureMode.OBJECTIVE, f"{run.served.unmet}."
     if failure_mode:
         return LoadPoint(cell, load, run, Grade.BROKEN, failure_mode, sentence)
-    objective = run.served.outcome if run.served else Outcome.PASS
-    if run.served and objective is Outcome.FAIL:
-        return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.OBJECTIVE, f"{run.served.unmet}.")
     grade, sentence = _latency(stress, run)
     if not run.figures and not sentence:
         grade, sentence = Grade.DOUBTFUL, "nothing was measured."
@@ -288,7 +301,7 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: L
     if unheld:
         return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, unheld)
     growth = growth_per_doubling(before, point) if before else None
-    if before is None or growth is None or 100 * growth[2] >= stress.least_gain_percent:
+    if before is None or growth is None or 100 * growth[2] >= (stress.least_gain_percent or -100):
         return point
     mean, low, high = (f"{100 * value:+.1f}" for value in growth)
     sentence = (
@@ -296,6 +309,17 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: L
         f"(95 % interval {low} to {high}), less than {stress.least_gain_percent:g} %."
     )
     return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, sentence)
+
+
+def _memory(stress: StressSpec, run: Run) -> str:
+    """Why the GPU's memory holds no larger batch; empty where it does, or where the batch is not raised."""
+    if stress.load is not StressLoad.BATCH:
+        return ""
+    if run.memory_percent is None:
+        return "" if stress.least_gain_percent else "how full the GPU's memory is was not measured."
+    if run.memory_percent <= stress.memory_limit_percent:
+        return ""
+    return f"{run.memory_percent:.1f} % of the GPU's memory is in use, more than {stress.memory_limit_percent:g} %."
 
 
 def _unheld(stress: StressSpec, point: LoadPoint) -> str:
@@ -369,7 +393,7 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[Run]) ->
     """Why repeats do not bear out that a point is good; empty when they do."""
     for run in runs:
         failure_mode, sentence = _collapse(run)
-        unheld = _unheld(stress, replace(point, run=run))
+        unheld = _memory(stress, run) or _unheld(stress, replace(point, run=run))
         if unheld:
             return unheld
         if run.served and run.served.outcome is Outcome.FAIL:
@@ -399,6 +423,19 @@ def _served(data: ExperimentData) -> Served | None:
         joules = None
     gpus = data.manifest.experiment.gpus
     return Served(Outcome(slo["outcome"]), unmet(slo), slo["goodput_per_s"], tokens, joules, gpus)
+
+
+def _memory_percent(data: ExperimentData) -> float | None:
+    """Of the GPU that was the fullest, the most of its memory in use at one time."""
+    sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
+    path = data.folder / TELEMETRY
+    if not sizes or not path.is_file():
+        return None
+    with storage_errors(path, "read"), path.open(encoding="utf-8", newline="") as file:
+        shares = [
+            float(row[name]) / size for row in csv.DictReader(file) for name, size in sizes.items() if row.get(name)
+        ]
+    return 100 * max(shares, default=math.nan) if shares else None
 
 
 def _each(runs: Sequence[Run], name: str) -> list[float]:

@@ -22,6 +22,7 @@ from harness.analysis.stress import LoadPoint, StressSeries, in_words
 from harness.spec import StressLoad, StressSpec
 
 _MS = 1e3
+_LOADS = {StressLoad.REPLICAS: "replicas", StressLoad.RATE: "requests/s per replica", StressLoad.BATCH: "batch size"}
 _BROKEN = PALETTE[1]
 
 
@@ -66,7 +67,7 @@ def _draw(axes: Axes, points: Sequence[LoadPoint], name: str, scale: float, colo
 def _finish(axes: Axes, ladder: StressSeries) -> None:
     """The axis of the load, the last good point, and the broken one even where it has no figures."""
     doubling(axes)
-    axes.set_xlabel("replicas" if ladder.unit is StressLoad.REPLICAS else "requests/s per replica")
+    axes.set_xlabel(_LOADS[ladder.unit])
     if ladder.last_good is not None:
         axes.axvline(ladder.last_good.load, color=FAINT, linestyle="--", label="last good point")
     if ladder.broken is not None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.axes import families
 from harness.analysis.campaign import CampaignAnalysis, Cell, Experiment
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import with_interval
@@ -78,6 +79,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "planned": analysis.planned,
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
         "overheads": _overheads(interference(analysis)),
+        "settings": [family.to_dict() for family in families(analysis)],
         "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.ladders)],
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],

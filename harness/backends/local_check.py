@@ -104,7 +104,7 @@ def _check_extras(workload: WorkloadSpec) -> list[Finding]:
         Finding(
             Severity.ERROR,
             "packages",
-            f"the workload {workload.name} needs {module}, which is not installed.",
+            f"the workload {workload.family} needs {module}, which is not installed.",
             f"Install it: {advice_on(module)}",
         )
         for module in absent(*needs)
@@ -128,7 +128,7 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
     wish = next((name for name, wished in wishes.items() if wished), "")
     if gpus or not wish:
         return []
-    message = f"the workload {workload.name} asks for {wish}, and there is no GPU here ({why_none})."
+    message = f"the workload {workload.family} asks for {wish}, and there is no GPU here ({why_none})."
     return [
         Finding(
             Severity.ERROR,
@@ -199,7 +199,7 @@ def _check_factory(workload: WorkloadSpec) -> list[Finding]:
     if _importable(module):
         return []
     message = (
-        f"the workload {workload.name} is {workload.factory}, and no module {module} can be found from {Path.cwd()}."
+        f"the workload {workload.family} is {workload.factory}, and no module {module} can be found from {Path.cwd()}."
     )
     return [
         Finding(Severity.ERROR, "factory", message, "Start the harness in the folder that holds it, or set PYTHONPATH.")
@@ -223,7 +223,7 @@ def _importable(module: str) -> bool:
 def _check_checkpoint(workload: WorkloadSpec) -> list[Finding]:
     if workload.checkpoint is None or Path(workload.checkpoint).exists():
         return []
-    message = f"the workload {workload.name} loads {workload.checkpoint}, and there is nothing there."
+    message = f"the workload {workload.family} loads {workload.checkpoint}, and there is nothing there."
     return [
         Finding(
             Severity.ERROR,

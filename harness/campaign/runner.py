@@ -24,7 +24,7 @@ from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.sources import GpuSource
 from harness.results.experiment import verify_experiment
-from harness.results.manifest import Status, Verdict, read_manifest
+from harness.results.manifest import Manifest, Status, Verdict, read_manifest
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing
 
@@ -47,6 +47,12 @@ class Outcome:
         return [
             name for name, status in self.statuses.items() if status is Status.INVALID and name not in self.explained
         ]
+
+
+def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
+    """Whether an INVALID experiment says what was asked: who dies with a neighbour, or that one setting of several does not fit."""
+    codes, one_of_several = manifest.verdict.codes, manifest.experiment.workload.variant_of is not None
+    return ReasonCode.VICTIM_DIED in codes or (others_fit and one_of_several and ReasonCode.OUT_OF_MEMORY in codes)
 
 
 class CampaignRunner:
@@ -141,16 +147,17 @@ class CampaignRunner:
                     statuses[experiment.experiment_id] = status
             self._refuse_lack([each for each in experiments if each.experiment_id not in statuses])
         journal.append("campaign-ends")
-        return Outcome(statuses, explained(ladders(self._folder)) | self._victims(statuses))
+        return Outcome(statuses, explained(ladders(self._folder)) | self._answers(statuses))
 
-    def _victims(self, statuses: Mapping[str, Status]) -> frozenset[str]:
-        """Experiments that are INVALID because a neighbour's crash, which was wanted, ended what was measured."""
+    def _answers(self, statuses: Mapping[str, Status]) -> frozenset[str]:
+        """Experiments that are INVALID for what was looked for: a neighbour's crash, or the memory that a setting lacks."""
         invalid = [name for name, status in statuses.items() if status is Status.INVALID]
-        found = {name: self._folder.final_folder(name) for name in invalid}
+        others_fit = len(invalid) < len(statuses)
+        folders = {name: self._folder.final_folder(name) for name in invalid}
         return frozenset(
             name
-            for name, folder in found.items()
-            if folder.exists() and ReasonCode.VICTIM_DIED in read_manifest(folder).verdict.codes
+            for name, folder in folders.items()
+            if folder.exists() and is_answer(read_manifest(folder), others_fit=others_fit)
         )
 
     def _begin(self, experiments: Sequence[ExperimentSpec], pending: Sequence[ExperimentSpec]) -> None:

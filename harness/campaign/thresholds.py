@@ -17,7 +17,6 @@ from harness.errors import (
     HarnessError,
     ObjectiveMissedError,
     PreflightError,
-    ReasonCode,
     RegressionError,
     Severity,
     UsageError,
@@ -94,11 +93,6 @@ class Thresholds:
     def of_run(self) -> Thresholds:
         """The same for a command that runs experiments, which fails on INVALID ones in any case."""
         return replace(self, wanted=self.wanted | {FailOn.INVALID})
-
-    def refuse_profile(self) -> None:
-        """Raise UsageError where something is asked of a profile."""
-        if self.wanted:
-            raise UsageError("a profile has no verdicts, so that --fail-on has no effect.", advice="Leave it out.")
 
     def of_plan(self, spec: CampaignSpec, findings: Sequence[Finding]) -> Judgement:
         """What is known before anything runs: what preflight found, and an objective that the recording is too short for."""
@@ -278,11 +272,13 @@ def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> J
 def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
     """The status of each experiment that the campaign asks for; what is damaged is INVALID, what is not there MISSING."""
     from harness.analysis.stress import explained
+    from harness.campaign.runner import is_answer
 
     found = {each.name: Status.INVALID.value if each.damage else each.status.value for each in analysis.experiments}
     found |= {each.name: MISSING for each in analysis.unfinished}
+    others_fit = any(each.status is not Status.INVALID for each in analysis.experiments)
     answers = explained(analysis.ladders) | {
-        each.name for each in analysis.experiments if ReasonCode.VICTIM_DIED in each.data.manifest.verdict.codes
+        each.name for each in analysis.experiments if is_answer(each.data.manifest, others_fit=others_fit)
     }
     return {name: status for name, status in found.items() if name not in answers}
 

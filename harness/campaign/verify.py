@@ -11,7 +11,7 @@ from harness.campaign.folder import CampaignFolder, open_folder
 from harness.campaign.journal import Event, read_events
 from harness.campaign.plan import planned_ids
 from harness.errors import HarnessError, ResultsPathError
-from harness.results import layout, profile
+from harness.results import layout, old_profile
 from harness.results.experiment import verify_experiment
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import content_digest, read_manifest
@@ -31,8 +31,8 @@ def verify_campaign(path: Path) -> Verification:
     """
     if (path / layout.MANIFEST).is_file():
         return verify_experiment(path)
-    if (path / profile.PLAN).is_file():
-        return _verify_profile(path)
+    if old_profile.is_old_profile(path):
+        return _verify_old_profile(path)
     if not path.is_dir():
         raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or an experiment.")
     with storage_errors(path, "read"):
@@ -52,18 +52,17 @@ def verify_campaign(path: Path) -> Verification:
     return outcome
 
 
-def _verify_profile(path: Path) -> Verification:
-    """Hash every file of a finished profile and of its report again."""
-    manifest = profile.read_manifest(path)
-    outcome = Verification(path, experiments=len(manifest.points), files=len(manifest.files))
-    found = content_digest(read_object(path / profile.MANIFEST))
-    if manifest.digest != found:
+def _verify_old_profile(path: Path) -> Verification:
+    """Hash every file of a profile of an earlier version, and of its report, again."""
+    file, profile = path / old_profile.MANIFEST, old_profile.read_old_profile(path)
+    outcome = Verification(path, experiments=len(profile.points), files=len(profile.files))
+    manifest = read_object(file)
+    said, digest = manifest.get("digest"), content_digest(manifest)
+    if said != digest:
         message = "the manifest was changed after it was written."
-        outcome.problems.append(
-            Problem(path / profile.MANIFEST, message, f"digest {manifest.digest}", f"digest {found}")
-        )
-    for name, entry in manifest.files.items():
-        check_hash(path, name, entry.sha256, outcome, size=entry.bytes)
+        outcome.problems.append(Problem(file, message, f"digest {said}", f"digest {digest}"))
+    for name, (sha256, size) in profile.files.items():
+        check_hash(path, name, sha256, outcome, size=size)
     _check_report(path, outcome)
     return outcome
 

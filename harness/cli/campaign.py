@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from harness.campaign.doctor import Check
     from harness.campaign.folder import CampaignFolder
     from harness.campaign.runner import Outcome
+    from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
     from harness.errors import Finding
     from harness.spec import CampaignSpec, Timing
@@ -223,15 +224,19 @@ def run(
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Run a campaign to the end and write its report."""
+    from harness.campaign.source import read_source
+    from harness.campaign.thresholds import thresholds
+
+    run_source(read_source(file), results, thresholds(fail_on, baseline, within), force=force, report=report)
+
+
+def run_source(source: "CampaignSource", results: Path, asked: "Thresholds", *, force: bool, report: bool) -> None:
+    """Run what a file or a command says, and tell what came of it."""
     from harness.backends.choose import make_backend
     from harness.campaign.begin import begin
     from harness.campaign.runner import CampaignRunner
-    from harness.campaign.source import read_source
-    from harness.campaign.thresholds import thresholds
     from harness.cli.progress import progress_listener
 
-    asked = thresholds(fail_on, baseline, within)
-    source = read_source(file)
     asked.refuse_unanswerable(source.spec)
     for failure in asked.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
@@ -281,24 +286,19 @@ def resume(
     fail_on: FailOn = None,
     baseline: Baseline = None,
     within: Within = None,
-    json: Json = False,
+    json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
-    """Go on with a campaign or a profile that was interrupted or killed; what is finished is not repeated."""
+    """Go on with a campaign that was interrupted or killed; what is finished is not repeated."""
     from harness.backends.choose import make_backend
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.thresholds import thresholds
     from harness.cli.progress import progress_listener
-    from harness.results import profile
     from harness.results.manifest import Status
+    from harness.results.old_profile import refuse_to_resume
 
     asked = thresholds(fail_on, baseline, within)
-    if (campaign / profile.PLAN).is_file():
-        asked.refuse_profile()
-        from harness.cli.profile import go_on
-
-        go_on(campaign, json=json)
-        return
+    refuse_to_resume(campaign)
     folder = open_folder(campaign)
     if not as_started:
         check_source(folder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.cli import output
 
 if TYPE_CHECKING:
+    from harness.analysis.axes import Family
     from harness.analysis.campaign import CampaignAnalysis
     from harness.analysis.goodput import Best
 
@@ -17,9 +18,11 @@ _WIDEST = 80
 
 def document(analysis: CampaignAnalysis, report: Path) -> dict[str, Any]:
     """The report's path and the figures, for ``--json``."""
+    from harness.analysis.axes import families
     from harness.analysis.summary import headline
 
-    return {"report": str(report), "figures": headline(analysis)}
+    settings = [family.to_dict() for family in families(analysis)]
+    return {"report": str(report), "figures": headline(analysis), **({"settings": settings} if settings else {})}
 
 
 def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnalysis | None) -> None:
@@ -41,6 +44,7 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
         analysis: of the campaign.
         told: sentences that have been printed already.
     """
+    from harness.analysis.axes import families
     from harness.analysis.goodput import bests
     from harness.analysis.headline import concerns, headline
     from harness.analysis.pages.tables import short_table
@@ -49,6 +53,8 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
     for sentence in headline(analysis, bests(analysis.spec, analysis.ladders), interference(analysis)):
         if sentence not in told:
             output.sentence(sentence)
+    for family in families(analysis):
+        settings(family, told=told)
     if analysis.cells:
         table, dropped = short_table(analysis, min(_WIDEST, output.terminal_width()))
         output.show(table)
@@ -56,3 +62,16 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
             output.note(f"(left out for want of room: {', '.join(dropped)}; the report has them)")
     if weak := concerns(analysis):
         output.sentence(f"Before you use it: {'; '.join(weak)}.")
+
+
+def settings(family: Family, *, told: Sequence[str] = ()) -> None:
+    """Print a line for every setting of a workload, and what follows from them."""
+    output.show(family.short_table())
+    output.result()
+    for variant in family.variants:
+        if variant.failure:
+            output.sentence(f"{variant.name}: {variant.failure}")
+    missing = [why for variant in family.variants if variant.finding for why in variant.finding.missing]
+    for sentence in (*family.answers(), *(f"missing: {why}" for why in dict.fromkeys(missing))):
+        if sentence not in told:
+            output.sentence(sentence)

@@ -91,18 +91,12 @@ def report(
     from harness.analysis.report import report_of
     from harness.campaign.thresholds import judge_analyses, thresholds
     from harness.cli import figures
-    from harness.results.profile import PLAN
+    from harness.results.old_profile import is_old_profile
     from harness.results.published import opened
 
     asked = thresholds(fail_on, baseline, within)
-    if (path / PLAN).is_file():
-        asked.refuse_profile()
-        from harness.analysis.profile import analyse_profile
-        from harness.analysis.profile_report import write_profile_report
-        from harness.cli.profile import show
-
-        profile = analyse_profile(path)
-        show(profile, write_profile_report(profile, out), json=json)
+    if is_old_profile(path):
+        _report_old_profile(path, out, json=json)
         return
     with opened(path) as folder:
         unpacked = folder != path
@@ -119,6 +113,22 @@ def report(
             output.sentence(sentence)
         output.result(f"report: {written}")
     judged.refuse()
+
+
+def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
+    """The report of what `harness profile` of an earlier version measured."""
+    from harness.analysis.axes import family_of_old
+    from harness.analysis.axes_page import write_old_report
+    from harness.cli import figures
+    from harness.results.old_profile import read_old_profile
+
+    profile = read_old_profile(path)
+    written = write_old_report(profile, out)
+    if json:
+        output.document({**family_of_old(profile).to_dict(), "report": str(written)})
+        return
+    figures.settings(family_of_old(profile))
+    output.result(f"report: {written}")
 
 
 def compare(

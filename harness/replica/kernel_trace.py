@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import csv
 import gzip
 import json
 import sys
@@ -13,11 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TRACE_FILE, KERNELS_FILE = "trace.json.gz", "kernels.csv"
+TRACE_FILE = "trace.json.gz"
 SHORT_GAP_US = 50.0
 """Between two kernels: as much as launching the next one takes. The host spends what a gap is longer on other things."""
 _TRACED_S = 0.5
 _FEWEST, _MOST = 3, 30
+_TOP = 12
+"""Kernels that are listed, the longest."""
 _DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
 _HOST = {"cuda_runtime", "cuda_driver"}
 
@@ -30,29 +31,28 @@ def on_gpu() -> bool:
     return bool(torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized())
 
 
-def trace(request: Callable[[], object], folder: Path, *, keep: bool) -> dict[str, Any]:
+def trace(request: Callable[[], object], folder: Path) -> dict[str, Any]:
     """Trace a few requests, which are slower for it.
 
     Args:
         request: serves one.
-        folder: for the trace and the table of the kernels.
-        keep: write both; without a GPU nothing else is there to be traced.
+        folder: for the trace, to be opened in Perfetto.
 
     Returns:
-        What ``account`` makes of them, and seconds per request while they were traced; or ``absent``, the reason why not.
+        What ``account`` makes of them, ``request_s`` (seconds per request while they were traced), ``allocated_peak_bytes`` of the
+        GPU and ``top``: name, calls and microseconds per request, mean microseconds and percent of the longest kernels (without
+        a GPU operators); or ``absent``, the reason why there are no shares.
     """
     if "torch" not in sys.modules:
         return {"absent": "the workload does not use torch, whose profiler sees kernels"}
-    gpu = on_gpu()
-    if not gpu and not keep:
-        return {"absent": "the workload ran without a GPU"}
     import torch
     from torch.profiler import ProfilerActivity, profile
 
+    gpu = on_gpu()
+    allocated = torch.cuda.max_memory_allocated() if gpu else None
     wait: Callable[[], object] = torch.cuda.synchronize if gpu else lambda: None
-    activities = ([ProfilerActivity.CUDA] if gpu else []) + ([ProfilerActivity.CPU] if keep else [])
     wait()
-    with profile(activities=activities) as profiler:
+    with profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU]) as profiler:
         wait()  # its end in the trace is where the first request begins
         begin_s = time.perf_counter()
         requests = 0
@@ -61,17 +61,14 @@ def trace(request: Callable[[], object], folder: Path, *, keep: bool) -> dict[st
             requests += 1
         wait()
         wall_s = time.perf_counter() - begin_s
-    path = folder / TRACE_FILE
-    profiler.export_chrome_trace(str(path))
-    with gzip.open(path, "rt", encoding="utf-8") as file:
+    profiler.export_chrome_trace(str(folder / TRACE_FILE))
+    with gzip.open(folder / TRACE_FILE, "rt", encoding="utf-8") as file:
         events = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-    if keep:
-        _write_kernels(folder / KERNELS_FILE, top_kernels(events) or _top_operators(profiler), requests)
-    else:
-        path.unlink()
+    top = _per_request(top_kernels(events) or _top_operators(profiler), requests)
+    facts = {"requests": requests, "request_s": wall_s / requests, "allocated_peak_bytes": allocated, "top": top}
     if not any(event.get("cat") == "kernel" for event in events):
-        return {"absent": "the trace holds no kernel" if gpu else "the workload ran without a GPU"}
-    return {"requests": requests, "request_s": wall_s / requests, **account(events, requests)}
+        return {**facts, "absent": "the trace holds no kernel" if gpu else "the workload ran without a GPU"}
+    return {**facts, **account(events, requests)}
 
 
 def account(events: Iterable[Mapping[str, Any]], requests: int) -> dict[str, float]:
@@ -169,11 +166,9 @@ def _top_operators(profiler: Any) -> list[tuple[str, int, float]]:
     return sorted(rows, key=lambda row: -row[2])
 
 
-def _write_kernels(path: Path, rows: Sequence[tuple[str, int, float]], requests: int) -> None:
+def _per_request(rows: Sequence[tuple[str, int, float]], requests: int) -> list[list[Any]]:
     total = sum(row[2] for row in rows) or 1.0
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["name", "calls_per_request", "time_per_request_us", "mean_us", "share_percent"])
-        for name, calls, time_us in rows:
-            figures = (calls / requests, time_us / requests, time_us / calls, 100 * time_us / total)
-            writer.writerow([name, *(f"{figure:.3f}" for figure in figures)])
+    return [
+        [name, *(round(figure, 3) for figure in (calls / requests, us / requests, us / calls, 100 * us / total))]
+        for name, calls, us in rows[:_TOP]
+    ]

@@ -12,9 +12,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TypeVar
 
-from harness.replica import errors, registry
+from harness.replica import errors, kernel_trace, registry
 from harness.replica.errors import CannotBeMetError, ExitCode, WorkloadError
 from harness.replica.frontends.frontend import Frontend, OpenFrontend, of_scenario
 from harness.replica.graceful_shutdown import DEADLINE_S, FINISH_REQUEST_S, RequestAbandoned, SignalWatcher
@@ -100,7 +101,7 @@ class Replica:
         with self._phase_change:
             self._stopping.set()
             self._told_to_stop.set()
-            if self._asks_a_server:
+            if self._asks_a_server or self._settings.trace:
                 self._watcher.drained.set()  # its requests end at their own pace; whoever started us sets the limit
             if self._status.phase == "failed":
                 return  # it ends by itself, with its own code
@@ -177,6 +178,19 @@ class Replica:
             self._status.update(**self._outcome())
             if self._log:
                 self._log.close()
+        if self._settings.trace:
+            self._trace(workload)
+
+    def _trace(self, workload: Workload) -> None:
+        """What would slow down what is measured, after it: kernels, and how well a model does on what was held out."""
+        _say("traces its kernels")
+        folder = self._settings.replica_dir or Path()
+        try:
+            self._status.update(trace=kernel_trace.trace(workload.infer, folder))
+        except (RuntimeError, OSError) as error:  # also no memory for the trace: what was recorded stays
+            self._status.update(trace={"absent": f"torch's profiler failed: {str(error).partition(chr(10))[0]}"})
+        if "accuracy" not in self._outcome_of_workload():
+            self._status.update(**_asked(workload, "evaluate", {}))
 
     def _outcome(self) -> dict[str, object]:
         """What came of it so far; what the replica counted itself has the last word."""

@@ -45,6 +45,7 @@ class Settings:
     shared_cpus: int | None = None
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     scenario: ScenarioSpec | None = None
+    trace: bool = False
     host: str = ReplicaPlace().host
     port: int = 8000
     replica: int = 0
@@ -88,7 +89,7 @@ class Settings:
 
 _OF_THE_WORKLOAD = (
     *("batch_size", "precision", "execution", "device", "stream_priority", "seed"),
-    *("inference_sleep_s", "warmup_requests", "shared_cpus", "options", "scenario"),
+    *("inference_sleep_s", "warmup_requests", "shared_cpus", "options", "scenario", "trace"),
 )
 """What a workload's spec calls as these do."""
 _DEFAULT = Settings()

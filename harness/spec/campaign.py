@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.spec.axes import settings_of
 from harness.spec.condition import ConditionSpec, Replicas
 from harness.spec.experiment import CellSpec, Limits
 from harness.spec.kubernetes import KubernetesSpec
@@ -84,7 +85,7 @@ class CampaignSpec(StrictModel):
         default=None,
         description="Raise the load until something breaks, in place of comparing, with `harness stress`: "
         "{load: replicas, first: 1, most: 64, factor: 2, step: null, price_per_kwh: null, latency_limit_ms: {p99: 50}, "
-        "precision: null, price_per_gpu_hour: null, least_gain_percent: 5}.",
+        "precision: null, price_per_gpu_hour: null, least_gain_percent: 5, memory_limit_percent: 85}.",
     )
     conditions: list[ConditionSpec] = Field(
         default_factory=list,
@@ -220,6 +221,10 @@ class CampaignSpec(StrictModel):
             raise ValueError("`stress` raises the replicas itself: leave `replicas` out.")
         if self.slo is None and (self.stress.price_per_gpu_hour, self.stress.price_per_kwh) != (None, None):
             raise ValueError("`stress` has prices for the tokens of servers within an objective: give the `slo`.")
+        if self.stress.load is StressLoad.BATCH:
+            fixed = next((each.name for each in self.workloads if each.server or each.scenario), None)
+            if fixed is not None:
+                raise ValueError(f"the workload {fixed} has no batch to raise: that is of a model in the closed loop.")
         if self.stress.load is StressLoad.RATE:
             without = next((each.name for each in self.workloads if not each.has_rate), None)
             if without is not None:
@@ -384,6 +389,11 @@ class CampaignSpec(StrictModel):
             for sharing in self.sharing
             for setting in settings_under(sharing, self.mps, self.time_slice)
         ]
+
+    @field_validator("workloads", mode="before")
+    @classmethod
+    def _lists_taken_apart(cls, given: Any) -> Any:
+        return settings_of(given)
 
     @field_validator("time_slice", mode="before")
     @classmethod

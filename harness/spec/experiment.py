@@ -14,6 +14,8 @@ from harness.spec.slo import SloSpec
 from harness.spec.timing import Timing
 from harness.spec.workload import WorkloadSpec
 
+TRACE_S = 60.0
+"""What a replica may take to trace its kernels, of which the profiler's start and the reading of the trace are the most."""
 END_OF_REPLICA_S = 13.0
 """What a replica takes to end beside the server in it: 10 s of them for the last answers."""
 
@@ -133,7 +135,8 @@ class ExperimentSpec(StrictModel):
     def drain_timeout_s(self) -> float:
         """Seconds a replica may take to end after SIGTERM, the server in it included."""
         server = self.workload.server
-        return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else 0.0)
+        trace_s = TRACE_S if self.workload.trace else 0.0
+        return max(self.timing.drain_timeout_s, server.stop_timeout_s + END_OF_REPLICA_S if server else trace_s)
 
     @property
     def condition_name(self) -> str:

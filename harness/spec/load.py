@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from harness.errors import CampaignFileError
+from harness.spec.axes import settings_of
 from harness.spec.backends import refusals
 from harness.spec.campaign import CampaignSpec, MetricSelection
 from harness.spec.faults import in_words
@@ -45,9 +46,11 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
             # Through JSON in strict mode: "3" is no number and true is no 1, while names become enums.
             spec = CampaignSpec.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            faults = [_described(tree, fault) for fault in error.errors(include_url=False)]
+            found = ({**fault, "loc": _in_file(fault["loc"], data)} for fault in error.errors(include_url=False))
+            faults = sorted({_described(tree, fault) for fault in found})
         else:
-            faults = [(_met(tree, place)[0], f"`{_dotted(place)}`: {why}") for place, why in refusals(spec)]
+            refused = dict.fromkeys((_in_file(place, data), why) for place, why in refusals(spec))
+            faults = [(_met(tree, place)[0], f"`{_dotted(place)}`: {why}") for place, why in refused]
             listed = [] if isinstance(spec.metrics, MetricSelection) or not metrics else spec.metrics
             faults += [
                 (_met(tree, ("metrics", index))[0], f"unknown metric `{name}`{_nearest(name, metrics)}")
@@ -106,6 +109,17 @@ def _met(node: yaml.Node, place: Location, line: int = 0) -> tuple[int, yaml.Nod
 
 def _dotted(place: Location) -> str:
     return ".".join(map(str, place))
+
+
+def _in_file(place: Location, data: Any) -> Location:
+    """The place that the file has: the checks see a workload with lists as several."""
+    if place[:1] != ("workloads",) or len(place) < 2:
+        return place
+    try:
+        written = [at for at, workload in enumerate(data["workloads"]) for _ in settings_of([workload])]
+        return ("workloads", written[int(place[1])], *place[2:])
+    except (TypeError, ValueError, IndexError):  # no list, or told already
+        return place
 
 
 def _number_meant(given: Any, *, whole: bool) -> str:

@@ -33,6 +33,7 @@ BY_HAND = {
     "TORCH_THREADS": "threads",
     "WORKLOAD_OPTIONS": "options",
     "SCENARIO": "scenario",
+    "TRACE": "trace",
 }
 """Variables of a replica that somebody starts by hand, by the field of the workload that they set; where VARIABLE is set they mean nothing."""
 OF_THE_PLACE = {

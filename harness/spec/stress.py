@@ -1,4 +1,4 @@
-"""A stress campaign: the load is raised from point to point until something breaks."""
+"""A stress campaign: replicas, a rate or the batch are raised from point to point until something breaks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from harness.spec.condition import MAX_REPLICAS
 from harness.spec.model import StrictModel
-from harness.spec.workload import WorkloadSpec
+from harness.spec.workload import MAX_BATCH, WorkloadSpec
 
 DEFAULT_FACTOR = 2.0
 MAX_POINTS = 256
@@ -25,6 +25,7 @@ class StressLoad(StrEnum):
 
     REPLICAS = "replicas"
     RATE = "rate"
+    BATCH = "batch"
 
 
 class Percentile(StrEnum):
@@ -40,7 +41,8 @@ class StressSpec(StrictModel):
 
     load: StressLoad = Field(
         default=StressLoad.REPLICAS,
-        description="What is raised: replicas, or rate (requests per second and replica, of a scenario server or http).",
+        description="What is raised: replicas, rate (requests per second and replica, of a scenario server or http) or batch "
+        "(inputs in a request: how far is it worth it, and what fits).",
     )
     first: float = Field(default=1.0, gt=0, le=1e6, description="Load of the first point.")
     most: float = Field(default=64.0, gt=0, le=1e6, description="Load of the last point, if nothing broke before.")
@@ -53,9 +55,12 @@ class StressSpec(StrictModel):
     )
     least_gain_percent: float = Field(
         default=5.0,
-        gt=0,
+        ge=0,
         le=100,
-        description="Growth of the throughput per doubling of the load: below it, more load brings nothing.",
+        description="Growth of the throughput per doubling of the load: below it, more load brings nothing; 0: whatever it brings.",
+    )
+    memory_limit_percent: float = Field(
+        default=85.0, gt=0, le=100, description="Of the GPU's memory, that may be in use while the batch is raised."
     )
 
     precision: float | None = Field(
@@ -78,10 +83,14 @@ class StressSpec(StrictModel):
             raise ValueError("`factor` and `step` are two ways of raising the load: keep one of them.")
         if self.most < self.first:
             raise ValueError(f"`most` {self.most:g} is below `first` {self.first:g}: no load lies between.")
-        if self.load is StressLoad.REPLICAS:
+        if self.load is not StressLoad.RATE:
             odd = next((x for x in (self.first, self.most, self.step or 1.0) if x != int(x)), None)
             if odd is not None:
-                raise ValueError(f"replicas are whole numbers, and {odd:g} is none.")
+                kind = "replicas" if self.load is StressLoad.REPLICAS else "batches"
+                raise ValueError(f"{kind} are whole numbers, and {odd:g} is none.")
+        if self.load is StressLoad.BATCH and self.most > MAX_BATCH:
+            raise ValueError(f"`most` {self.most:g} is above the largest batch, {MAX_BATCH}.")
+        if self.load is StressLoad.REPLICAS:
             if self.most > MAX_REPLICAS:
                 raise ValueError(f"`most` {self.most:g} is above the {MAX_REPLICAS} replicas that can be run.")
         elif self._steps() > MAX_POINTS:
@@ -103,7 +112,7 @@ class StressSpec(StrictModel):
         found = [self.first]
         while found[-1] < self.most:
             following = found[-1] + self.step if self.step else found[-1] * (self.factor or DEFAULT_FACTOR)
-            if self.load is StressLoad.REPLICAS:
+            if self.load is not StressLoad.RATE:
                 following = max(math.floor(following), found[-1] + 1)
             found.append(min(following, self.most))
         return found
@@ -117,7 +126,7 @@ class StressSpec(StrictModel):
         for low, high in itertools.pairwise(loads):
             parts = 2 ** max(0, math.ceil(math.log2(math.log(high / low) / math.log1p(self.precision))))
             between = [low * (high / low) ** (part / parts) for part in range(1, parts)]
-            if self.load is StressLoad.REPLICAS:
+            if self.load is not StressLoad.RATE:
                 between = [float(round(load)) for load in between]
             else:
                 between = [float(f"{load:.{DIGITS}g}") for load in between]
@@ -135,6 +144,10 @@ class StressSpec(StrictModel):
         """The workload at one load. Raises ValueError where a rate is raised and the workload has none."""
         if self.load is StressLoad.REPLICAS:
             return workload
+        if self.load is StressLoad.BATCH:
+            model = workload.model if workload.own else workload.target
+            values = {"name": f"{workload.name}-b{load:.0f}", "model": model, "batch_size": int(load)}
+            return workload.model_copy(update={**values, "variant_of": workload.name})
         name = f"{workload.name}-rate-{self._named(load)}".replace(".", "-").replace("+", "")
         model = workload.model if workload.own else workload.target
         return workload.at_rate(load).model_copy(update={"name": name, "model": model, "variant_of": workload.name})

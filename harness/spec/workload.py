@@ -10,6 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.spec.axes import or_list
 from harness.spec.model import KUBERNETES, Lacking, StrictModel
 from harness.spec.scenario import ScenarioKind, ScenarioSpec
 from harness.spec.server import ServerSpec
@@ -38,6 +39,7 @@ HOSTILE_WORKLOADS = {
 """What wears out a machine for whoever else is on it, and is no model: name to what it does to who shares the GPU with it."""
 _LAYERS = ("model_size", "channels_last")
 _IMAGES = ("model_size", "image_shape", "samples", "images", "labels")
+_EPOCHS = "epochs"
 WORKLOAD_OPTIONS = {
     "resnet50": (*_LAYERS, "input", "source_pixels", "fold_norms", "cudnn_benchmark", "fp8"),
     "distilbert": ("model_size", "tokens", "fp8"),
@@ -45,10 +47,10 @@ WORKLOAD_OPTIONS = {
     "diffusion": ("model_size", "steps", "guidance"),
     "notebook": (*_LAYERS, "burst_requests", "think_s"),
     "mnist": _IMAGES,
-    "mnist-training": (*_IMAGES, "learning_rate", "accumulation", "prefetch"),
+    "mnist-training": (*_IMAGES, _EPOCHS, "learning_rate", "accumulation", "prefetch"),
     "resnet50-training": (*_LAYERS, "learning_rate", "accumulation"),
     "bert-training": ("model_size", "tokens", "learning_rate", "accumulation"),
-    "data-parallel-training": (*_IMAGES, "learning_rate", "prefetch"),
+    "data-parallel-training": (*_IMAGES, _EPOCHS, "learning_rate", "prefetch"),
     "dram-hog": ("megabytes",),
     "pcie-hog": ("megabytes",),
     MEMORY_HOG: ("after_s", "megabytes", "limit_gb", "when_full"),
@@ -60,6 +62,7 @@ REMOVED_OPTIONS = {"int8": "`precision: fp16` with `options: {fp8: true}`, which
 CLOSED_LOOP_ONLY = frozenset(
     {"notebook", "mnist-training", "resnet50-training", "bert-training", "data-parallel-training"}
 )
+MAX_BATCH = 2**20
 SERVER, STREAMING_SERVER = "server", "streaming-server"
 _NOT_OF_A_SERVER = (
     "batch_size",
@@ -72,6 +75,7 @@ _NOT_OF_A_SERVER = (
     "shared_cpus",
     "options",
     "scenario",
+    "trace",
 )
 _NOT_OF_THE_HOSTILE = ("batch_size", "precision", "execution", "checkpoint", "scenario")
 _FACTORY = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
@@ -112,7 +116,7 @@ class WorkloadSpec(StrictModel):
     """One workload of the campaign."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9-]{0,40}$",
+        pattern=r"^[a-z0-9][a-z0-9-]{0,80}$",
         description="Names the experiments: a built-in workload, or a name of your own together with `model` or `factory`.",
     )
     model: str | None = Field(
@@ -126,9 +130,22 @@ class WorkloadSpec(StrictModel):
         default=None,
         description="Your own workload as `module:callable`; importable from the folder the harness is started in. null means a built-in one.",
     )
-    batch_size: int = Field(default=1, ge=1, le=4096, description="Inputs in one request.")
-    precision: Precision = Field(default=Precision.FP32, description="fp32, fp16 or bf16.")
-    execution: Execution = Field(default=Execution.EAGER, description="eager, compiled (torch.compile) or cuda-graph.")
+    batch_size: int = Field(
+        default=1,
+        ge=1,
+        le=MAX_BATCH,
+        json_schema_extra=or_list,
+        description="Inputs in one request; a list makes a workload of each, and so it does for `precision`, `execution` and "
+        "every one of `options`.",
+    )
+    precision: Precision = Field(
+        default=Precision.FP32, json_schema_extra=or_list, description="fp32, fp16 or bf16, or a list."
+    )
+    execution: Execution = Field(
+        default=Execution.EAGER,
+        json_schema_extra=or_list,
+        description="eager, compiled (torch.compile) or cuda-graph, or a list.",
+    )
     device: Device = Field(default=Device.AUTO, description="auto takes a GPU where there is one; cuda demands it.")
     stream_priority: StreamPriority | None = Field(
         default=None,
@@ -174,6 +191,10 @@ class WorkloadSpec(StrictModel):
     )
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Passed on to the workload as they are, e.g. `model_size: tiny`."
+    )
+    trace: bool = Field(
+        default=False,
+        description="Trace the kernels of a few requests once the recording is over: where the time of a request goes.",
     )
     scenario: ScenarioSpec | None = Field(
         default=None,
@@ -323,6 +344,8 @@ class WorkloadSpec(StrictModel):
     def _scenario_can_be(self) -> WorkloadSpec:
         if self.scenario is None:
             return self
+        if self.trace:
+            raise ValueError("`trace` follows requests of the closed loop: remove it, or the `scenario`.")
         if self.factory is None and self.target in CLOSED_LOOP_ONLY:
             raise ValueError(f"{self.target} makes its own pace: it runs in the closed loop, without a `scenario`.")
         if self.inference_sleep_s:

@@ -14,18 +14,6 @@ FAST = {
     "ready_timeout_s": 120,
     "drain_timeout_s": 30,
 }
-PROFILE = {
-    "workload": {"name": "profile", "factory": "tests.support.growing_workload:make", "warmup_requests": 1},
-    "batches": [4, 64],
-    "precisions": ["fp32"],
-    "executions": ["eager"],
-    "repeats": 1,
-    "seconds": 0.01,
-    "capacity": None,
-    "most_batch": 1024,
-    "timeout_s": 300.0,
-}
-"""A small profile."""
 
 
 def experiment(

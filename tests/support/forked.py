@@ -27,10 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 
 HARNESS = (
-    "harness.analysis.profile_report",
     "harness.analysis.report",
     "harness.backends.local",
-    "harness.campaign.profile_job",
     "harness.campaign.runner",
     "harness.campaign.verify",
     "harness.cli.app",

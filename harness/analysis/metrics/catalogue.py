@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis.energy import energy_j
+from harness.analysis.metrics.traced import TRACED
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
@@ -211,6 +212,10 @@ def _power_capped(run: Run) -> float:
     return 100 * sum(shares) / len(shares)
 
 
+def _traced(figure: Callable[[ExperimentData, float], float], run: Run) -> float:
+    return figure(run.data, float(run.latencies_s.mean()))
+
+
 def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str = "") -> ResultMetric:
     """One that is made of the rows of a recorded metric."""
     recorded = CATALOGUE[name]
@@ -342,8 +347,17 @@ PUBLISHED: Mapping[str, ResultMetric] = {
 }
 """Those that only some workloads have, by name: the means of the recorded metrics that they publish themselves."""
 
-ALL: Mapping[str, ResultMetric] = {**METRICS, **PUBLISHED}
-"""Both, by name."""
+OF_TRACED: Mapping[str, ResultMetric] = {
+    name: ResultMetric(name, title, unit, how, partial(_traced, figure), {"accuracy": True, "loss": False}.get(name))
+    for name, (title, unit, how, figure) in TRACED.items()
+}
+"""Those of runs whose workload is traced."""
+
+OWN: Mapping[str, ResultMetric] = {**PUBLISHED, **OF_TRACED}
+"""Those that some runs have and others do not."""
+
+ALL: Mapping[str, ResultMetric] = {**METRICS, **OWN}
+"""All of them, by name."""
 
 OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
     metric.name: metric

@@ -37,6 +37,7 @@ from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 from harness.sharing import device_plugin
 from harness.spec import ExperimentSpec, KubernetesSpec
+from harness.spec.experiment import TRACE_S
 
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
 
@@ -353,7 +354,7 @@ class KubernetesDeployment:
             over = self.over()
             alive = [one for one in self.replicas if one.index not in dead and one.pod not in over]
             unanswered = []
-            if self._experiment.workload.server is not None:
+            if self._experiment.workload.server is not None or self._experiment.workload.trace:
                 unanswered = self._finish(alive)
                 self._refresh()  # what failed until the very end
             restarted = {
@@ -390,7 +391,7 @@ class KubernetesDeployment:
 
     def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
         """Wait until what was asked of servers is answered or given up; a sentence for each that was asked on."""
-        deadline_s = self._clock.now_s() + FINISH_S
+        deadline_s = self._clock.now_s() + FINISH_S + (TRACE_S if self._experiment.workload.trace else 0.0)
         left, why = list(replicas), ""
         while left:
             for replica in list(left):

@@ -33,8 +33,6 @@ LAYER_DIR = "/var/run/layer"
 """Where a library lies that was copied out of an image of its own."""
 COMMAND = ("python", "-m", "harness.replica")
 """Of the image, which a layer is put before."""
-PROFILE_COMMAND = ("python", "-m", "harness.campaign.profile_pod")
-PROFILE_GIVEN = "PROFILE_GIVEN"
 """The variable that tells it what to measure."""
 LOAD_COMMAND = ("python", "-m", "harness.traffic.load_pod")
 LOAD_LABEL = "gpu-sharing-harness/load"
@@ -179,25 +177,6 @@ def _dealt(position: int, replicas: int, gpus: int) -> dict[int, int]:
     return dict(Counter(place % max(gpus, 1) for place in range(position, position + replicas)))
 
 
-def profile_job(
-    experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, given: str, deadline_s: float
-) -> Workload:
-    """A Job with one pod, which measures a profile.
-
-    Args:
-        experiment: of one replica with the profile's workload.
-        folder: the profile's.
-        spec: the cluster; its image holds the whole harness.
-        campaign_id: whose it is.
-        given: what the pod is told to measure.
-        deadline_s: seconds after which it is ended, whoever still wants something of it.
-    """
-    job = spec.model_copy(update={"kind": WorkloadKind.JOB})
-    made = workload(experiment, folder, job, campaign_id)
-    made.body["spec"]["activeDeadlineSeconds"] = math.ceil(deadline_s)
-    return _of_other_program(made, PROFILE_COMMAND, {PROFILE_GIVEN: given})
-
-
 def load_job(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
 ) -> Workload:
@@ -277,7 +256,7 @@ def _values(experiment: ExperimentSpec, spec: KubernetesSpec, name: str, labels:
     layer, mps = layer_in_pod(experiment), mode_of(experiment.sharing).pod_environment(experiment)
     run_s = run_time_s(timing)
     bounded = {"RUN_SECONDS": repr(run_s)} if indexed else {}
-    if indexed or server:
+    if indexed or server or experiment.workload.trace:
         bounded["LINGER_SECONDS"] = repr(float(KEEP_S))
     beside = {}
     if server and files.named(server):

@@ -52,6 +52,11 @@ class ImageTraining(Training):
         first = next(batches)
         super().__init__(model, optimizer, [first], settings, device)
         self._facts["data"] = self._data.source
+        epochs = settings.option("epochs", 0)
+        if epochs < 0:
+            raise SettingError(f"WORKLOAD_OPTIONS: epochs {epochs} is not a number of epochs, 0 or more.")
+        self._evaluate_after = epochs * (len(self._data.labels) // whole)
+        self._evaluated: dict[str, object] = {}
         depth = settings.option("prefetch", 0)
         if depth < 0:
             raise SettingError(f"WORKLOAD_OPTIONS: prefetch {depth} is not a number of batches, 0 or more.")
@@ -59,8 +64,21 @@ class ImageTraining(Training):
         self._ahead = Prefetch(all_batches, depth) if depth else None
         self._next_batch = (self._ahead or all_batches).__next__
 
+    def infer(self) -> int:
+        """As of its parent; after the last of the epochs it evaluates, and trains on."""
+        served = super().infer()
+        if self.steps == self._evaluate_after:
+            self._evaluated = {"evaluated_after_steps": self.steps, **self.evaluate()}
+        return served
+
+    def outcome(self) -> dict[str, object]:
+        """As of its parent; and accuracy and loss after the epochs, once they are over."""
+        return {**super().outcome(), **self._evaluated}
+
     def evaluate(self) -> dict[str, float]:
-        """Accuracy and loss on the images that were held out."""
+        """Accuracy and loss on the images that were held out, once the epochs are over."""
+        while self.steps < self._evaluate_after:
+            self.infer()
         right, loss = 0, 0.0
         self.model.eval()
         with torch.no_grad():

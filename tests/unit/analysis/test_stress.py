@@ -212,7 +212,49 @@ def test_a_last_good_point_whose_repeats_lack_their_logs_is_told_without_a_rate(
     series.points = [LoadPoint(series.lowest, 1, run_without, Grade.GOOD)]
     series.last_good, series.repeats = series.points[0], [run_without]
 
-    assert "throughput was not measured" in series.sentences()[0]
+    assert "no throughput measured" in series.sentences()[0]
+
+
+def raised_batch(throughput, memory, **stress):
+    """A batch that is raised, of runs by batch: requests/s and percent of the GPU's memory."""
+    model = WorkloadSpec(name="resnet50")
+    spec = CampaignSpec(
+        name="s", workloads=[model], replicas=[1], stress=StressSpec(load=StressLoad.BATCH, first=8, **stress)
+    )
+    found, _ = answered(
+        spec,
+        lambda cell: replace(
+            run(throughput(cell.workload.batch_size), 0.01), memory_percent=memory(cell.workload.batch_size)
+        ),
+    )
+    return found[0]
+
+
+@pytest.mark.parametrize("knee", [100, 300, 1000])
+def test_the_knee_of_a_batch_is_where_inputs_grow_no_more(knee):
+    series = raised_batch(lambda batch: min(batch, knee) / batch * 50, lambda _: 10, most=4096, precision=0.25)
+
+    assert knee / 2 <= series.last_good.load <= 2.6 * knee
+    assert series.broken.failure_mode is FailureMode.THROUGHPUT
+    assert "inputs/s" in series.sentences()[0]
+
+
+@pytest.mark.parametrize("fits", [8, 9, 100, 777, 3000])
+def test_a_batch_fills_the_memory_to_its_limit_whatever_throughput_says(fits):
+    series = raised_batch(
+        lambda batch: 50 / batch, lambda batch: 85 * batch / fits, most=4096, precision=0.02, least_gain_percent=0
+    )
+
+    assert series.last_good.load <= fits < series.broken.load <= max(1.03 * series.last_good.load, fits + 1)
+    assert series.broken.failure_mode is FailureMode.MEMORY
+    assert "% of the GPU's memory in use" in series.sentences()[0]
+
+
+def test_where_the_memory_was_not_measured_none_is_filled():
+    series = raised_batch(lambda batch: 50 / batch, lambda _: None, least_gain_percent=0)
+
+    assert len(series.points) == 1
+    assert "how full the GPU's memory is was not measured" in series.sentences()[0]
 
 
 def test_workloads_are_told_apart_by_their_whole_names():

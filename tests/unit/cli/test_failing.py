@@ -32,7 +32,6 @@ from harness.errors import (
 )
 from harness.results.layout import STATE
 from harness.results.manifest import Status
-from harness.results.profile import PLAN as PLAN_OF_PROFILE
 from harness.spec.load import parse_campaign
 from harness.traffic.figures import Window
 from harness.traffic.slo import P99_SHARE, fewest_requests, share_interval
@@ -279,9 +278,3 @@ def test_a_run_fails_on_invalid_experiments_in_any_case(slower: Path, capsys: py
         campaign._finish(outcome, run, thresholds.thresholds(None), report=False)
     assert "harness resume --retry-invalid" in refused.value.advice
     assert capsys.readouterr().out.startswith("results: ")
-
-
-def test_a_profile_has_nothing_to_fail_on(tmp_path: Path) -> None:
-    (tmp_path / PLAN_OF_PROFILE).write_text("{}")
-    for command in ("report", "resume"):
-        assert "a profile has no verdicts" in str(failure(call(command, tmp_path, "--fail-on", "degraded")))

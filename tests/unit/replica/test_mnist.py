@@ -171,3 +171,25 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path, files):
 def test_settings_that_cannot_be_are_refused(options, told):
     with pytest.raises(SettingError, match=told):
         made(options=options)
+
+
+def test_training_is_evaluated_after_its_epochs_and_goes_on():
+    workload = made(options={"epochs": 2, "samples": 64, "model_size": "small"})
+    for _ in range(7):
+        workload.infer()
+    assert "accuracy" not in workload.outcome()
+    workload.infer()
+    after = workload.outcome()
+    assert (after["evaluated_after_steps"], after["training_steps"]) == (8, 8)
+    workload.infer()
+    assert workload.outcome()["loss"] == after["loss"]
+
+
+def test_epochs_that_a_recording_is_too_short_for_are_trained_when_asked():
+    workload = made(options={"epochs": 1, "samples": 64, "model_size": "small"})
+    workload.infer()
+
+    assert 0 <= workload.evaluate()["accuracy"] <= 1
+    assert workload.outcome()["evaluated_after_steps"] == 4
+    with pytest.raises(SettingError, match="is not a number of epochs"):
+        made(options={"epochs": -1})

@@ -26,6 +26,7 @@ SET = {
     "WORKLOAD_OPTIONS": '{"model_size": "tiny", "new_tokens": 3}',
     "SHARED_CPUS": "1",
     "SCENARIO": '{"kind": "offline"}',
+    "TRACE": "0",
     "HOST": "127.0.0.1",
     "PORT": "0",
     "REPLICA": "2",

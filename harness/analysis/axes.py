@@ -1,0 +1,269 @@
+"""Settings of one workload side by side, by what differs between them: batch, precision, execution, size; and what holds each back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.analysis import bottleneck
+from harness.analysis.bottleneck import Finding
+from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.format import DASH, number, quantity, with_interval
+from harness.analysis.metrics.catalogue import ALL
+from harness.analysis.pages.table import Column, Entry, Table, figure_entry
+from harness.analysis.statistics import Estimate, t_interval
+from harness.results.old_profile import OldProfile
+from harness.spec import StressLoad
+from harness.spec.axes import axes_of, values_of
+
+BATCH = "batch_size"
+_IN_BOTTLENECK = {
+    "gpu_sm_active": "gpu_sm_active_percent",
+    "cpu_usage": "process_cpu_cores",
+    "gpu_power": "gpu_power_w",
+}
+"""What the rules call otherwise."""
+_COLUMNS = (
+    "inputs",
+    "latency_mean",
+    "latency_p99_exact",
+    "gpu_memory_peak_percent",
+    "gpu_sm_active",
+    "gpu_dram_active_percent",
+    "gpu_power",
+    "cpu_usage",
+)
+_SHORT = (
+    ("inputs/s", "inputs", 1.0),
+    ("ms/request", "latency_mean", 1e3),
+    ("GPU memory %", "gpu_memory_peak_percent", 1.0),
+    ("SM %", "gpu_sm_active", 1.0),
+    ("DRAM %", "gpu_dram_active_percent", 1.0),
+)
+_CAUSE = Column("what holds it back", words=True)
+_IF_ANY = ("loss_first", "loss", "accuracy")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One setting.
+
+    Attributes:
+        name: as folders have it.
+        values: on the axes and beside them.
+        estimates: by metric; what no run measured is not there.
+        missing: reasons, by metric.
+        failure: why a run was not measured; empty when all were.
+        finding: what holds it back; None where nothing was measured or traced.
+        kernels: those that ran longest: name, calls and us per request, mean us, percent.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    estimates: Mapping[str, Estimate]
+    missing: Mapping[str, str]
+    failure: str
+    finding: Finding | None
+    kernels: Sequence[Sequence[Any]] = ()
+
+    @property
+    def held_back(self) -> str:
+        """In one sentence, or how it ended without a figure."""
+        if self.finding is not None:
+            return self.finding.sentence
+        return "not traced" if self.estimates else self.failure.partition(":")[0] or "not measured"
+
+    def mean(self, metric: str) -> float | None:
+        """Over the runs."""
+        return self.estimates[metric].mean if metric in self.estimates else None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """All settings of one workload under one mode with one number of replicas.
+
+    Attributes:
+        title: the workload, and what else tells it from other families.
+        axes: on which the settings differ.
+        variants: in the order of the plan.
+        capacity: how far the batch goes, in sentences.
+    """
+
+    title: str
+    axes: list[str]
+    variants: list[Variant]
+    capacity: list[str] = field(default_factory=list)
+
+    @property
+    def measured(self) -> list[Variant]:
+        """Those with a speed."""
+        return [variant for variant in self.variants if "inputs" in variant.estimates]
+
+    def curves(self) -> dict[str, list[Variant]]:
+        """Measured settings that differ in the batch alone, ascending, by what they have in common."""
+        found: dict[str, list[Variant]] = {}
+        for variant in sorted(self.measured, key=lambda variant: variant.values[BATCH]):
+            rest = ", ".join(
+                str(variant.values[axis]) for axis in self.axes if axis != BATCH and axis in variant.values
+            )
+            found.setdefault(rest or "all", []).append(variant)
+        return found
+
+    def answers(self) -> list[str]:
+        """The fastest setting, what holds it back, how far the batch goes, and the best accuracy."""
+        if not self.measured:
+            return [f"{self.title}: nothing could be measured.", *self.capacity]
+        best = max(self.measured, key=lambda variant: variant.estimates["inputs"].mean)
+        rate = with_interval(best.estimates["inputs"], "inputs/s")
+        latency = best.mean("latency_mean")
+        each = "" if latency is None else f", {quantity(latency, 's')} per request"
+        sentences = [f"The fastest setting of {self.title} is {best.name}: {rate}{each}."]
+        if best.finding is not None:
+            why = best.finding.sentence[:1].lower() + best.finding.sentence[1:]
+            sentences.append(" ".join((f"At this setting: {why}", *best.finding.evidence, *best.finding.following)))
+        sentences += self.capacity
+        if learnt := [variant for variant in self.measured if "accuracy" in variant.estimates]:
+            top = max(learnt, key=lambda variant: variant.estimates["accuracy"].mean)
+            loss = top.mean("loss")
+            more = "" if loss is None else f", loss {number(loss)}"
+            sentences.append(f"The best accuracy is {top.estimates['accuracy'].mean:.1%}{more}, of {top.name}.")
+        return sentences
+
+    def table(self) -> Table:
+        """Every setting with its metrics and what holds it back."""
+        known = {name for variant in self.variants for name in variant.estimates}
+        names = [*_COLUMNS, *(name for name in _IF_ANY if name in known)]
+        columns = [
+            Column("Setting", "setting", words=True),
+            *(Column(ALL[name].heading, name) for name in names),
+            _CAUSE,
+        ]
+        rows = [
+            [variant.name, *(_entry(variant, name) for name in names), variant.held_back] for variant in self.variants
+        ]
+        return Table(columns, rows, "Every setting with its figures")
+
+    def short_table(self) -> Table:
+        """The same for a terminal."""
+        columns = [Column("setting", words=True), *(Column(title) for title, _, _ in _SHORT), _CAUSE]
+        rows = [
+            [
+                variant.name,
+                *(DASH if (mean := variant.mean(name)) is None else number(scale * mean) for _, name, scale in _SHORT),
+                variant.held_back,
+            ]
+            for variant in self.variants
+        ]
+        return Table(columns, rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: what `harness profile` says of every setting."""
+        return {
+            "workload": self.title,
+            "axes": self.axes,
+            "answers": self.answers(),
+            "settings": [
+                {
+                    "name": variant.name,
+                    "values": dict(variant.values),
+                    "failure": variant.failure,
+                    "figures": {
+                        name: {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
+                        for name, found in variant.estimates.items()
+                    },
+                    "missing": dict(variant.missing),
+                    "bottleneck": variant.finding
+                    and {
+                        "causes": list(variant.finding.causes),
+                        "sentence": variant.finding.sentence,
+                        "shares": dict(variant.finding.shares),
+                        "missing": list(variant.finding.missing),
+                    },
+                }
+                for variant in self.variants
+            ],
+        }
+
+
+def families(analysis: CampaignAnalysis) -> list[Family]:
+    """Workloads that have several settings, or whose kernels were traced."""
+    groups: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in analysis.cells:
+        if cell.experiments:
+            workload = cell.experiments[0].data.manifest.experiment.workload
+            rest = (cell.mode, f"{cell.replicas} replicas" if cell.replicas > 1 else "", cell.condition)
+            groups.setdefault((workload.family, *rest), []).append(cell)
+    several_modes = len({key[1] for key in groups}) > 1
+    found = [
+        _family([name, *([mode] if several_modes else []), *rest], cells, analysis)
+        for (name, mode, *rest), cells in groups.items()
+    ]
+    return [family for family in found if family.axes or any(variant.finding for variant in family.variants)]
+
+
+def _family(names: Sequence[str], cells: Sequence[Cell], analysis: CampaignAnalysis) -> Family:
+    workloads = [cell.experiments[0].data.manifest.experiment.workload for cell in cells]
+    raised = [series for series in analysis.ladders if series.unit is StressLoad.BATCH]
+    capacity = [
+        sentence for series in raised if series.lowest.workload.family == names[0] for sentence in series.sentences()
+    ]
+    variants = [_variant(cell, values_of(workload)) for cell, workload in zip(cells, workloads, strict=True)]
+    return Family(", ".join(filter(None, names)), axes_of(workloads), variants, capacity)
+
+
+def _variant(cell: Cell, values: Mapping[str, Any]) -> Variant:
+    experiments = [run.data.manifest for run in cell.experiments]
+    unused = [run.data.manifest.verdict for run in cell.experiments if not run.used]
+    reasons = [f"{verdict.codes[0]}: {verdict.reasons[0]}" for verdict in unused if verdict.codes and verdict.reasons]
+    traced = experiments[0].experiment.workload.trace and bool(cell.estimates)
+    kernels = [replica["trace"].get("top", ()) for replica in experiments[0].replicas if "trace" in replica]
+    return Variant(
+        name=cell.workload,
+        values=values,
+        estimates=cell.estimates,
+        missing=cell.absent,
+        failure=next(iter(reasons), ""),
+        finding=_finding(cell.estimates, cell.absent) if traced else None,
+        kernels=kernels[0] if kernels else (),
+    )
+
+
+def _finding(estimates: Mapping[str, Estimate], missing: Mapping[str, str]) -> Finding:
+    means = {_IN_BOTTLENECK.get(name, name): estimate.mean for name, estimate in estimates.items()}
+    reasons = {_IN_BOTTLENECK.get(name, name): reason for name, reason in missing.items()}
+    if "gpu_power_capped" in means:
+        means["gpu_power_cap_share"] = means["gpu_power_capped"] / 100
+    elif "gpu_power_capped" in reasons:
+        reasons["gpu_power_cap_share"] = reasons["gpu_power_capped"]
+    return bottleneck.find(means, reasons)
+
+
+def family_of_old(profile: OldProfile) -> Family:
+    """What an earlier version's profile measured."""
+    points: dict[str, list[Any]] = {}
+    for point in profile.points:
+        points.setdefault(point.name, []).append(point)
+    variants = []
+    for name, repeats in points.items():
+        good = [point for point in repeats if not point.failure]
+        names = dict.fromkeys(metric for point in good for metric in point.figures)
+        estimates = {
+            metric: t_interval([point.figures[metric] for point in good if metric in point.figures]) for metric in names
+        }
+        missing = {metric: why for point in good for metric, why in point.missing.items() if metric not in estimates}
+        finding = _finding(estimates, missing) if good else None
+        failure = next((point.failure for point in repeats if point.failure), "")
+        kernels = next((point.kernels for point in repeats if point.kernels), ())
+        variants.append(Variant(name, repeats[0].values, estimates, missing, failure, finding, kernels))
+    axes = [axis for axis in variants[0].values if len({repr(variant.values.get(axis)) for variant in variants}) > 1]
+    return Family(profile.workload, axes, sorted(variants, key=_order), profile.capacity)
+
+
+def _order(variant: Variant) -> tuple[str, int]:
+    return ", ".join(str(value) for axis, value in variant.values.items() if axis != BATCH), int(variant.values[BATCH])
+
+
+def _entry(variant: Variant, name: str) -> Entry:
+    reason = variant.missing.get(name) or variant.failure or "not measured"
+    return figure_entry(variant.estimates.get(name), ALL[name].shown_unit, reason)

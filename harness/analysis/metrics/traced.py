@@ -1,0 +1,109 @@
+"""What a run with ``trace: true`` says beside the metrics of every run: where the time of a request went, and what the GPU did.
+
+Shares are of a request's time as it was without the profiler, which slows the host and not the GPU.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from harness.analysis.read import ExperimentData, NotMeasuredError
+
+IDLE = ("launch", "sync", "host")
+BUSY = ("kernel", "copy_in", "copy_out")
+Figure = tuple[str, str, str, Callable[[ExperimentData, float], float]]
+"""Title, unit, how it is computed, and the computation: of a run and the seconds of one of its requests."""
+
+
+def shares_of(trace: Mapping[str, Any], request_s: float) -> dict[str, float]:
+    """The time of a request divided: some kernel runs, only a copy does, or nothing does and the host launches, waits or works."""
+    busy = {name: trace[f"{name}_s"] / request_s for name in BUSY}
+    scale = max(sum(busy.values()), 1.0)  # of requests that differ in length, those traced may be the longer ones
+    idle = {name: float(trace[f"{name}_s"]) for name in IDLE}
+    left = max(1.0 - sum(busy.values()), 0.0) / (sum(idle.values()) or 1.0)
+    shares = {"kernel_busy_share": busy["kernel"] / scale}
+    shares |= {f"{name}_share": busy[name] / scale for name in BUSY[1:]}
+    return shares | {f"idle_{name}_share": idle[name] * left for name in IDLE}
+
+
+def traces(data: ExperimentData) -> list[Mapping[str, Any]]:
+    """That of every replica. Raises NotMeasuredError where one has none."""
+    found = [
+        replica.get("trace") or {"absent": "the replica ended before it was traced"}
+        for replica in data.manifest.replicas
+    ]
+    absent = next((trace["absent"] for trace in found if "absent" in trace), None if found else "no replica was traced")
+    if absent:
+        raise NotMeasuredError(absent)
+    return found
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _share(name: str, data: ExperimentData, request_s: float) -> float:
+    return _mean([shares_of(trace, request_s)[name] for trace in traces(data)])
+
+
+def _kernels(data: ExperimentData, _request_s: float) -> float:
+    return _mean([float(trace["kernels"]) for trace in traces(data)])
+
+
+def _kernel_mean_s(data: ExperimentData, _request_s: float) -> float:
+    return _mean([trace["kernel_s"] / trace["kernels"] for trace in traces(data)])
+
+
+def _telemetry(column: str, data: ExperimentData, _request_s: float) -> float:
+    """The mean over the recording and the GPUs."""
+    columns = data.telemetry().filter(regex=rf"^(gpu\d+_)?{re.escape(column)}$").dropna(axis="columns", how="all")
+    if columns.empty:
+        said: Mapping[str, str] = data.manifest.telemetry.get("missing") or {}
+        why = next(
+            (why for name, why in said.items() if name.endswith(column)), data.manifest.telemetry.get("gpu_absent")
+        )
+        raise NotMeasuredError(why or f"the telemetry has no reading of {column}")
+    return float(columns.mean().mean())
+
+
+def _memory_peak(data: ExperimentData, _request_s: float) -> float:
+    sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
+    table = data.telemetry()
+    peaks = [100 * float(table[name].max()) / size for name, size in sizes.items() if name in table]
+    if not peaks:
+        raise NotMeasuredError(data.manifest.provenance.gpus_absent or "the GPU's memory was not read")
+    return max(peaks)
+
+
+def _said(name: str, data: ExperimentData, _request_s: float) -> float:
+    """What the workload itself says at the end."""
+    values = [float(replica[name]) for replica in data.manifest.replicas if replica.get(name) is not None]
+    if not values:
+        raise NotMeasuredError("the workload says nothing of it")
+    return _mean(values)
+
+
+TRACED: Mapping[str, Figure] = {
+    "kernel_busy_share": ("Kernels", "ratio", "Share of a request's time in which some kernel ran.", partial(_share, "kernel_busy_share")),
+    "copy_in_share": ("Copies in", "ratio", "Share in which only a copy to the GPU ran.", partial(_share, "copy_in_share")),
+    "copy_out_share": ("Copies out", "ratio", "Share in which only a copy to the host ran.", partial(_share, "copy_out_share")),
+    "idle_launch_share": ("Launching", "ratio", "Share in which the next kernel was on its way.", partial(_share, "idle_launch_share")),
+    "idle_sync_share": ("Waiting for the GPU", "ratio", "Share in which the GPU had run dry while the host waited for it.", partial(_share, "idle_sync_share")),
+    "idle_host_share": ("Host", "ratio", "Share in which the GPU waited and the host did something else.", partial(_share, "idle_host_share")),
+    "kernels_per_request": ("Kernels per request", "kernels", "Kernels in a request.", _kernels),
+    "kernel_mean_s": ("A kernel", "s", "Mean length of a kernel.", _kernel_mean_s),
+    "gpu_sm_occupancy_percent": ("SM occupancy", "%", "Resident warps of those that the SMs can hold.", partial(_telemetry, "sm_occupancy_percent")),
+    "gpu_tensor_active_percent": ("Tensor cores active", "%", "Share of the time, mean over GPUs.", partial(_telemetry, "tensor_active_percent")),
+    "gpu_dram_active_percent": ("DRAM active", "%", "Share of the memory's bandwidth in use.", partial(_telemetry, "dram_active_percent")),
+    "gpu_pcie_received_bytes_per_s": ("PCIe received", "bytes/s", "From the host.", partial(_telemetry, "pcie_received_bytes_per_s")),
+    "gpu_sm_clock_mhz": ("SM clock", "MHz", "Mean over the recording.", partial(_telemetry, "sm_clock_mhz")),
+    "host_cpu_percent": ("CPU of the host", "%", "Share of all CPUs that was busy.", partial(_telemetry, "host_cpu_percent")),
+    "gpu_memory_peak_percent": ("GPU memory, peak", "%", "The most that was in use, of the GPU that was the fullest.", _memory_peak),
+    "loss_first": ("First loss", "nats", "Of the first training step.", partial(_said, "loss_first")),
+    "loss": ("Loss", "nats", "On what was held out.", partial(_said, "loss")),
+    "accuracy": ("Accuracy", "ratio", "On what was held out.", partial(_said, "accuracy")),
+}  # fmt: skip
+"""By name, in the order of tables."""
