@@ -11,23 +11,10 @@ from typing import Protocol, cast
 
 from harness.replica.errors import CannotBeMetError
 from harness.replica.settings import Settings
+from harness.spec.workload import BUILTIN_WORKLOADS, HOSTILE_WORKLOADS
 
-BUILTIN = {
-    "resnet50": "harness.replica.models.resnet50:make",
-    "distilbert": "harness.replica.models.distilbert:make",
-    "whisper": "harness.replica.models.whisper:make",
-    "diffusion": "harness.replica.models.diffusion:make",
-    "notebook": "harness.replica.models.notebook:make",
-    "mnist": "harness.replica.models.mnist:make",
-    "mnist-training": "harness.replica.models.mnist_training:make",
-    "resnet50-training": "harness.replica.models.resnet50_training:make",
-    "bert-training": "harness.replica.models.bert_training:make",
-    "data-parallel-training": "harness.replica.models.data_parallel_training:make",
-}
-HOSTILE = dict.fromkeys(
-    ("dram-hog", "l2-hog", "pcie-hog", "launch-storm", "memory-hog", "crash"), "harness.replica.hostile:make"
-)
-"""What wears out a machine for whoever else is on it; no model."""
+BUILTIN = {name: f"harness.replica.models.{name.replace('-', '_')}:make" for name in BUILTIN_WORKLOADS}
+HOSTILE = dict.fromkeys(HOSTILE_WORKLOADS, "harness.replica.hostile:make")
 
 
 class Workload(Protocol):

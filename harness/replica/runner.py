@@ -91,7 +91,7 @@ class Replica:
         self._outcome_of_workload = getattr(workload, "outcome", dict)
         self._asks_a_server = hasattr(workload, "load")
         self._metrics.publish(_asked(workload, "published", ()))
-        with _serving(workload):
+        with _asked(workload, "serving", contextlib.nullcontext()):
             self._warm_up_and_serve(workload)
         self._linger()
         self._close(workload)
@@ -281,17 +281,11 @@ class Replica:
         return Response(200, self._status.render(**self._outcome()), "application/json")
 
     def _answer_latencies(self) -> Response:
-        if self._log is None:
-            return Response(404, b"no REPLICA_DIR is set, so no latencies are kept\n")
-        self._log.flush()
-        return Response(200, b"", "application/octet-stream", self._log.path)
+        return _log_of(self._log, b"no REPLICA_DIR is set, so no latencies are kept\n")
 
     def _answer_services(self) -> Response:
         log = self._frontend.service_log if self._frontend else None
-        if log is None:
-            return Response(404, b"no service times are kept beside the latencies in the closed loop\n")
-        log.flush()
-        return Response(200, b"", "application/octet-stream", log.path)
+        return _log_of(log, b"no service times are kept beside the latencies in the closed loop\n")
 
     def _answer_finish(self) -> Response:
         """Serve no more, and stay to be asked for what was written. A GET: the harness may send pods nothing else."""
@@ -310,6 +304,13 @@ class Replica:
             _say(str(facts.get("error") or phase))
         finally:
             os._exit(code)
+
+
+def _log_of(log: LatencyLog | None, absent: bytes) -> Response:
+    if log is None:
+        return Response(404, absent)
+    log.flush()
+    return Response(200, b"", "application/octet-stream", log.path)
 
 
 def _timer(duration_s: float | None, action: Callable[[], None]) -> threading.Timer:
@@ -334,10 +335,6 @@ def _pause(settings: Settings, workload: Workload) -> Callable[[], float] | None
     if think_s is None:
         return (lambda: sleep_s) if sleep_s else None
     return lambda: sleep_s + think_s()
-
-
-def _serving(workload: Workload) -> contextlib.AbstractContextManager[object]:
-    return _asked(workload, "serving", contextlib.nullcontext())
 
 
 def _checked(inputs: object, workload: Workload) -> int:

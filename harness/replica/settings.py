@@ -28,7 +28,6 @@ class Settings:
         workload: built-in name, or ``module:factory``.
         torch_threads: CPU threads; None: torch's own choice.
         replica: index; it varies the synthetic inputs, never the weights.
-        spec: what these settings were made of.
     """
 
     workload: str = "resnet50"
@@ -103,11 +102,7 @@ _MAY_BE_IGNORED = {
 
 
 class ReadSettings(Settings):
-    """Settings that know which of them were read: a workload of somebody's own may ignore any.
-
-    Args:
-        settings: the same as these.
-    """
+    """Settings that know which of them were read: a workload of somebody's own may ignore any."""
 
     def __init__(self, settings: Settings) -> None:
         options = _ReadOptions(settings.options)

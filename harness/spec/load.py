@@ -5,36 +5,29 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from harness.errors import CampaignFileError
 from harness.spec.axes import settings_of
 from harness.spec.backends import refusals
 from harness.spec.campaign import CampaignSpec, MetricSelection
 from harness.spec.faults import in_words
-from harness.spec.model import Location
+from harness.spec.model import Location, StrictModel, inner_models
 from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS
 from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
-_NO_LIST, _NUMBERS = "list_type", {"int_type": int, "float_type": float}
+_NUMBERS = {"int_type", "float_type"}
 _PLAIN = 1e15
 """Below it a number is written with its digits alone."""
 
 
 def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> CampaignSpec:
-    """Check the text of a campaign file. Raises CampaignFileError.
-
-    Args:
-        text: of the file.
-        origin: names it in messages.
-        metrics: names that a list of metrics may hold; none: they are checked when the campaign is planned.
-    """
+    """Check the text of a campaign file, which ``origin`` names; no ``metrics``: they are checked later. Raises CampaignFileError."""
     tree, data, faults = read_tree(text, origin=origin)
     if not isinstance(tree, yaml.MappingNode):
         raise CampaignFileError(
@@ -75,7 +68,7 @@ def _described(tree: yaml.Node, fault: Any) -> Fault:
     where = f"`{_dotted(place)}`: " if place else ""
     if kind == "extra_forbidden":
         return line, f"unknown key `{_dotted(place)}`{_nearest(str(place[-1]), _known_keys(place[:-1]))}"
-    if kind == _NO_LIST:
+    if kind == "list_type":
         return (
             line,
             f"{where}a list is needed{'.' if isinstance(given, dict) else f' (found {given!r}): write [{given}].'}",
@@ -148,15 +141,8 @@ def _nearest(name: str, known: Collection[str]) -> str:
 
 def _known_keys(place: Location) -> list[str]:
     """Of the mapping there."""
-    model: type[BaseModel] | None = CampaignSpec
+    model: type[StrictModel] | None = CampaignSpec
     for part in place:
         if model and isinstance(part, str):
-            model = next(_models(model.model_fields[part].annotation), None)
+            model = next(inner_models(model.model_fields[part].annotation), None)
     return list(model.model_fields) if model else []
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,7 +18,6 @@ class Lacking:
     """Metadata of a field: what it asks for, a backend cannot do.
 
     Attributes:
-        instead: what to do, as a sentence.
         when: property of the model that says whether it is asked for; empty: it is where the field is not its default.
         label: which of the field's values, for the table of all; empty: any.
     """
@@ -31,6 +31,14 @@ class Lacking:
     def is_asked(self, model: StrictModel, name: str) -> bool:
         """Whether a model asks for it by this field."""
         return bool(getattr(model, self.when)) if self.when else model.differs(name)
+
+
+def inner_models(annotation: Any) -> Iterator[type[StrictModel]]:
+    """The models that a field may hold, by its annotation."""
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, StrictModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from inner_models(argument)
 
 
 class StrictModel(BaseModel):

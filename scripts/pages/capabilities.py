@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Iterator
 
 from harness.spec import CampaignSpec
-from harness.spec.model import BACKENDS, Lacking, StrictModel
+from harness.spec.model import BACKENDS, Lacking, StrictModel, inner_models
 
 _BEGIN, _END = "<!-- Written by `python -m scripts.pages`. -->\n", "<!-- End of the table. -->\n"
 Row = tuple[str, Lacking]
@@ -22,15 +21,8 @@ def rows(model: type[StrictModel] = CampaignSpec, place: str = "") -> Iterator[R
     """Every field that some backend lacks, with its place."""
     for name, field in model.model_fields.items():
         yield from ((f"`{place}{name}`", lacking) for lacking in field.metadata if isinstance(lacking, Lacking))
-        for inner in _models(field.annotation):
+        for inner in inner_models(field.annotation):
             yield from rows(inner, f"{place}{name}.")
-
-
-def _models(annotation: object) -> Iterator[type[StrictModel]]:
-    if isinstance(annotation, type) and not typing.get_args(annotation) and issubclass(annotation, StrictModel):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        yield from _models(argument)
 
 
 def _table() -> str:

@@ -23,10 +23,7 @@ class Pending:
     """One request.
 
     Attributes:
-        inputs: how many inputs it brings.
         intended_ns: when it should have been sent, by ``time.perf_counter_ns``.
-        arrived_ns: when it came, by the same clock.
-        token: whatever its answer needs.
     """
 
     inputs: int
@@ -40,9 +37,7 @@ class Batcher:
 
     Args:
         max_inputs: inputs of one batch; a single request with more is a batch by itself.
-        max_wait_s: how long the oldest request may wait for a fuller batch.
         max_queue: inputs that may wait; None: no limit.
-        on_depth: told the number of requests that wait or are being served, at every change.
     """
 
     def __init__(
@@ -150,8 +145,6 @@ class Ledger:
     """Counts and logs what was served: latency from the intended time, and the service time beside it.
 
     Args:
-        metrics: takes the latency.
-        services: takes the service time.
         latency_log: intended time and latency of every request; None: not kept.
         service_log: beginning of the service and service time of every request; None: not kept.
     """
@@ -195,9 +188,6 @@ class Service:
 
     Args:
         batcher: where requests wait.
-        serve: the model.
-        ledger: takes what was served.
-        answer: told the requests of a batch, and when its service began and ended.
     """
 
     def __init__(

@@ -45,7 +45,6 @@ class OpenFrontend:
     """A frontend whose requests do not come from the replica's own loop, and who reports it.
 
     Args:
-        frontend: who asks.
         name: of its facts in ``replica.json``.
         service_log: times of the model alone; None: not kept.
         report: takes the facts, once a second and at the end.
@@ -97,14 +96,6 @@ def of_scenario(
     report: Callable[[Mapping[str, object]], None],
 ) -> OpenFrontend:
     """The frontend of the settings' scenario, with the model in passes and the logs.
-
-    Args:
-        settings: the replica's; they have a scenario.
-        workload: loaded and warm.
-        metrics: take what is served.
-        latency_log: takes intended time and latency; None: not kept.
-        phase: asked for the replica's phase.
-        report: takes the facts, once a second and at the end.
 
     Raises:
         CannotBeMetError: the latency limit is below one service time, or the port is taken.

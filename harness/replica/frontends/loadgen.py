@@ -42,12 +42,6 @@ class LoadGenFrontend:
     """Serves what LoadGen asks.
 
     Args:
-        scenario: what LoadGen does.
-        serve: the model.
-        batch_size: most inputs of one pass.
-        ledger: takes what was served.
-        on_depth: told the number of requests that wait or are being served.
-        seed: of the arrivals.
         folder: for LoadGen's own logs; None: nobody wants them.
         pass_s: seconds that one full pass takes, measured at warm-up.
         settle_s: seconds of load before the test.

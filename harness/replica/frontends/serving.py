@@ -54,15 +54,6 @@ class BatchRequest(pydantic.BaseModel):
 class HttpFrontend:
     """Serves whoever asks on a port of its own.
 
-    Args:
-        scenario: queue and waiting time.
-        serve: the model.
-        batch_size: most inputs of one pass.
-        ledger: takes what was served.
-        on_depth: told the number of requests that wait or are being served.
-        host: address to listen on.
-        phase: asked for the replica's phase.
-
     Raises:
         CannotBeMetError: the address is none of this machine's.
     """

@@ -17,9 +17,6 @@ class Classifier:
 
     Args:
         model: inputs [B, ...] -> logits [B, classes], on the device.
-        pool: batches on the host, served in turn.
-        settings: the replica's.
-        device: that the model is on.
     """
 
     def __init__(self, model: nn.Module, pool: Sequence[Tensor], settings: Settings, device: torch.device) -> None:

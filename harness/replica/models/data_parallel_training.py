@@ -36,7 +36,6 @@ class RankTraining(ImageTraining):
 
     Args:
         settings: the replica's; its batch is that of one process.
-        rank: 0, the replica, or 1.
     """
 
     def __init__(self, settings: Settings, rank: int) -> None:

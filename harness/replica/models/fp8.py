@@ -26,11 +26,7 @@ _CHANNELS = 64
 
 
 class Fp8Linear(nn.Module):
-    """A matrix in FP8 (e4m3) with one scale, and activations that are cast as they are; sums are in fp32.
-
-    Args:
-        linear: with a bias.
-    """
+    """A matrix in FP8 (e4m3) with one scale, and activations that are cast as they are; sums are in fp32."""
 
     weight: Tensor
     scale: Tensor
@@ -60,9 +56,6 @@ class Fp8Convolution(nn.Module):
 
     It first computes as it did, and watches how large its numbers become; ``quantise`` then takes its scales from that: one for
     each channel of the weights, one for all inputs and one for all results.
-
-    Args:
-        folded: what it takes the place of.
     """
 
     multiplier: Tensor

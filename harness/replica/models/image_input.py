@@ -29,7 +29,6 @@ class FromBytes(nn.Module):
 
     Args:
         pixels: height and width that the model takes; other images are resized, bilinear.
-        dtype: of the result.
         layout: of the result in memory; channels last costs nothing, as the bytes lie so.
         device: where it runs.
     """
@@ -175,7 +174,6 @@ class Answers:
 
     Args:
         source: of the batches; closed with this.
-        batch_size: most inputs of one.
         device: where it computes.
     """
 

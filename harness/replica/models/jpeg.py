@@ -23,7 +23,6 @@ class Jpegs:
     Args:
         files: each uint8 [bytes] in host memory; all of images of one size.
         shape: of what they decode to, [B, H, W, 3].
-        decode: how.
     """
 
     def __init__(self, files: Sequence[Tensor], shape: Sequence[int], decode: Decode) -> None:

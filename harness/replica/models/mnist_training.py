@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from harness.replica.errors import SettingError
 from harness.replica.models import checkpoint, execution, training
-from harness.replica.models.labelled_images import LabelledImages, as_input
-from harness.replica.models.mnist import network
+from harness.replica.models.mnist import LabelledImages, as_input, network
 from harness.replica.models.training import Training
 from harness.replica.settings import Settings
 
@@ -28,10 +27,8 @@ class ImageTraining(Training):
     """Steps over all images, in whole batches, and an evaluation on those held out.
 
     Args:
-        settings: the replica's.
         device: where it runs.
         rank: of this process, among ``ranks`` that train on a batch each, one after the other in the data.
-        ranks: all of them.
     """
 
     def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:

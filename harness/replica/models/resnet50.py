@@ -118,12 +118,7 @@ def fold_norms(model: nn.Module, *, fuse: bool) -> None:
 
 
 def use_fp8(model: ResNet, watch: Callable[[], object]) -> int:
-    """Have the folded convolutions after the stem compute in FP8; returns how many they are.
-
-    Args:
-        model: its normalisations are folded.
-        watch: lets images through it, by whose numbers the scales are chosen.
-    """
+    """Have the folded convolutions after the stem compute in FP8; returns how many they are."""
     stem, encoder = (cast("nn.Sequential", model.resnet.get_submodule(name)) for name in ("embedder", "encoder"))
     dtype, convolutions = next(model.parameters()).dtype, fp8.watched_convolutions(encoder)
     with torch.inference_mode():

@@ -34,7 +34,6 @@ class SecondProcess:
 
     Args:
         module: to run; it calls ``live``.
-        settings: the replica's.
         port: where both of them meet.
     """
 

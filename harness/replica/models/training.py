@@ -36,9 +36,7 @@ class Training:
 
     Args:
         model: in training mode, on the device; inputs [B, ...] -> logits [B, classes].
-        optimizer: over its parameters.
         pool: batches of inputs and labels [B] on the host.
-        settings: precision and execution.
         device: where it runs.
     """
 

@@ -7,8 +7,7 @@ import torch
 
 from harness.replica import registry
 from harness.replica.errors import CannotBeMetError, SettingError
-from harness.replica.models.labelled_images import LabelledImages, read_idx
-from harness.replica.models.mnist import SIZES, network
+from harness.replica.models.mnist import SIZES, LabelledImages, network, read_idx
 from harness.replica.settings import Settings
 
 QUICK = {"model_size": "tiny", "samples": 128}
