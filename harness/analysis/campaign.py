@@ -15,10 +15,10 @@ from harness.analysis.read import ExperimentData, has_ended, last_steps, read_ca
 from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
-from harness.results.experiment import verify_experiment
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
 from harness.results.manifest import Status
+from harness.results.verification import verify_experiment
 from harness.spec import CampaignSpec, CellSpec
 from harness.spec.sharing import mode_in_words
 

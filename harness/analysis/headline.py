@@ -15,7 +15,7 @@ from harness.analysis.questions.condition_overhead import Interference
 from harness.analysis.questions.recommendation import LOWEST_P99, MOST_THROUGHPUT, Choice, choices
 from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError
-from harness.metrics.throttling import TOLD_SHARE
+from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.traffic.scenario_result import read_scenarios
 

@@ -13,7 +13,7 @@ from harness.analysis.metrics.catalogue import ALL
 from harness.analysis.metrics.measured import LoadState, load_state
 from harness.analysis.statistics import Estimate
 from harness.errors import counted
-from harness.metrics.throttling import TOLD_SHARE
+from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
 from harness.spec.scenario import OPEN_LOOP, ScenarioKind
 from harness.spec.workload import BUILTIN_WORKLOADS, WorkloadSpec

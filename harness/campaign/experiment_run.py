@@ -40,10 +40,11 @@ from harness.metrics.sources import GpuSource, hottest_celsius
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.telemetry import TelemetrySummary
 from harness.results import layout
-from harness.results.experiment import finalise, verify_experiment
+from harness.results.experiment import finalise
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
+from harness.results.verification import verify_experiment
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing, waiting
 from harness.traffic import scenario_result, server_result

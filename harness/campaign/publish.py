@@ -10,12 +10,11 @@ from harness.campaign.progress import campaign_status
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError, StorageError, UsageError
 from harness.results import layout
-from harness.results.citation import Citation
 from harness.results.condensed import condense
 from harness.results.files import sha256_of, storage_errors
 from harness.results.manifest import FileEntry, read_manifest
 from harness.results.published import SUFFIX, Bounds, opened, pack
-from harness.results.ro_crate import RO_CRATE, About, ro_crate
+from harness.results.ro_crate import RO_CRATE, About, Citation, ro_crate
 
 _OF_THE_CAMPAIGN = (layout.CAMPAIGN_JSON, layout.CAMPAIGN_YAML, layout.STATE, layout.SUMMARY_CSV, layout.SUMMARY_JSON)
 

@@ -10,7 +10,7 @@ from typing import Any
 from harness.campaign.folder import open_folder
 from harness.errors import ResultsPathError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.results import layout
 from harness.results.files import storage_errors
 from harness.results.from_prometheus import collect_each, recorded_window
@@ -55,7 +55,7 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
 
 
 @contextlib.contextmanager
-def _server(folder: Path, origin: Origin, url: str | None, timeout_s: float) -> Iterator[PrometheusServer]:
+def _server(folder: Path, origin: PrometheusSource, url: str | None, timeout_s: float) -> Iterator[PrometheusServer]:
     """The server given; else the one that recorded, reached as the campaign reached it."""
     if url is None and (folder.parent / layout.CAMPAIGN_JSON).is_file():
         spec = open_folder(folder.parent).spec.kubernetes

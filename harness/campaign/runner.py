@@ -23,8 +23,8 @@ from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
 from harness.metrics.sources import GpuSource
-from harness.results.experiment import verify_experiment
 from harness.results.manifest import Manifest, Status, Verdict, read_manifest
+from harness.results.verification import verify_experiment
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing
 

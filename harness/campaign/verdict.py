@@ -13,7 +13,7 @@ from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.rows import neighbour_of
 from harness.metrics.summary import RecordingSummary
-from harness.metrics.throttling import held_back
+from harness.metrics.telemetry import held_back
 from harness.results.latencies import requests_between_readings, requests_within
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict

@@ -12,11 +12,10 @@ from harness.campaign.journal import Event, read_events
 from harness.campaign.plan import planned_ids
 from harness.errors import HarnessError, ResultsPathError
 from harness.results import layout, old_profile
-from harness.results.experiment import verify_experiment
 from harness.results.files import read_object, storage_errors
 from harness.results.manifest import content_digest, read_manifest
 from harness.results.ro_crate import RO_CRATE, stated_hashes
-from harness.results.verification import Problem, Verification, check_hash
+from harness.results.verification import Problem, Verification, check_hash, verify_experiment
 
 _BACKUP = "Restore it from a backup"
 _FETCH = f"Fetch the published set again; or, where the campaign went on since, remove {RO_CRATE}."

@@ -67,7 +67,7 @@ def publish(
 ) -> None:
     """Verify a campaign and make one archive of it, described as RO-Crate, which every command reads."""
     from harness.campaign.publish import publish as make_archive
-    from harness.results.citation import citation as cited
+    from harness.results.ro_crate import citation as cited
 
     said = cited(citation, author or (), licence)
 

@@ -22,10 +22,13 @@ from harness.metrics.catalogue import (
     Metric,
     Source,
 )
-from harness.metrics.local_sources import real_sources
+from harness.metrics.nvml import NvmlGpus
+from harness.metrics.pressure import KernelPressure
+from harness.metrics.processes import ProcessTrees
 from harness.metrics.promql_math import MS_PER_S, range_ms, to_ms
 from harness.metrics.row_builder import LATE_TICK, TickComputer
 from harness.metrics.rows import Row, RowSink
+from harness.metrics.scrape import Scraper
 from harness.metrics.sources import Reading, ReplicaTarget, Sources
 from harness.metrics.summary import (
     LatenessHistogram,
@@ -247,3 +250,13 @@ def _warnings(metrics: dict[str, MetricSummary], rows: int, missed: int) -> Iter
     if missed:
         yield f"{missed} of {rows} ticks were missed: {LATE_TICK}."
     yield from missing_warnings(metrics)
+
+
+def real_sources(targets: Sequence[ReplicaTarget], used_gpus: Collection[str] | None = None) -> Sources:
+    """What is read of these replicas and of the machine below them; of its GPUs those they use, None: all of them."""
+    return Sources(
+        replicas=Scraper([target.metrics_url for target in targets]),
+        processes=ProcessTrees([target.pid for target in targets]),
+        gpus=NvmlGpus(used=used_gpus),
+        pressure=KernelPressure(),
+    )

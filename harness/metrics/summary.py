@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from harness.metrics.rows import Column, Row
 
@@ -166,3 +166,20 @@ def missing_warnings(metrics: Mapping[str, MetricSummary]) -> Iterator[str]:
             yield (
                 f"{name}: {summary.missing} of {summary.missing + summary.values} values are missing, most often: {reason}."
             )
+
+
+class Recording(Protocol):
+    """Rows of every series, from a start on the grid."""
+
+    def record(self, start_s: float, rows: int) -> RecordingSummary:
+        """Record ``rows`` rows of every series; call it one window and a step before ``start_s``.
+
+        Args:
+            start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
+            rows: rows per series.
+
+        Raises:
+            MetricsError: nothing can be recorded at all; what is missing in part is in the rows, with its reason.
+            StorageError: the rows cannot be written.
+        """
+        ...

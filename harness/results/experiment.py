@@ -29,7 +29,6 @@ from harness.results.layout import (
 )
 from harness.results.manifest import FileEntry, Manifest
 from harness.results.tables import Grid, fill_absent, write_samples, write_wide
-from harness.results.verification import Verification, verify_folder
 
 _TEMPORARY = ".tmp"
 
@@ -75,11 +74,6 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
         _sync_tree(attempt)
     _publish(attempt, final)
     return sealed
-
-
-def verify_experiment(folder: Path) -> Verification:
-    """Check one finished experiment against its manifest. Never raises for what it finds."""
-    return verify_folder(folder)
 
 
 def _convert_latencies(attempt: Path) -> dict[str, int]:

@@ -13,18 +13,17 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.errors import ConflictError, NoDataError, UsageError
+from harness.errors import ConflictError, NoDataError, ResultsPathError, UsageError
 from harness.metrics.catalogue import Metric, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export, query_pool
-from harness.metrics.prometheus.naming import natural
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.series import natural
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import collect_telemetry
 from harness.metrics.promql import Beside, Dialect, cluster, local
-from harness.results.files import atomic_write, storage_errors, sync_folder
-from harness.results.layout import TELEMETRY
+from harness.results.files import atomic_write, read_object, storage_errors, sync_folder
+from harness.results.layout import PROMETHEUS, TELEMETRY
 from harness.results.manifest import read_manifest
-from harness.results.origin import read_origin
 from harness.results.writers import ExperimentWriter
 
 EXPORT_JSON = "export.json"
@@ -207,13 +206,13 @@ def _collect_into(
     return found
 
 
-def recorded_window(folder: Path) -> tuple[Origin, Window]:
+def recorded_window(folder: Path) -> tuple[PrometheusSource, Window]:
     """The window of a finished experiment, by its manifest, and where its metrics are.
 
     Raises:
         ResultsPathError: ``folder`` is no experiment, or one that no Prometheus recorded.
     """
-    manifest, origin = read_manifest(folder), read_origin(folder)
+    manifest, origin = read_manifest(folder), read_source(folder)
     spec = manifest.experiment
     return origin, Window(
         workload=spec.workload.name,
@@ -227,6 +226,28 @@ def recorded_window(folder: Path) -> tuple[Origin, Window]:
         beside=origin.beside(),
         on_gpus=origin.on_gpus,
     )
+
+
+def save_source(folder: Path, origin: PrometheusSource) -> None:
+    """Write it into an attempt's folder. Raises StorageError, ConflictError when there is one."""
+    atomic_write(folder / PROMETHEUS, json.dumps(origin.to_dict(), indent=2) + "\n")
+
+
+def read_source(folder: Path) -> PrometheusSource:
+    """Where the experiment in ``folder`` was recorded.
+
+    Raises:
+        ResultsPathError: it does not say; an experiment of local processes has no server to ask.
+        UsageError: it says something else.
+    """
+    path = folder / PROMETHEUS
+    with storage_errors(path, "read"):
+        if not path.is_file():
+            raise ResultsPathError(
+                f"{folder} holds no {PROMETHEUS}: it was not recorded by a Prometheus server.",
+                advice="Only experiments on a cluster can be collected again; local ones lie in their files alone.",
+            )
+    return PrometheusSource.from_dict(read_object(path))
 
 
 def _refuse_existing(out: Path) -> None:

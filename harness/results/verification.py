@@ -110,7 +110,7 @@ class Verification:
             )
 
 
-def verify_folder(folder: Path) -> Verification:
+def verify_experiment(folder: Path) -> Verification:
     """Hash, parse and count every file of one finished experiment again.
 
     Never raises for what it finds: a folder without a readable manifest is a problem like any other.

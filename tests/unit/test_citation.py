@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 import harness
-from harness.results.citation import citation
+from harness.results.ro_crate import citation
 
 FILE = Path(__file__).parents[2] / "CITATION.cff"
 

@@ -24,10 +24,10 @@ from harness.backends.kubernetes.pods import SERVER, PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError, PrometheusError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
 from harness.metrics.promql import Dialect, Labels
-from harness.metrics.recording import Recording
+from harness.metrics.summary import Recording
 from harness.spec import GrafanaCost, KubernetesSpec, Timing
 from harness.spec.kubernetes import PrometheusAccess
 
@@ -163,7 +163,7 @@ def server(api: KubernetesApi, spec: KubernetesSpec) -> PrometheusServer:
     )
 
 
-def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> Origin:
+def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequence[PodReplica]) -> PrometheusSource:
     """Where the metrics of these replicas are, the neighbours' among them, and of the devices that they are on."""
     labels = spec.prometheus_labels
     measured = [replica for replica in replicas if not replica.neighbour]
@@ -171,7 +171,7 @@ def origin(prometheus: PrometheusServer, spec: KubernetesSpec, replicas: Sequenc
     for one in replicas:
         if one.neighbour:
             beside[one.neighbour] = (*beside.get(one.neighbour, ()), one.pod)
-    where = Origin(
+    where = PrometheusSource(
         url=prometheus.url,
         namespace=spec.namespace,
         pods=tuple(replica.pod for replica in measured),
@@ -212,11 +212,11 @@ def recording(
 ) -> Recording:
     """A recorder of these replicas; where their metrics are is kept in the attempt's folder. Raises StorageError."""
     from harness.metrics.prometheus.recorder import PrometheusRecorder
-    from harness.results.origin import save_origin
+    from harness.results.from_prometheus import save_source
 
     prometheus = server(api, spec)
     where = origin(prometheus, spec, replicas)
-    save_origin(folder, where)
+    save_source(folder, where)
     return PrometheusRecorder(
         prometheus,
         dialect=where.dialect(),

@@ -13,7 +13,7 @@ from harness.backends.kubernetes.deployment import KubernetesDeployment
 from harness.backends.kubernetes.pods import PodReplica
 from harness.errors import BackendError, ReasonCode
 from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.recording import Recording
+from harness.metrics.summary import Recording
 from harness.results.manifest import Provenance
 from harness.sharing.modes import mode_of
 from harness.spec import Device, Sharing

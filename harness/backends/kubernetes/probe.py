@@ -20,9 +20,9 @@ from harness.clock import Clock
 from harness.errors import Finding, NoDataError, PrometheusError, PrometheusUnavailableError, Severity
 from harness.metrics.catalogue import CATALOGUE, ESSENTIAL_SOURCES, REPLICA_SOURCES, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
-from harness.metrics.prometheus.targets import Target, active, last_error, twice, why_unseen
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import FIELDS
+from harness.metrics.prometheus.watch import Target, active, last_error, twice, why_unseen
 from harness.metrics.promql import Dialect, Labels, cluster, one_of, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.spec import ExperimentSpec, KubernetesSpec, Timing, WorkloadSpec
@@ -310,7 +310,7 @@ class _Query:
 
 def rehearse(
     server: PrometheusServer,
-    origin: Origin,
+    origin: PrometheusSource,
     metrics: Sequence[Metric],
     timing: Timing,
     *,
@@ -334,7 +334,12 @@ def rehearse(
 
 class _Rehearsal:
     def __init__(
-        self, server: PrometheusServer, origin: Origin, metrics: Sequence[Metric], timing: Timing, clock: Clock
+        self,
+        server: PrometheusServer,
+        origin: PrometheusSource,
+        metrics: Sequence[Metric],
+        timing: Timing,
+        clock: Clock,
     ) -> None:
         self._server, self._timing, self._clock = server, timing, clock
         self._begun_s = clock.now_s()

@@ -2,20 +2,19 @@
 
 Only ``custom_query`` and ``custom_query_range`` are used, and its session for what is no query. What
 the client leaves open is closed here: every call has a timeout and no hidden retry; times are UTC and
-keep their milliseconds (the client rounds them to seconds); the server's ``warnings`` and ``infos`` are
-kept; an empty answer and an answer that is no answer are errors of ours.
+keep their milliseconds (the client rounds them to seconds); an empty answer and an answer that is no
+answer are errors of ours. How an answer is read is ``session``'s.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import math
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -23,7 +22,6 @@ from typing import Any, Protocol, Self
 from urllib.parse import urlsplit
 
 import numpy as np
-import orjson
 import requests
 from numpy.typing import NDArray
 from prometheus_api_client import PrometheusConnect
@@ -31,20 +29,16 @@ from prometheus_api_client.exceptions import PrometheusApiClientException
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
+from harness.clock import Clock
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
-from harness.metrics.prometheus.in_time import POOLS
+from harness.metrics.prometheus.session import AnswerSession
 from harness.metrics.promql_math import MS_PER_S, to_ms
 
 MAX_POINTS = 11_000
 """Points of one series that Prometheus answers in one range query."""
 
-MOST_ANSWER_BYTES = 512 << 20
-"""No answer of ours comes near; a server that never ends would fill the memory."""
-
-_PIECE_BYTES = 1 << 20
-_NOTES = ("warnings", "infos")
-_NOTES_BYTES = 65_536
-_NOTED = re.compile(rb'"(?:warnings|infos)"\s*:\s*\[')
+PAUSE_S = 1.0
+"""Between two attempts: a server that has just started is not asked harder than it is scraped."""
 _NO_RETRY = Retry(total=0, read=False)
 """``read=False`` too: otherwise the client calls a server that is slow one that cannot be reached."""
 
@@ -61,9 +55,6 @@ _REFUSAL = re.compile(r"^(HTTP Status Code \d+) \((b['\"].*['\"])\)$", re.DOTALL
 
 _CLIP = 300
 Headers = Mapping[str, str]
-_SAMPLES = b'"values":[['
-"""Begins the samples of a series; inside a label's value its quotes would be escaped."""
-_LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +244,10 @@ class PrometheusServer:
         return self._call(path, call)
 
     def _ask(self, promql: str, call: Callable[[PrometheusConnect], Any]) -> Answer:
-        self._local.notes = ()
         series = _series(self._call(promql, call), str(self))
         if not series:
             raise NoDataError(f"{self} has nothing that matches {_clip(promql)}.")
-        return Answer(series, self._local.notes)
+        return Answer(series, self._local.session.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
         try:
@@ -305,79 +295,68 @@ class PrometheusServer:
         """This thread's connection: the client's session is not made for sharing."""
         client = getattr(self._local, "client", None)
         if client is None:
-            session = requests.Session()
-            session.verify, session.cert = self._verify, self._cert
-            if urlsplit(self.url).hostname in _LOOPBACK:
-                session.headers["Accept-Encoding"] = "identity"  # packing costs the server more than the loopback
-                session.trust_env = False  # no proxy leads there, and looking for one before every query takes time
-            session.hooks["response"] += [self._read_bounded, _read_fast, self._keep_notes]
+            session = AnswerSession(self.url, str(self), verify=self._verify, cert=self._cert)
             client = PrometheusConnect(self.url, retry=_NO_RETRY, session=session, timeout=self._timeout_s)
-            session.get_adapter(self.url).poolmanager.pool_classes_by_scheme = POOLS  # type: ignore[attr-defined]
-            self._local.client = client
+            self._local.client, self._local.session = client, session
             with self._lock:
                 self._connections.append(client)
         client.headers = dict(self._headers())
         return client
 
-    def _read_bounded(self, response: requests.Response, *_: object, **__: object) -> None:
-        """Read the answer: the client itself reads whatever comes."""
-        with contextlib.ExitStack() as left:
-            left.callback(response.close)  # What is left of an answer that is too long is not read.
-            content = b"".join(self._pieces(response))
-            left.pop_all()
-        response._content, response._content_consumed = content, True  # type: ignore[attr-defined]  # noqa: SLF001
 
-    def _pieces(self, response: requests.Response) -> Iterator[bytes]:
-        size = 0
-        while piece := response.raw.read1(_PIECE_BYTES, decode_content=True):
-            size += len(piece)
-            if size > MOST_ANSWER_BYTES:
-                raise PrometheusError(
-                    f"{self} answers with more than {MOST_ANSWER_BYTES >> 20} MiB.",
-                    advice="Ask for less at once, and check that the address is that of a Prometheus.",
-                )
-            yield piece
+class RetryingServer:
+    """Asks a server as often as it takes; safe to use from several threads.
 
-    def _keep_notes(self, response: requests.Response, *_: object, **__: object) -> None:
-        """Keep what the client throws away: the server's remarks, which follow the data in its answer."""
-        if not _NOTED.search(response.content[-_NOTES_BYTES:]):
-            return
-        try:
-            answer = orjson.loads(response.content)
-        except ValueError:
-            return  # the client is about to stumble over the same garbage
-        self._local.notes = tuple(str(note) for kind in _NOTES for note in answer.get(kind) or ())
-
-
-def _read_fast(response: requests.Response, *_: object, **__: object) -> None:
-    """Let the client read the answer with less work: hours of samples are megabytes of JSON."""
-    response.json = lambda **_: _parse(response.content)  # type: ignore[method-assign]
-
-
-def _parse(content: bytes) -> Any:
-    """The JSON, where the samples of a matrix are arrays of shape (n, 2) already.
-
-    A sample is a number and a text, ``[1700000000.5,"0.25"]``: taken out of the document and freed of quotes and brackets,
-    all of them are one flat list of numbers.
+    Args:
+        server: the one that is asked.
+        clock: real or simulated.
+        patience_s: for how long the server may be away at a stretch.
+        notice: told once per stretch that it is away.
     """
-    head, *parts = content.split(_SAMPLES)
-    if not parts:
-        return orjson.loads(content)
-    document, numbers, counts = [head], [], []
-    for number, part in enumerate(parts):
-        samples, _, rest = part.partition(b"]]")
-        document.append(b'"values":%d%b' % (number, rest))
-        numbers.append(samples.replace(b'"NaN"', b"null").translate(None, b'[]"'))
-        counts.append(1 + samples.count(b"["))
-    try:
-        answer = orjson.loads(b"".join(document))
-        flat = np.array(orjson.loads(b"[%b]" % b",".join(numbers)), dtype=np.float64).reshape(-1, 2)
-        matrices = np.split(flat, np.cumsum(counts)[:-1])
-        for series in answer["data"]["result"]:
-            series["values"] = matrices[series["values"]]
-    except (ValueError, KeyError, TypeError, IndexError):
-        return orjson.loads(content)  # infinities are no JSON, and garbage is somebody else's to complain of
-    return answer
+
+    def __init__(
+        self, server: PrometheusServer, *, clock: Clock, patience_s: float, notice: Callable[[str], None]
+    ) -> None:
+        self._server = server
+        self._clock = clock
+        self._patience_s = patience_s
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._away_since_s: float | None = None
+
+    def query(self, promql: str, time_s: float | None = None) -> Answer:
+        """As the server's own."""
+        return self._ask(lambda: self._server.query(promql, time_s))
+
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+        """As the server's own."""
+        return self._ask(lambda: self._server.query_range(promql, start_ms, end_ms, step_ms))
+
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+        """As the server's own."""
+        return self._ask(lambda: self._server.raw(selector, start_ms, end_ms))
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer:
+        while True:
+            try:
+                answer = call()
+            except PrometheusUnavailableError as error:
+                if self._given_up(error):
+                    raise
+                self._clock.wait_until(self._clock.now_s() + PAUSE_S)
+            else:
+                with self._lock:
+                    self._away_since_s = None
+                return answer
+
+    def _given_up(self, error: PrometheusUnavailableError) -> bool:
+        """Whether the server has been away for too long; begins to count at the first failure."""
+        with self._lock:
+            now_s = self._clock.now_s()
+            if self._away_since_s is None:
+                self._away_since_s = now_s
+                self._notice(f"{error.message} It is asked again for {self._patience_s:.0f} s.")
+            return now_s - self._away_since_s >= self._patience_s
 
 
 def _series(result: Any, where: str) -> list[Series]:

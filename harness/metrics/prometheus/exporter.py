@@ -18,19 +18,28 @@ from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
 from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, Queryable, Series
-from harness.metrics.prometheus.buckets import used_bounds
-from harness.metrics.prometheus.grid import NO_SAMPLE, Grid, averaged, cells, column, summed
-from harness.metrics.prometheus.naming import (
+from harness.metrics.prometheus.series import (
     ALL_NODES,
+    NO_SAMPLE,
+    CountedTotal,
+    Grid,
+    Key,
+    averaged,
+    by_labels,
+    cells,
+    column,
     device_names,
+    has_reset,
     identity,
     key_labels,
+    measured,
     mixed,
     natural,
     node_names,
     replica_names,
+    summed,
+    used_bounds,
 )
-from harness.metrics.prometheus.staleness import CountedTotal, Key, by_labels, has_reset, measured
 from harness.metrics.promql import Beside, Dialect, Queries, render
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.row_builder import NO_REPLICA

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from harness.clock import Clock
 from harness.errors import MetricsError, PrometheusUnavailableError, UsageError
 from harness.metrics.catalogue import Metric
-from harness.metrics.prometheus.adapter import PrometheusServer
+from harness.metrics.prometheus.adapter import PrometheusServer, RetryingServer
 from harness.metrics.prometheus.exporter import ExportSummary, export
-from harness.metrics.prometheus.naming import replica_names
-from harness.metrics.prometheus.retrying import PatientServer
+from harness.metrics.prometheus.series import replica_names
 from harness.metrics.prometheus.watch import Watch
 from harness.metrics.promql import Beside, Dialect
 from harness.metrics.promql_math import MS_PER_S, to_ms
@@ -130,7 +129,7 @@ class PrometheusRecorder:
                     return min(max(int(over), 0), index), True
                 if self._clock.now_s() - looked_s >= LOOK_S:
                     looked_s = self._clock.now_s()
-                    for sentence in watch.look(looked_s):
+                    for sentence in watch.poll(looked_s):
                         self._warn(sentence)
                 if self._on_tick is not None:
                     self._on_tick(index + 1, rows)
@@ -139,7 +138,7 @@ class PrometheusRecorder:
         return rows, False
 
     def _collect(self, start_s: float, rows: int, patience_s: float) -> ExportSummary:
-        patient = PatientServer(self._server, clock=self._clock, patience_s=patience_s, notice=self._warn)
+        patient = RetryingServer(self._server, clock=self._clock, patience_s=patience_s, notice=self._warn)
         try:
             return export(
                 patient,

@@ -24,8 +24,7 @@ from harness.metrics.catalogue import CATALOGUE, Level
 from harness.metrics.nvml import ACTIVITY, six_digits
 from harness.metrics.prometheus.adapter import Queryable, Series
 from harness.metrics.prometheus.exporter import query_pool
-from harness.metrics.prometheus.naming import device_names, key_labels, mixed
-from harness.metrics.prometheus.staleness import Key, by_labels
+from harness.metrics.prometheus.series import Key, by_labels, device_names, key_labels, mixed
 from harness.metrics.promql import Dialect, quote
 from harness.metrics.promql_math import MS_PER_S, to_ms
 from harness.metrics.summary import LatenessHistogram

@@ -7,21 +7,22 @@ series that was there once is expected to stay; what is missing at the end of th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError
 from harness.metrics.catalogue import CATALOGUE, Level, Metric
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.naming import key_labels, natural
-from harness.metrics.prometheus.staleness import Key
-from harness.metrics.prometheus.targets import why_unseen
+from harness.metrics.prometheus.series import Key, key_labels, natural
 from harness.metrics.promql import Beside, Dialect, render
 
 _SUBJECT = "metric"
 """Label that the query adds, to tell what a row of the answer belongs to."""
 _LARGEST_WINDOW_S = 3600.0
 
+Target = Mapping[str, Any]
+"""What the server says of one thing that it scrapes."""
 Absence = tuple[Level, Key, str]
 """Level, key and metric of a series that should be there; without a key, the metric as a whole."""
 
@@ -64,7 +65,7 @@ class Watch:
         self._started_at: str | None = None
         self._looked = False
 
-    def look(self, now_s: float) -> list[str]:
+    def poll(self, now_s: float) -> list[str]:
         """Look once; sentences for what is different from the last look, each with its time."""
         try:
             ages = self._ages()
@@ -170,3 +171,55 @@ class Watch:
 
 def _clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%H:%M:%SZ")
+
+
+def active(server: PrometheusServer) -> list[Target]:
+    """Everything that the server scrapes. Raises PrometheusError."""
+    return list(server.read("targets", state="active")["activeTargets"])
+
+
+def last_error(target: Target) -> str:
+    """Why it is down."""
+    return str(target.get("lastError") or "it does not say why")
+
+
+def twice(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
+    """Which replica the server scrapes more than once, so that whatever is summed is too high; empty: none, or it does not tell.
+
+    Args:
+        server: asked once.
+        label: whose value tells replicas apart.
+        replicas: values of the label.
+    """
+    try:
+        targets = active(server)
+    except (PrometheusError, KeyError, TypeError):
+        return ""
+    for name in replicas:
+        jobs = [str(one["labels"].get("job")) for one in targets if one["labels"].get(label) == name]
+        if len(jobs) > 1:
+            return f"{server} scrapes {label}={name} {len(jobs)} times, as {' and '.join(jobs)}"
+    return ""
+
+
+def why_unseen(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
+    """What keeps the server from seeing some of these replicas; empty when its targets do not tell.
+
+    Args:
+        server: asked once.
+        label: whose value tells replicas apart.
+        replicas: values of the label.
+    """
+    try:
+        targets = active(server)
+        found = {one["labels"].get(label, ""): one for one in targets}
+        down = [found[name] for name in replicas if name in found and found[name].get("health") == "down"]
+        if down:
+            first = down[0]
+            return f"{server} cannot scrape {first['scrapeUrl']}: {last_error(first)}"
+    except (PrometheusError, KeyError, TypeError):
+        return ""  # a store in front of several servers has no targets
+    unknown = [name for name in replicas if name not in found]
+    return (
+        f"{server} has no target with the label {label}={unknown[0]}: its discovery does not find it" if unknown else ""
+    )

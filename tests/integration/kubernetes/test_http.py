@@ -10,7 +10,7 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.results import layout
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
@@ -96,7 +96,7 @@ def probed(monkeypatch):
         return made
 
     monkeypatch.setattr(backend.monitoring, "server", connect)
-    monkeypatch.setattr(backend.monitoring, "origin", lambda *_: Origin("", "inference", ()))
+    monkeypatch.setattr(backend.monitoring, "origin", lambda *_: PrometheusSource("", "inference", ()))
 
     def probing(look):
         monkeypatch.setattr(backend.probe, "rehearse", lambda *_, **__: look())

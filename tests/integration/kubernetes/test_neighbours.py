@@ -23,8 +23,8 @@ from harness.metrics.csv_reader import read_experiment
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.results import latencies, layout
+from harness.results.from_prometheus import read_source
 from harness.results.manifest import Status, read_manifest
-from harness.results.origin import read_origin
 from harness.spec import ConditionSpec, Sharing
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
 from tests.support.cluster_trial import Trial
@@ -230,7 +230,7 @@ def test_a_prometheus_gives_each_workload_series_of_its_own_now_and_later(deploy
     assert summary.identities["noisy/replica-0"] == names
 
     deployment.stop(timeout_s=DRAINED_S)
-    origin, again = read_origin(folder), RowList()
+    origin, again = read_source(folder), RowList()
     export(
         scraping,
         metrics=request.metrics,

@@ -13,8 +13,8 @@ from harness.clock import SystemClock
 from harness.errors import Severity
 from harness.metrics.catalogue import STANDARD, select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
-from harness.metrics.prometheus.targets import active
+from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.prometheus.watch import active
 from harness.spec import ExperimentSpec, KubernetesSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.integration.metrics.pages import Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
@@ -52,7 +52,7 @@ class Scene:
         self._stack.close()
 
     def rehearse(self, *, pods=("work-a",), nodes=("n1",), abort=None, metrics="all", server=None):
-        origin = Origin(self.server.url, "inference", pods, nodes)
+        origin = PrometheusSource(self.server.url, "inference", pods, nodes)
         return rehearse(
             server or self.server,
             origin,

@@ -12,7 +12,7 @@ from harness.metrics.catalogue import CATALOGUE, STANDARD, select
 from harness.metrics.exposition import BUCKETS_AT, Family, ReplicaSample
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
-from harness.metrics.prometheus.grid import NO_SAMPLE
+from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster, local, render
 from harness.metrics.recorder import Recorder, ReplicaTarget
 from harness.metrics.scrape import Missing

@@ -11,7 +11,7 @@ from harness.campaign import reexport
 from harness.campaign.folder import create
 from harness.campaign.source import given
 from harness.errors import CampaignFileError, PrometheusError, Severity
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.spec import KubernetesSpec
 from harness.spec.kubernetes import PrometheusAccess
 from tests.integration.metrics.prometheus_server import INSTALLED, prometheus
@@ -118,7 +118,7 @@ def test_preflight_takes_a_store_that_scrapes_nothing_itself(proxy, access, scra
 def test_an_export_afterwards_asks_as_the_campaign_did_and_no_result_holds_the_token(proxy, access, tmp_path):
     text = CAMPAIGN.format(url=proxy.url, token=access.token_file, ca=access.ca_file)
     folder = create(tmp_path / "results", given(text).spec, text=text, source="mine.yaml")
-    origin = Origin(proxy.url, "inference", ("pod-0",))
+    origin = PrometheusSource(proxy.url, "inference", ("pod-0",))
     with reexport._server(folder.path / "one", origin, None, 30.0) as server:
         assert server.query("vector(1)").series
     assert not [path for path in folder.path.rglob("*") if path.is_file() and "s3cr3t" in path.read_text()]

@@ -5,10 +5,10 @@ import shutil
 
 import pytest
 
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.results import finalise
+from harness.results.from_prometheus import save_source
 from harness.results.layout import attempt_folder
-from harness.results.origin import save_origin
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port
@@ -59,7 +59,7 @@ def url(tmp_path_factory):
 def campaign(url, tmp_path):
     """A campaign with two experiments, one of which no Prometheus recorded."""
     folder = tmp_path / "campaign"
-    for replicas, origin in ((2, Origin(url, "inference", PODS, ("n1",))), (1, None)):
+    for replicas, origin in ((2, PrometheusSource(url, "inference", PODS, ("n1",))), (1, None)):
         recorded(folder, experiment_spec("resnet50", replicas, 1, SHAPE), origin)
     return folder
 
@@ -68,7 +68,7 @@ def recorded(campaign, spec, origin):
     attempt = attempt_folder(campaign, spec.experiment_id, 1)
     write_attempt(attempt, spec, SHAPE, START_S)
     if origin:
-        save_origin(attempt, origin)
+        save_source(attempt, origin)
     finalise(attempt, campaign / spec.experiment_id, manifest_for(spec, SHAPE, START_S))
     return campaign / spec.experiment_id
 
@@ -103,7 +103,9 @@ def test_an_experiment_is_collected_again_as_it_was_recorded(experiment, tmp_pat
 
 def test_a_campaign_is_collected_whole_or_says_why_not(url, campaign, experiment, tmp_path):
     shutil.rmtree(campaign / "resnet50_r1_time-slicing_rep1")
-    second = recorded(campaign, experiment_spec("resnet50", 2, 2, SHAPE), Origin(url, "inference", PODS[::-1], ("n1",)))
+    second = recorded(
+        campaign, experiment_spec("resnet50", 2, 2, SHAPE), PrometheusSource(url, "inference", PODS[::-1], ("n1",))
+    )
     done = harness("export", tmp_path / "both", "--from", campaign)
     assert done.returncode == 0, done.stderr
     assert harness("export", tmp_path / "one", "--from", experiment).returncode == 0

@@ -5,7 +5,7 @@ import pytest
 from harness.metrics.catalogue import STANDARD, Level, select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.rows import neighbour_of
 from harness.results.writers import ExperimentWriter
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
@@ -17,7 +17,7 @@ pytestmark = [
 ]
 START_S, ROWS, STEP_S, WINDOW_S = 1_700_000_000.0, 8, 5.0, 20.0
 RATES = {"victim-0": 7.0, "victim-1": 9.0, "noisy-0": 31.0, "noisy-1": 37.0, "quiet-0": 2.0}
-ORIGIN = Origin("", "team", ("victim-0", "victim-1"), ("n1",), neighbours={"noisy": ("noisy-1", "noisy-0"), "quiet": ("quiet-0",)})  # fmt: skip
+ORIGIN = PrometheusSource("", "team", ("victim-0", "victim-1"), ("n1",), neighbours={"noisy": ("noisy-1", "noisy-0"), "quiet": ("quiet-0",)})  # fmt: skip
 METRICS = select([*STANDARD, "output_tokens_per_second"])
 
 

@@ -10,8 +10,8 @@ from harness.clock import SystemClock
 from harness.errors import MetricsError, UsageError
 from harness.metrics.catalogue import select
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.grid import NO_SAMPLE
 from harness.metrics.prometheus.recorder import PrometheusRecorder
+from harness.metrics.prometheus.series import NO_SAMPLE
 from harness.metrics.promql import cluster
 from tests.integration.metrics.pages import PODS, Pages
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus

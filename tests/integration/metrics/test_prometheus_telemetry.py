@@ -11,12 +11,12 @@ from harness.analysis.read import read_experiment
 from harness.errors import StorageError
 from harness.metrics.nvml import ACTIVITY
 from harness.metrics.prometheus.adapter import PrometheusServer
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.prometheus.telemetry import FIELDS, PrometheusTelemetry
 from harness.metrics.telemetry import GPU_COLUMNS, columns
 from harness.results import finalise
+from harness.results.from_prometheus import save_source
 from harness.results.layout import TELEMETRY, attempt_folder
-from harness.results.origin import save_origin
 from tests.integration.metrics.prometheus_server import INSTALLED, backfill, prometheus
 from tests.support import forked
 from tests.support.ports import free_port
@@ -80,7 +80,7 @@ def collected(path, url, *, nodes=("n1", "n2"), gpus=("GPU-n1", "GPU-n2"), befor
     @contextlib.contextmanager
     def where():
         with PrometheusServer(url, timeout_s=30) as server:
-            yield server, Origin(url, "inference", ("resnet50-a",), nodes, gpus=gpus).dialect()
+            yield server, PrometheusSource(url, "inference", ("resnet50-a",), nodes, gpus=gpus).dialect()
 
     telemetry = PrometheusTelemetry(path, interval_s=1.0, clock=clock, where=where)
     telemetry.start()
@@ -138,7 +138,7 @@ def experiment(url, tmp_path):
         attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
         write_attempt(attempt, spec, SHAPE, START_S)
         (attempt / TELEMETRY).unlink()
-        save_origin(attempt, Origin(url, "inference", ("resnet50-a",), **origin))
+        save_source(attempt, PrometheusSource(url, "inference", ("resnet50-a",), **origin))
         summary = collected(attempt / TELEMETRY, url, **origin, before_s=3.0, seconds=38.0) if origin["gpus"] else None
         manifest = manifest_for(spec, SHAPE, START_S)
         kept = manifest.model_copy(update={"telemetry": summary.to_dict() if summary else {}})

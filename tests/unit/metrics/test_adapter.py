@@ -13,7 +13,7 @@ import pytest
 
 from harness.errors import NoDataError, PrometheusError, PrometheusUnavailableError, UsageError
 from harness.metrics.catalogue import select
-from harness.metrics.prometheus import adapter
+from harness.metrics.prometheus import adapter, session
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import WORKERS, export
 from harness.metrics.promql import local
@@ -201,7 +201,7 @@ def test_the_whole_answer_has_to_be_there_in_time(in_headers):
 
 
 def test_an_answer_that_would_fill_the_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(adapter, "MOST_ANSWER_BYTES", 1 << 20)
+    monkeypatch.setattr(session, "MOST_ANSWER_BYTES", 1 << 20)
     with serving("x" * (1 << 21)) as (url, _), pytest.raises(PrometheusError, match="more than 1 MiB"):
         ask(url)
 

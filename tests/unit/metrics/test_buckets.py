@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.prometheus.adapter import Series
-from harness.metrics.prometheus.buckets import used_bounds
+from harness.metrics.prometheus.series import used_bounds
 from harness.metrics.promql_math import histogram_quantile
 
 BOUNDS = ["0.1", "0.2", "0.5", "1.0", "2.0", "5.0", "+Inf"]

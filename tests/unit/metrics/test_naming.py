@@ -9,8 +9,8 @@ import pytest
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
 from harness.metrics.prometheus.adapter import Answer, Series
-from harness.metrics.prometheus.naming import device_names, identity, key_labels, mixed, natural, node_names
-from harness.metrics.prometheus.recording_target import Origin
+from harness.metrics.prometheus.series import device_names, identity, key_labels, mixed, natural, node_names
+from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.promql import Labels, cluster, local, one_of, render
 
 DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["throughput"]
@@ -74,11 +74,11 @@ def test_only_the_very_names_match():
 
 
 def test_an_origin_survives_its_file():
-    origin = Origin("http://x:9090", "inference", ("a-1", "a-2"), ("n1",), Labels(gpu_node="Hostname"))
-    assert Origin.from_dict(origin.to_dict()) == origin
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1", "a-2"), ("n1",), Labels(gpu_node="Hostname"))
+    assert PrometheusSource.from_dict(origin.to_dict()) == origin
     assert 'pod=~"a-1|a-2"' in origin.dialect().replicas
     with pytest.raises(UsageError, match="does not say where"):
-        Origin.from_dict({"url": "http://x:9090"})
+        PrometheusSource.from_dict({"url": "http://x:9090"})
 
 
 class Knows:
@@ -106,17 +106,17 @@ class Knows:
 )
 def test_only_the_devices_of_the_replicas_are_selected_where_they_and_the_server_tell(told, known, gpus, why):
     server = Knows(*known)
-    origin = Origin("http://x:9090", "inference", ("a-1",), ("n1",)).with_gpus(server, told)
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), ("n1",)).with_gpus(server, told)
     assert origin.gpus == gpus
     assert origin.gpus_why == (f"every GPU of the nodes is recorded: {why}" if why else "")
-    assert Origin.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
+    assert PrometheusSource.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
     selector = render(CATALOGUE["gpu_power"], origin.dialect(), 20).raw
     assert ('UUID=~"GPU-b"' in selector) == bool(gpus)
     assert all('node=~"n1"' in query for query in [selector, *server.asked])
 
 
 def test_the_hottest_device_is_one_of_the_replicas_and_silence_is_not_cool():
-    origin = Origin("http://x:9090", "inference", ("a-1",), ("n1",), gpus=("GPU-b", "GPU-c"))
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), ("n1",), gpus=("GPU-b", "GPU-c"))
     server = Knows("GPU-b", "GPU-c", values=[41.0, 47.5])
 
     assert origin.hottest_celsius(server) == 47.5
@@ -125,12 +125,12 @@ def test_the_hottest_device_is_one_of_the_replicas_and_silence_is_not_cool():
 
 
 def test_processors_and_memory_are_those_of_the_server_without_its_client():
-    origin = Origin("http://x:9090", "inference", ("a-1",), container="server")
-    assert Origin.from_dict(origin.to_dict()) == origin
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), container="server")
+    assert PrometheusSource.from_dict(origin.to_dict()) == origin
     assert origin.dialect().containers == 'namespace="inference",pod=~"a-1",container="server"'
 
 
 def test_an_origin_written_before_devices_were_told_apart_is_still_read():
-    written = Origin("http://x:9090", "inference", ("a-1",)).to_dict()
+    written = PrometheusSource("http://x:9090", "inference", ("a-1",)).to_dict()
     del written["gpus"], written["gpus_why"]
-    assert Origin.from_dict(written).gpus == ()
+    assert PrometheusSource.from_dict(written).gpus == ()

@@ -1,8 +1,7 @@
 import numpy as np
 
 from harness.metrics.prometheus.adapter import Series
-from harness.metrics.prometheus.grid import Grid
-from harness.metrics.prometheus.staleness import CountedTotal, by_labels, has_reset, measured
+from harness.metrics.prometheus.series import CountedTotal, Grid, by_labels, has_reset, measured
 
 
 def series(times_ms, values=None, **labels):

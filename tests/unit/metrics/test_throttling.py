@@ -6,7 +6,7 @@ import pytest
 
 from harness.campaign.verdict import give_verdict, judge_data
 from harness.metrics.quality import Severity
-from harness.metrics.throttling import held_back
+from harness.metrics.telemetry import held_back
 from harness.results.manifest import Status
 
 

@@ -5,24 +5,28 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from harness.metrics.prometheus.recording_target import Origin
-from harness.results.origin import read_origin, save_origin
+from harness.metrics.prometheus.source import PrometheusSource
+from harness.results.from_prometheus import read_source, save_source
 
 
 def test_the_password_of_an_address_is_not_written(tmp_path: Path) -> None:
-    save_origin(tmp_path, Origin("http://name:s3cr3t@prometheus:9090/base", "default", ("pod-0",)))
+    save_source(tmp_path, PrometheusSource("http://name:s3cr3t@prometheus:9090/base", "default", ("pod-0",)))
 
     assert "s3cr3t" not in (tmp_path / "prometheus.json").read_text()
-    assert read_origin(tmp_path).url == "http://prometheus:9090/base"
+    assert read_source(tmp_path).url == "http://prometheus:9090/base"
 
 
 def test_the_neighbours_of_an_experiment_are_kept_and_older_files_have_none(tmp_path: Path) -> None:
-    origin = Origin("http://prometheus:9090", "default", ("pod-0",), neighbours={"noisy": ("noisy-1", "noisy-0")})
-    save_origin(tmp_path, origin)
+    origin = PrometheusSource(
+        "http://prometheus:9090", "default", ("pod-0",), neighbours={"noisy": ("noisy-1", "noisy-0")}
+    )
+    save_source(tmp_path, origin)
     written = json.loads((tmp_path / "prometheus.json").read_text())
 
-    assert read_origin(tmp_path) == origin
+    assert read_source(tmp_path) == origin
     [beside] = origin.beside()
     assert (beside.workload, beside.replicas) == ("noisy", ("noisy-1", "noisy-0"))
     assert beside.dialect.replicas == 'namespace="default",pod=~"noisy-1|noisy-0"'
-    assert not Origin.from_dict({name: value for name, value in written.items() if name != "neighbours"}).neighbours
+    assert not PrometheusSource.from_dict(
+        {name: value for name, value in written.items() if name != "neighbours"}
+    ).neighbours

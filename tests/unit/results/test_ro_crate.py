@@ -14,10 +14,9 @@ from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import ResultsPathError, StorageError, UsageError
-from harness.results.citation import Author, citation
 from harness.results.files import sha256_of
 from harness.results.published import unpack
-from harness.results.ro_crate import RO_CRATE, stated_hashes
+from harness.results.ro_crate import RO_CRATE, Author, citation, stated_hashes
 from tests.unit.results.synthetic import GPU, SOFTWARE, Shape, write_campaign
 
 NAME = "described-20260131T000000Z"

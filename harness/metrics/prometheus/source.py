@@ -18,7 +18,7 @@ GPU_UUID = "UUID"
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class PrometheusSource:
     """Pods of a cluster and the Prometheus that scrapes them.
 
     Attributes:
