@@ -1,6 +1,6 @@
 """A machine as the checks see it: files, units, packages and commands, all read-only.
 
-``Machine`` is the seam: ``connect`` gives a real one, reached the way the playbooks reach it:
+``connect`` gives a real one, reached the way the playbooks reach it:
 locally or over one ssh connection, as root.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from harness.errors import UsageError
 from harness.node.errors import NodeUnreachableError
@@ -81,46 +81,12 @@ class PackageState:
     held: bool
 
 
-class Machine(Protocol):
-    """What a check may ask a machine."""
-
-    def read(self, path: str) -> str | None:
-        """Text of a file; None where it cannot be read."""
-        ...
-
-    def listing(self, folder: str) -> list[str]:
-        """Sorted names in a folder; empty where there is none."""
-        ...
-
-    def stat(self, path: str) -> FileState | None:
-        """State of a path; None where there is nothing."""
-        ...
-
-    def unit(self, name: str) -> UnitState:
-        """State of a systemd unit; load is ``not-found`` where there is none."""
-        ...
-
-    def packages(self) -> Mapping[str, PackageState]:
-        """Every Debian package the machine knows of."""
-        ...
+class Machine:
+    """What a check may ask a machine: files, units and packages, all by commands that only read."""
 
     def command(self, *arguments: str) -> CommandOutput:
-        """Run a command that only reads."""
-        ...
-
-    def journal(self, unit: str, lines: int = 20) -> list[str]:
-        """Last lines of a unit's journal in this boot."""
-        ...
-
-
-class TestinfraMachine:
-    """A real machine, through a testinfra host, as it is in one moment: every question is asked once."""
-
-    __test__ = False  # its name is no test's
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._asked: dict[tuple[str, ...], CommandOutput] = {}
+        """Run a command that only reads. Raises NodeUnreachableError when the machine does not answer."""
+        raise NotImplementedError
 
     def read(self, path: str) -> str | None:
         """Text of a file; None where it cannot be read."""
@@ -150,8 +116,23 @@ class TestinfraMachine:
         output = self.command("dpkg-query", "--show", "--showformat", r"${Package}|${Version}|${Status}\n")
         return package_states(output.stdout)
 
+    def journal(self, unit: str, lines: int = 20) -> list[str]:
+        """Last lines of a unit's journal in this boot."""
+        arguments = ("--unit", unit, "--boot", "--no-pager", "--output=short-iso", "--lines", str(lines))
+        return self.command("journalctl", *arguments).stdout.splitlines()
+
+
+class TestinfraMachine(Machine):
+    """A real machine, through a testinfra host, as it is in one moment: every question is asked once."""
+
+    __test__ = False  # its name is no test's
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._asked: dict[tuple[str, ...], CommandOutput] = {}
+
     def command(self, *arguments: str) -> CommandOutput:
-        """Run a command that only reads. Raises NodeUnreachableError when the machine does not answer."""
+        """Run it, once however often it is asked."""
         if arguments not in self._asked:
             self._asked[arguments] = self._ask(arguments)
         return self._asked[arguments]
@@ -166,11 +147,6 @@ class TestinfraMachine:
                 advice="Check that it is up and that `ssh` to it works without a question.",
             ) from error
         return CommandOutput(result.rc, result.stdout, result.stderr)
-
-    def journal(self, unit: str, lines: int = 20) -> list[str]:
-        """Last lines of a unit's journal in this boot."""
-        arguments = ("--unit", unit, "--boot", "--no-pager", "--output=short-iso", "--lines", str(lines))
-        return self.command("journalctl", *arguments).stdout.splitlines()
 
 
 def unit_state(text: str) -> UnitState:

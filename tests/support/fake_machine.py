@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.node.machine import CommandOutput, FileState, PackageState, UnitState
+from harness.node.machine import CommandOutput, FileState, Machine, PackageState, UnitState
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 _NO_UNIT = UnitState("not-found", "inactive", "dead", "", "success", needs_reload=False, started_at_s=None)
@@ -15,7 +15,7 @@ _NOT_FOUND = 127
 
 
 @dataclass
-class FakeMachine:
+class FakeMachine(Machine):
     """Answers from dictionaries.
 
     Attributes:

@@ -1,8 +1,7 @@
 """Every check of a node, in the order in which a node is built."""
 
 # Importing registers them, in this order.
-from harness.node.checks import host, packages, crio, nvidia, driver  # noqa: F401, I001
-from harness.node.checks import kubernetes, profile, cluster, gpu, monitoring, workloads  # noqa: F401
+from harness.node.checks import host, crio, nvidia, kubernetes, cluster, gpu, monitoring  # noqa: F401, I001
 from harness.node.checks.registry import Check, Node, registered
 
 __all__ = ["Check", "Node", "registered"]

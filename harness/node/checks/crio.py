@@ -1,10 +1,10 @@
-"""CRI-O: really installed, at its version, running with its present configuration, out of Calico's way."""
+"""CRI-O, and the packages of it and of Kubernetes: at the one version, wholly installed, held."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
@@ -146,3 +146,31 @@ def bridge_is_out_of_the_way(node: Node) -> Observation:
     """CRI-O's packaged bridge does not come before Calico."""
     active = [name for name in node.machine.listing(_CNI) if "crio" in name and name.endswith((".conf", ".conflist"))]
     return Observation(not active, f"no CRI-O bridge active in {_CNI}", listed(active))
+
+
+def judge_packages(node: Node, wanted: Mapping[str, str]) -> Observation:
+    """Every package at its upstream version (any Debian revision), wholly installed and held."""
+    present = node.machine.packages()
+    found: list[str] = []
+    ok = True
+    for name, version in wanted.items():
+        state = present.get(name)
+        if state is None:
+            found.append(f"{name} absent")
+            ok = False
+            continue
+        right = state.version == version or state.version.startswith(f"{version}-")
+        notes = ("" if state.installed else " half-installed") + ("" if state.held else " not held")
+        found.append(f"{name} {state.version}{notes}")
+        ok = ok and right and state.installed and state.held
+    expected = ", ".join(f"{name} {version}" for name, version in wanted.items())
+    return Observation(ok, f"held: {expected}", ", ".join(found))
+
+
+@check(
+    "packages/versions",
+    advice="Run the crio and kubernetes_packages roles again; use playbooks/upgrade.yml to change a version.",
+)
+def packages_are_pinned(node: Node) -> Observation:
+    """CRI-O and Kubernetes are at the versions of the table and held."""
+    return judge_packages(node, node.expected.packages)
