@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from itertools import groupby
 
@@ -29,6 +30,11 @@ settings.load_profile("any machine")
 for _number in (signal.SIGHUP, signal.SIGINT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
+
+
+def pytest_runtest_setup() -> None:
+    """Tests that measure at the same time do not wait for each other, nor for whoever else measures on this machine."""
+    os.environ["HARNESS_LOCKS"] = f"{tempfile.gettempdir()}/harness-test-locks-{os.getpid()}"
 
 
 @pytest.hookimpl(wrapper=True)

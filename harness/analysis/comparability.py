@@ -58,6 +58,21 @@ def _reserved(replica: Mapping[str, Any]) -> str:
     return f"{replica.get('qos_class') or 'class unknown'}: {'; '.join(parts) or 'nothing reserved'}"
 
 
+def limits(manifest: Manifest) -> dict[str, str]:
+    """What the control groups let the replicas have, as each says, else what they let the harness have; "none" where nothing is limited."""
+    hosts = [replica.get("host") or {} for replica in manifest.replicas]
+    own = [host["limits"] for host in hosts if "limits" in host] or [manifest.provenance.host.limits]
+    shown = {"CPU limit": ("cpus", "{:g} CPUs".format), "memory limit": ("memory_bytes", _gigabytes)}
+    return {
+        name: _each({"none" if limit.get(key) is None else words(limit[key]) for limit in own})
+        for name, (key, words) in shown.items()
+    }
+
+
+def _gigabytes(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.3g} GB"
+
+
 MACHINE: dict[str, Callable[[Manifest], str]] = {
     "GPU": gpu_names,
     "GPU driver": lambda manifest: _each({gpu.driver for gpu in manifest.gpus}),
@@ -66,6 +81,8 @@ MACHINE: dict[str, Callable[[Manifest], str]] = {
     "CPU": lambda manifest: manifest.provenance.host.cpu_model,
     "CPUs": lambda manifest: str(manifest.provenance.host.cpus),
     "memory": lambda manifest: _memory(manifest.provenance.host.memory_bytes),
+    "CPU limit": lambda manifest: limits(manifest)["CPU limit"],
+    "memory limit": lambda manifest: limits(manifest)["memory limit"],
     "torch": _torch,
 }
 """What makes two machines unlike: a difference here explains one in the figures."""

@@ -21,6 +21,7 @@ Notify = Callable[[str], None]
 """Takes a sentence for whoever watches the campaign."""
 IMAGE = "image"
 """The check of an image; where it is an error, no later experiment could run either."""
+KILLED_FOR_MEMORY = "out of memory, killed by the kernel"
 OUT_OF_MEMORY = 4
 """A replica's exit code when memory ran out (``harness.replica.errors``)."""
 
@@ -56,7 +57,7 @@ class ReplicaDeath:
         """The reason it is for the verdict."""
         if self.neighbour:
             return ReasonCode.NEIGHBOUR_DIED
-        out_of_memory = self.exit_code == OUT_OF_MEMORY or self.reason == "OOMKilled"
+        out_of_memory = self.exit_code == OUT_OF_MEMORY or self.reason.startswith(("OOMKilled", KILLED_FOR_MEMORY))
         return ReasonCode.OUT_OF_MEMORY if out_of_memory else ReasonCode.REPLICA_DIED
 
     @property
@@ -73,6 +74,8 @@ class ReplicaDeath:
     def _how(self) -> str:
         if self.exit_code is None:
             return f"is gone ({self.reason or 'nobody says why'})"
+        if self.reason.startswith(KILLED_FOR_MEMORY):
+            return f"ended: {self.reason}"
         code = self.exit_code
         how = f"was killed by signal {code - 128}" if code > 128 else f"exited with {code}"
         return f"{how} ({self.reason})" if self.reason else how

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from harness import supervisor
-from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.base import KILLED_FOR_MEMORY, Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
 from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats, seats_with_cpus
 from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
 from harness.backends.supervised import Lifeline, await_end
+from harness.cgroup import Cgroup
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, Finding, ReasonCode, ReplicaDiedError
 from harness.metrics.nvml import NvmlGpus, gpu_facts
@@ -26,7 +28,7 @@ from harness.metrics.telemetry import Telemetry
 from harness.results import layout
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect
-from harness.sharing.mode import Host, SharingSetup
+from harness.sharing.mode import SharingSetup, ThisMachine
 from harness.sharing.modes import MODES, mode_of
 from harness.spec import Device, ExperimentSpec, Timing, WorkloadSpec
 from harness.spec.condition import crashing
@@ -117,6 +119,7 @@ class LocalDeployment:
         self._campaign_id = campaign_id
         self._clock = clock
         self._deaths: list[ReplicaDeath] = []
+        self._oom_kills = Cgroup().counters().oom_kills
         self._stopping = threading.Event()
         self._watcher: threading.Thread | None = None
         self._lifeline = Lifeline()
@@ -124,7 +127,7 @@ class LocalDeployment:
         self._sharing = SharingSetup()
         try:
             self._sharing = mode_of(experiment.sharing).set_up(
-                Host(campaign_id, self._lifeline, {CAMPAIGN_VARIABLE: campaign_id}, layout.mps_logs(folder)),
+                ThisMachine(campaign_id, self._lifeline, {CAMPAIGN_VARIABLE: campaign_id}, layout.mps_logs(folder)),
                 gpus=used_gpus(experiment),
                 limits=experiment.mps,
                 replicas_per_gpu=experiment.replicas_per_gpu,
@@ -305,8 +308,17 @@ class LocalDeployment:
                     on_death(self._deaths[-1])
 
     def _death(self, replica: LocalReplica, code: int) -> ReplicaDeath:
-        seat, said = replica.seat, tuple(replica.last_lines())
-        return ReplicaDeath(seat.index, self._clock.now_s(), code, said, neighbour=seat.neighbour)
+        seat, said, reason = replica.seat, tuple(replica.last_lines()), self._killed_for_memory(code)
+        return ReplicaDeath(seat.index, self._clock.now_s(), code, said, reason, seat.neighbour)
+
+    def _killed_for_memory(self, code: int) -> str:
+        """Why, where the kernel has killed for want of memory since the last death; empty: it has not."""
+        kills = Cgroup().counters().oom_kills
+        killed = code in {-signal.SIGKILL, 128 + signal.SIGKILL} and (kills or 0) > (self._oom_kills or 0)
+        self._oom_kills = kills
+        limit = Cgroup().limits().memory_bytes
+        whose = "memory of the machine" if limit is None else f"cgroup limit {limit / 1e9:.1f} GB"
+        return f"{KILLED_FOR_MEMORY} ({whose})" if killed else ""
 
     def _raise_if_dead(self) -> None:
         for replica in self._replicas:

@@ -15,6 +15,7 @@ from harness.backends.cpus import check_cpus
 from harness.backends.devices import nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
+from harness.cgroup import Cgroup
 from harness.errors import Finding, ReasonCode, Severity, counted
 from harness.extras import absent, advice_on
 from harness.metrics.nvml import GpuFacts, gpu_facts
@@ -72,7 +73,7 @@ def check_machine(experiments: Sequence[ExperimentSpec]) -> list[Finding]:
     # Each workload once: one that runs already is connected to.
     workloads = {one.model_dump_json(): one for experiment in experiments for one, _ in _workloads(experiment)}
     findings += [found for one in workloads.values() for found in _check_workload(one, gpus, why_none)]
-    return [*dict.fromkeys(findings), *_check_rivals()]
+    return [*dict.fromkeys(findings), *_check_quota(), *_check_rivals()]
 
 
 def _workloads(experiment: ExperimentSpec) -> list[tuple[WorkloadSpec, int]]:
@@ -140,7 +141,11 @@ def _check_device(workload: WorkloadSpec, gpus: Sequence[GpuFacts], why_none: st
 
 
 def _check_memory(experiment: ExperimentSpec, gpus: Sequence[GpuFacts]) -> list[Finding]:
-    findings = [_too_little(_workloads(experiment), "memory", HOST_GB, psutil.virtual_memory().available / 1e9)]
+    free_bytes, left_bytes = psutil.virtual_memory().available, Cgroup().memory_free_bytes()
+    what = "memory"
+    if left_bytes is not None and left_bytes < free_bytes:
+        free_bytes, what = left_bytes, "memory below the cgroup's limit"
+    findings = [_too_little(_workloads(experiment), what, HOST_GB, free_bytes / 1e9)]
     for gpu, workloads in _by_gpu(experiment, gpus):
         findings.append(_too_little(workloads, "GPU memory", GPU_GB, gpu.free_bytes / 1e9))
     return [finding for finding in findings if finding is not None]
@@ -185,7 +190,7 @@ def _too_little(
     message = f"{who} {need} about {needed_gb:.1f} GB of {what} ({each} GB each), and {free_gb:.1f} GB are free."
     return Finding(
         Severity.ERROR,
-        what,
+        what if table is GPU_GB else "memory",
         message,
         "Use fewer replicas, end other programs, or set memory_gb when you know better.",
         ReasonCode.OUT_OF_MEMORY,
@@ -232,6 +237,16 @@ def _check_checkpoint(workload: WorkloadSpec) -> list[Finding]:
             "Give the path of a local file or folder, from where the harness is started.",
         )
     ]
+
+
+def _check_quota() -> list[Finding]:
+    usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
+    if quota is None or quota >= usable:
+        return []
+    message = (
+        f"the cgroup's quota gives {quota:g} of {usable} CPUs: whoever uses more is stopped for the rest of its period."
+    )
+    return [Finding(Severity.WARNING, "cpus", message, "Raise the quota, for numbers of the whole machine.")]
 
 
 def _check_rivals() -> list[Finding]:

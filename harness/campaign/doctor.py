@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from harness.campaign.plan import certain
 from harness.campaign.source import read_source
+from harness.cgroup import Cgroup
 from harness.errors import Finding, Severity, UsageError
 from harness.extras import EXTRA_OF, absent, advice_on
 from harness.metrics.nvml import gpu_facts
@@ -128,6 +129,9 @@ def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequenc
     return Check(name, not own, any(one.severity is Severity.ERROR for one in own), said or found, advice)
 
 
+_RAISE = "The kernel stops whoever uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."
+
+
 def _python() -> Check:
     ok = sys.version_info >= (3, 11)
     return Check("python", ok, True, platform.python_version(), "" if ok else "Use Python 3.11 or newer.")
@@ -141,16 +145,23 @@ def _packages() -> Check:
 
 
 def _cpus() -> Check:
-    usable = len(os.sched_getaffinity(0))
-    advice = "" if usable >= 4 else "Replicas on the CPU will compete with each other and with the recorder."
-    return Check("cpus", usable >= 4, False, f"{usable} usable", advice)
+    usable, quota = len(os.sched_getaffinity(0)), Cgroup().limits().cpus
+    limited = quota is not None and quota < usable
+    enough = min(usable, quota or usable) >= 4
+    found = f"{quota:g} of {usable} CPUs by the cgroup's quota" if limited else f"{usable} usable"
+    advice = "" if enough else "Replicas on the CPU will compete with each other and with the recorder."
+    return Check("cpus", enough and not limited, False, found, advice or (_RAISE if limited else ""))
 
 
 def _memory() -> Check:
-    free = psutil.virtual_memory().available
-    return Check(
-        "memory", free > 4e9, False, f"{free / 1e9:.1f} GB available", "" if free > 4e9 else "Large models may not fit."
+    free, group = psutil.virtual_memory().available, Cgroup()
+    left, limit = group.memory_free_bytes(), group.limits().memory_bytes
+    limited = left is not None and limit is not None and left < free
+    free = left if limited and left is not None else free
+    found = f"{free / 1e9:.1f} GB available" + (
+        f" of the cgroup's limit of {(limit or 0) / 1e9:.1f} GB" if limited else ""
     )
+    return Check("memory", free > 4e9, False, found, "" if free > 4e9 else "Large models may not fit.")
 
 
 def _gpu() -> Check:

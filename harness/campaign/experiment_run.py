@@ -19,6 +19,7 @@ from harness.campaign.events import Listener, Notice, Now, ProgressWriter, RowsR
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.load_process import LoadProcess, LoadShards, begin_load, needs_load
+from harness.campaign.machine_watch import MachineWatch
 from harness.campaign.plan import estimate
 from harness.campaign.stopping import StopRule
 from harness.campaign.verdict import as_records, give_verdict, ignored_settings, judge_data, neighbour_effects
@@ -101,6 +102,7 @@ class Attempt:
     steps: dict[str, StepRecord] = field(default_factory=dict)
     storage_error: StorageError | None = None
     findings: list[Finding] = field(default_factory=list)
+    machine: MachineWatch = field(default_factory=MachineWatch)
     summary: RecordingSummary | None = None
     stopping: StopRule | None = None
     telemetry: TelemetrySummary | None = None
@@ -127,18 +129,21 @@ class Attempt:
             ImageError: an image cannot be had; likewise.
         """
         timing = self.experiment.timing
-        fit = self._step("preflight", self._preflight)
-        try:
-            _ = (
-                fit
-                and self._step("deploy", self._deploy)
-                and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
-                and self._step("record", self._record, planned_s=timing.record_s)
-            )
-        finally:
-            if self._deployment is not None:
-                self._step("clean-up", self._clean_up)
+        if not self._step("preflight", self._preflight):
             self.ended_s = self.shared.clock.now_s()
+            return
+        here = self.shared.backend.name == "local"
+        with self.machine.alone(self.experiment, self.shared.clock, self.abort, self._say, here=here):
+            try:
+                _ = (
+                    self._step("deploy", self._deploy)
+                    and self._step("stabilise", self._stabilise, planned_s=timing.stabilise_s)
+                    and self._step("record", self._record, planned_s=timing.record_s)
+                )
+            finally:
+                if self._deployment is not None:
+                    self._step("clean-up", self._clean_up)
+                self.ended_s = self.shared.clock.now_s()
 
     def judge(self) -> Verdict:
         """How far what was measured can be trusted."""
@@ -148,6 +153,7 @@ class Attempt:
         remarks = [Finding(Severity.INFO, ReasonCode.REMARK, "", each) for each in said if each not in failed]
         open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
         data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
+        data += self.machine.findings
         clients = [*self._judge_scenario(), *self._judge_server()]
         self.findings = [*self._judge_hostile(), *remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
@@ -375,7 +381,7 @@ class Attempt:
             notice=self._say,
             enough=self._known_well(),
         )
-        with writer, self._telemetry(self._deployment):
+        with writer, self._telemetry(self._deployment), self.machine.recorded():
             self.summary = self._deployment.recording(request).record(self.start_s, timing.rows)
         if self.summary.stopped:
             raise self._aborted(f"after {self.summary.rows} of {timing.rows} rows")

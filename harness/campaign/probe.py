@@ -20,7 +20,7 @@ from harness.backends.orphans import CAMPAIGN_VARIABLE
 from harness.backends.supervised import Lifeline, await_end
 from harness.errors import BackendError, PreflightError, UsageError
 from harness.metrics.nvml import VISIBLE, GpuFacts, gpu_facts
-from harness.sharing.mode import Host, SharingSetup
+from harness.sharing.mode import SharingSetup, ThisMachine
 from harness.sharing.modes import MODES, mode_of
 from harness.spec import Sharing
 
@@ -92,7 +92,7 @@ def probe(
             lifeline = Lifeline()
             stack.callback(lifeline.cut)
             name = f"probe-{uuid.uuid4().hex[:8]}"
-            host = Host(name, lifeline, {CAMPAIGN_VARIABLE: name}, Path(folder) / "sharing")
+            host = ThisMachine(name, lifeline, {CAMPAIGN_VARIABLE: name}, Path(folder) / "sharing")
             setup = mode_of(sharing).set_up(host, gpus=[gpu.uuid], limits=None, replicas_per_gpu=processes)
             stack.callback(setup.put_back)
             environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths(), **setup.environment(0)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from harness.host import describe_host
 from harness.replica.settings import Settings
 
 FILE_NAME = "replica.json"
@@ -89,36 +89,3 @@ class ReplicaStatus:
             temporary = self._path.with_name(f".{FILE_NAME}.{os.getpid()}")
             temporary.write_bytes(self.render())
             temporary.replace(self._path)
-
-
-def describe_host() -> dict[str, object]:
-    """The machine below, of which a container sees as much; None: it cannot be seen from here."""
-    memory = _field("/proc/meminfo", "MemTotal")
-    return {
-        "cpu_model": _field("/proc/cpuinfo", "model name") or platform.processor() or None,
-        "cpus": os.cpu_count(),
-        "memory_bytes": int(memory.split()[0]) * 1024 if memory else None,
-        "kernel": platform.release(),
-        "architecture": platform.machine(),
-        "cgroup_version": _cgroup_version(),
-        "psi": Path("/proc/pressure/cpu").exists(),
-    }
-
-
-def _cgroup_version() -> int | None:
-    root = Path("/sys/fs/cgroup")
-    if (root / "cgroup.controllers").exists():
-        return 2
-    return 1 if (root / "cpu").exists() else None
-
-
-def _field(path: str, name: str) -> str | None:
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None

@@ -75,6 +75,11 @@ class Host(StrictModel):
     cgroup_version: int | None
     psi: bool | None
     virtualization: str | None = None
+    limits: dict[str, float | None] = Field(
+        default_factory=dict,
+        description="The tightest limits of the control groups that this process is in: `cpus` of the quota, `cpuset_cpus`, "
+        "`memory_bytes`, `memory_high_bytes`, `pids`; without those that are not set.",
+    )
 
 
 class Gpu(StrictModel):

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import harness
+from harness.host import describe_host
 from harness.metrics.nvml import gpu_descriptions
 from harness.results.manifest import Gpu, Host, Provenance, Software
 
@@ -40,17 +41,16 @@ def collect() -> Provenance:
 
 
 def _host() -> Host:
-    return Host(
-        hostname=socket.gethostname(),
-        os=_os_name(),
-        kernel=platform.release(),
-        architecture=platform.machine(),
-        cpu_model=_field("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
-        cpus=len(os.sched_getaffinity(0)),
-        memory_bytes=_memory_bytes(),
-        cgroup_version=_cgroup_version(),
-        psi=Path("/proc/pressure/cpu").exists(),
-        virtualization=_text("/sys/class/dmi/id/product_name"),
+    seen = describe_host()
+    return Host.model_validate(
+        {
+            **seen,
+            "hostname": socket.gethostname(),
+            "os": _os_name(),
+            "cpu_model": seen["cpu_model"] or "unknown",
+            "cpus": len(os.sched_getaffinity(0)),
+            "virtualization": _text("/sys/class/dmi/id/product_name"),
+        }
     )
 
 
@@ -61,31 +61,11 @@ def _os_name() -> str:
         return platform.system()
 
 
-def _memory_bytes() -> int | None:
-    found = _field("/proc/meminfo", "MemTotal")
-    return int(found.split()[0]) * 1024 if found else None
-
-
-def _cgroup_version() -> int | None:
-    root = Path("/sys/fs/cgroup")
-    if (root / "cgroup.controllers").exists():
-        return 2
-    return 1 if (root / "cpu").exists() else None
-
-
 def _text(path: str) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip() or None
     except OSError:
         return None
-
-
-def _field(path: str, name: str) -> str | None:
-    for line in (_text(path) or "").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
 
 
 def _software() -> Software:

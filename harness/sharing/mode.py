@@ -31,7 +31,7 @@ class Processes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ThisMachine:
     """Where a mode is set up on this machine.
 
     Attributes:
@@ -147,7 +147,7 @@ class SharingMode:
 
     def set_up(
         self,
-        host: Host,  # noqa: ARG002 - see Mps
+        host: ThisMachine,  # noqa: ARG002 - see Mps
         *,
         gpus: Sequence[str],  # noqa: ARG002
         limits: MpsLimits | None,  # noqa: ARG002

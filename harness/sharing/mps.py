@@ -21,7 +21,7 @@ import psutil
 
 from harness.errors import BackendError, Finding, ReasonCode, Severity, counted
 from harness.metrics.nvml import VISIBLE, GpuFacts
-from harness.sharing.mode import Host, Object, SharingMode, SharingSetup, gpu_config, refusal
+from harness.sharing.mode import Object, SharingMode, SharingSetup, ThisMachine, gpu_config, refusal
 from harness.spec import ExperimentSpec, MpsLimits, Sharing
 
 CONTROL = "nvidia-cuda-mps-control"
@@ -64,7 +64,7 @@ class Mps(SharingMode):
         yield from super().check_gpus(experiment, gpus)
 
     def set_up(
-        self, host: Host, *, gpus: Sequence[str], limits: MpsLimits | None, replicas_per_gpu: int
+        self, host: ThisMachine, *, gpus: Sequence[str], limits: MpsLimits | None, replicas_per_gpu: int
     ) -> SharingSetup:
         """A daemon for each GPU, so that what breaks on one stays there."""
         return MpsSetup(host, gpus, limits_environment(limits, replicas_per_gpu))
@@ -110,7 +110,7 @@ class MpsSetup(SharingSetup):
 
     seen_on_gpu = True
 
-    def __init__(self, host: Host, gpus: Sequence[str], limits: Mapping[str, str]) -> None:
+    def __init__(self, host: ThisMachine, gpus: Sequence[str], limits: Mapping[str, str]) -> None:
         self._limits = limits
         self._daemons: list[MpsDaemon] = []
         try:
@@ -150,7 +150,7 @@ class MpsDaemon:
         BackendError: it does not start; nothing is left running.
     """
 
-    def __init__(self, host: Host, logs: Path, gpus: Sequence[str]) -> None:
+    def __init__(self, host: ThisMachine, logs: Path, gpus: Sequence[str]) -> None:
         self._processes = host.processes
         self._logs = logs
         self._guard: subprocess.Popen[bytes] | None = None

@@ -178,3 +178,19 @@ def fills_memory(settings):
     if settings.replica >= int(settings.options["room"]):
         raise MemoryError
     return Tiny()
+
+
+class _Hungry(Tiny):
+    def __init__(self, told: Path) -> None:
+        self.told = told
+        self.taken: list[bytes] = []
+
+    def infer(self) -> int:
+        if self.told.exists():
+            self.taken.append(b"1" * (16 << 20))
+        return super().infer()
+
+
+def hungry(settings):
+    """Option `told`: a file whose coming tells it to take memory with each request, until somebody kills it."""
+    return _Hungry(Path(settings.options["told"]))

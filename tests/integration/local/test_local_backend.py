@@ -20,6 +20,7 @@ from harness.errors import BackendError, ReplicaDiedError
 from harness.metrics.nvml import GpuFacts
 from harness.results import layout
 from harness.spec import WorkloadSpec
+from tests.support.cgroups import make_group
 from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually, marked
 
@@ -214,3 +215,37 @@ def test_replicas_find_workloads_in_the_folder_the_harness_was_started_in(deploy
     monkeypatch.chdir(tmp_path)
 
     assert len(deploy(factory="mine:steady", replicas=1).targets) == 1
+
+
+def test_a_replica_that_the_kernel_kills_for_want_of_memory_says_so_with_the_limit(tmp_path, campaign_id):
+    group = make_group("memory", f"harness-{campaign_id[:40]}")
+    (group / "memory.limit_in_bytes").write_text("400000000")
+    script = textwrap.dedent(f"""
+        import os, pathlib, threading
+        pathlib.Path({str(group / "cgroup.procs")!r}).write_text(str(os.getpid()))
+        from harness.backends.local import LocalBackend
+        from tests.support.experiments import experiment
+        died = threading.Event()
+        deaths = []
+        def died_of(death):
+            deaths.append(death)
+            died.set()
+        told = pathlib.Path({str(tmp_path / "told")!r})
+        spec = experiment(factory="hungry", replicas=1, told=str(told))
+        deployment = LocalBackend({campaign_id!r}).deploy(
+            spec, pathlib.Path({str(tmp_path)!r}), abort=threading.Event(), on_death=died_of
+        )
+        told.touch()
+        died.wait(60)
+        deployment.stop(timeout_s=10)
+        print(deaths[0].code.value, deaths[0].brief, sep="|")
+    """)
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    finally:
+        eventually(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
+
+    assert done.stdout.strip() == (
+        "out-of-memory|replica 0 ended: out of memory, killed by the kernel (cgroup limit 0.4 GB)"
+    ), done.stderr

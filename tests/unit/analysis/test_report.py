@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import harness
 from harness.analysis import report, summary
 from harness.analysis.campaign import analyse
-from harness.analysis.comparability import differences, gpu_names, refuse_unlike, reserved
+from harness.analysis.comparability import differences, environment, gpu_names, refuse_unlike, reserved
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import METRICS
 from harness.analysis.narrative import answers, caveats
@@ -22,7 +22,7 @@ from harness.analysis.report import report_of, write_report
 from harness.analysis.summary import index as index_of
 from harness.campaign.publish import publish
 from harness.cli.app import app
-from harness.errors import HarnessError, ResultsPathError
+from harness.errors import HarnessError, ResultsPathError, UnlikeResultsError
 from harness.results import Manifest, Status, latencies
 from harness.results.files import sha256_of
 from tests.unit.results.synthetic import Shape, experiment_spec, manifest_for, write_campaign, write_experiment
@@ -257,6 +257,25 @@ def test_what_pods_were_given_is_told_and_a_difference_is_said() -> None:
     assert f"pods: {words[2]} against {words[3]}." in differences([nothing, some])
     assert not [sentence for sentence in differences([some, some]) if sentence.startswith("pods")]
     refuse_unlike([nothing, some])
+
+
+@pytest.mark.parametrize("of_replicas", [True, False], ids=["in pods", "of the harness"])
+def test_limits_of_the_cgroup_make_two_machines_unlike(of_replicas: bool) -> None:
+    full = manifest_for(experiment_spec("resnet50", 2, 1, SHAPE), SHAPE, 0.0)
+
+    def limited(**limits: float) -> Manifest:
+        if of_replicas:
+            return full.model_copy(update={"replicas": [{"host": {"limits": limits}}] * 2})
+        host = full.provenance.host.model_copy(update={"limits": limits})
+        return full.model_copy(update={"provenance": full.provenance.model_copy(update={"host": host})})
+
+    half = limited(cpus=0.5, memory_bytes=400_000_000)
+    refuse_unlike([full, limited()])
+    refuse_unlike([half, half])
+    with pytest.raises(UnlikeResultsError):
+        refuse_unlike([full, half])
+    assert environment([half])["CPU limit"] == "0.5 CPUs"
+    assert {"CPU limit", "memory limit"} <= {line.partition(":")[0] for line in differences([full, half])}
 
 
 def test_the_gpus_are_those_that_replicas_ran_on() -> None:

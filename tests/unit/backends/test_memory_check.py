@@ -1,13 +1,17 @@
 """How much memory a replica is expected to need: every built-in workload has an estimate, and training grows with its batch."""
 
+import os
+
 import psutil
 import pytest
 
 from harness.backends import local_check
+from harness.campaign import doctor
 from harness.errors import ReasonCode, Severity
 from harness.metrics.nvml import GpuFacts
 from harness.spec import ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from harness.spec.workload import BUILTIN_WORKLOADS
+from tests.support.cgroups import Machine
 
 
 def findings(name, replicas, *, check="memory", sharing=Sharing.TIME_SLICING, gpus=1, **workload):
@@ -75,3 +79,24 @@ def test_the_replicas_of_a_gpu_are_held_against_the_memory_of_that_gpu(monkeypat
     monkeypatch.setattr(local_check, "gpu_facts", lambda: (here, ""))
     found = findings("whisper", replicas, check="GPU memory", sharing=sharing, gpus=gpus, memory_gb=60)
     assert bool(found) is refused
+
+
+@pytest.mark.usefixtures("ten_gigabytes_free")
+def test_what_a_cgroup_leaves_of_memory_and_cpus_counts(tmp_path, monkeypatch):
+    machine = Machine(tmp_path).in_group("/a").has("", cgroup__controllers="cpu memory")
+    machine.has("a", memory__max=400_000_000, memory__current=100_000_000, cpu__max="50000 100000")
+    monkeypatch.setattr(local_check, "Cgroup", lambda: machine.cgroup)
+
+    (refused,) = findings("resnet50", 1)
+    assert (refused.severity, refused.code) == (Severity.ERROR, ReasonCode.OUT_OF_MEMORY)
+    assert "0.3 GB are free" in refused.message
+    (limited,) = findings("resnet50", 1, check="cpus")
+    assert limited.severity is Severity.WARNING
+
+    monkeypatch.setattr(doctor, "Cgroup", lambda: machine.cgroup)
+    cpus = len(os.sched_getaffinity(0))
+    said = {check.name: (check.ok, check.found) for check in doctor.examine() if check.name in {"cpus", "memory"}}
+    assert said == {
+        "cpus": (False, f"0.5 of {cpus} CPUs by the cgroup's quota"),
+        "memory": (False, "0.3 GB available of the cgroup's limit of 0.4 GB"),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.backends.base import ReplicaDeath
+from harness.backends.base import KILLED_FOR_MEMORY, ReplicaDeath
 from harness.campaign.verdict import give_verdict
 from harness.errors import ReasonCode
 from harness.metrics.quality import Finding, Severity
@@ -16,6 +16,7 @@ from harness.results.manifest import Status, Verdict
     [
         (4, "", "", ReasonCode.OUT_OF_MEMORY),
         (137, "OOMKilled", "", ReasonCode.OUT_OF_MEMORY),
+        (137, f"{KILLED_FOR_MEMORY} (cgroup limit 0.4 GB)", "", ReasonCode.OUT_OF_MEMORY),
         (137, "", "", ReasonCode.REPLICA_DIED),
         (None, "the node is gone", "", ReasonCode.REPLICA_DIED),
         (4, "", "noisy", ReasonCode.NEIGHBOUR_DIED),
