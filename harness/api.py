@@ -271,8 +271,8 @@ def run(
         HarnessError: see harness/errors.py for the others.
     """
     from harness.backends.choose import make_backend
-    from harness.campaign.begin import begin
     from harness.campaign.events import Notice
+    from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.source import given, read_source
 
@@ -281,7 +281,7 @@ def run(
     else:
         content = campaign if isinstance(campaign, Mapping) else campaign.model_dump(mode="json", exclude_unset=True)
         source = given(json.dumps(content, indent=2, default=str))
-    folder = begin(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)))
+    folder = prepare(source, Path(results), force=force, say=lambda sentence: on_event(Notice(sentence)))
     CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=on_event).run()
     return load(folder.path)
 

@@ -1,14 +1,17 @@
-"""What is looked at before an hour is spent: disk, the results folder, and what the backend needs."""
+"""What is looked at before an hour is spent: disk, the results folder, what the backend needs; and the folder of a new campaign."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.backends.base import IMAGE, Backend
-from harness.campaign.plan import at_most_gb, estimate
+from harness.backends.choose import make_backend
+from harness.campaign.folder import CampaignFolder, create
+from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, most
+from harness.campaign.source import CampaignSource
 from harness.errors import AwayError, Finding, ImageError, PreflightError, ReasonCode, Severity
 from harness.spec import ExperimentSpec
 
@@ -80,3 +83,26 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Fi
         f"and {at_most_gb(DISK_RESERVE_BYTES)} have to stay free."
     )
     return [Finding(severity, "disk", message, "Free some space, or choose another disk with --results.")]
+
+
+def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
+    """Look at everything that speaks against a campaign, and make its folder.
+
+    Args:
+        source: the campaign.
+        results: folder that holds the campaigns' folders.
+        force: begin although preflight found errors.
+        say: told what preflight found.
+
+    Raises:
+        CampaignFileError: it is larger than it may be.
+        PreflightError: this machine cannot run it, and ``force`` is not set.
+        StorageError: ``results`` cannot be written.
+    """
+    check_limits(source.spec, most(source.spec))
+    findings = check(certain(source.spec), results, make_backend(source.spec, campaign_id="preflight"))
+    for finding in findings if force else [each for each in findings if each.severity is not Severity.ERROR]:
+        say(f"{finding.severity.value}: {finding.message} {finding.advice}".rstrip())
+    if not force:
+        refuse_errors(findings)
+    return create(results, source.spec, text=source.text, source=source.origin)

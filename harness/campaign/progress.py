@@ -12,8 +12,7 @@ from typing import Any
 from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate
-from harness.campaign.repeats import told
-from harness.campaign.stages import known_experiments
+from harness.campaign.planners import planner_of
 from harness.errors import ResultsPathError
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
@@ -77,7 +76,8 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     now_s = time.time() if now_s is None else now_s
     now = events[-1] if events else {}
     remaining_s = 0.0
-    experiments = known_experiments(folder)
+    planner = planner_of(folder)
+    experiments = planner.known()
     statuses = []
     pending = []
     for experiment in experiments:
@@ -102,7 +102,7 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
         done=len(experiments) - len(pending),
         running=running,
         remaining_s=remaining_s,
-        answers=told(folder),
+        answers=planner.answers(),
     )
 
 

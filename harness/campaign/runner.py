@@ -9,16 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from harness.analysis.stress import explained
 from harness.backends.base import Backend
 from harness.campaign import events
 from harness.campaign.experiment_run import Attempt, CampaignContext
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Journal
 from harness.campaign.plan import estimate, expand
-from harness.campaign.repeats import out_of_time
-from harness.campaign.stages import stages
-from harness.campaign.stress import ladders
+from harness.campaign.planners import planner_of
 from harness.clock import Clock, SystemClock
 from harness.errors import CampaignInterruptedError, ImageError, ReasonCode
 from harness.metrics.nvml import NvmlGpus
@@ -129,7 +126,8 @@ class CampaignRunner:
         statuses: dict[str, Status] = {}
         position = 0
         begun = False
-        for experiments in stages(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence))):
+        planner = planner_of(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence)))
+        while experiments := planner.following():
             found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
             pending = [experiment for experiment in experiments if found[experiment.experiment_id] is None]
             if not begun:
@@ -138,7 +136,7 @@ class CampaignRunner:
             for experiment in experiments:
                 status = found[experiment.experiment_id]
                 position += 1
-                if status is None and out_of_time(self._folder):
+                if status is None and planner.out_of_time():
                     continue
                 if status is None:
                     pending.remove(experiment)
@@ -147,7 +145,7 @@ class CampaignRunner:
                     statuses[experiment.experiment_id] = status
             self._refuse_lack([each for each in experiments if each.experiment_id not in statuses])
         journal.append("campaign-ends")
-        return Outcome(statuses, explained(ladders(self._folder)) | self._answers(statuses))
+        return Outcome(statuses, planner.explained() | self._answers(statuses))
 
     def _answers(self, statuses: Mapping[str, Status]) -> frozenset[str]:
         """Experiments that are INVALID for what was looked for: a neighbour's crash, or the memory that a setting lacks."""

@@ -233,14 +233,14 @@ def run(
 def run_source(source: "CampaignSource", results: Path, asked: "Thresholds", *, force: bool, report: bool) -> None:
     """Run what a file or a command says, and tell what came of it."""
     from harness.backends.choose import make_backend
-    from harness.campaign.begin import begin
+    from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
 
     asked.refuse_unanswerable(source.spec)
     for failure in asked.of_plan(source.spec, ()).failures:
         output.note(f"warning: {failure}")
-    folder = begin(source, results, force=force, say=output.note)
+    folder = prepare(source, results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
         outcome = runner.run()
@@ -311,22 +311,22 @@ def resume(
 
 def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
-    from harness.campaign.stages import answers
-    from harness.campaign.stress import bests
+    from harness.campaign.planners import planner_of
     from harness.cli import figures
     from harness.results.manifest import Status, read_manifest
     from harness.traffic.server_result import objectives
     from harness.traffic.slo import in_sentences
 
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
-    found = answers(folder)
-    answer |= found
-    told = [sentence for sentences in found.values() for sentence in sentences]
+    planner = planner_of(folder)
+    told = planner.answers()
+    if told:
+        answer[planner.kind] = told
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo
         told += in_sentences([(read_manifest(folder.path / name).experiment, judged) for name, judged in slo.items()])
-    best = bests(folder)
+    best = planner.bests()
     if best:
         answer["goodput"] = [each.to_dict() for each in best]
     analysis = None

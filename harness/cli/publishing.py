@@ -191,11 +191,11 @@ def _runs(spec: "CampaignSpec") -> str:
 def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
     from harness.backends.choose import make_backend
-    from harness.campaign.begin import begin
+    from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
 
-    folder = begin(source, results, force=force, say=output.note)
+    folder = prepare(source, results, force=force, say=output.note)
     told = " ".join(f"--against {each}" for each in (*before, folder.path))
     output.note(
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "

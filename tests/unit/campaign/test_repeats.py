@@ -14,8 +14,8 @@ from harness.campaign import events
 from harness.campaign.folder import create
 from harness.campaign.journal import Journal, read_events
 from harness.campaign.plan import certain, estimate, expand, most
+from harness.campaign.planners import BLOCK, BLOCKS_END
 from harness.campaign.progress import campaign_status
-from harness.campaign.repeats import BLOCK, ENDS
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError
@@ -93,7 +93,7 @@ def test_a_decided_cell_gets_no_more_time_and_the_others_do(finished):
     assert repeats_of(outcome.statuses, "tiny_r1_mps") == [1, 2, 3]
     assert repeats_of(outcome.statuses, "tiny_r2_mps") == list(range(1, len(on.journal(BLOCK)) + 1))
     assert len(on.journal(BLOCK)) > 3
-    (end,) = on.journal(ENDS)
+    (end,) = on.journal(BLOCKS_END)
     assert "tiny r1 mps against time-slicing: throughput is different" in end["answers"][0]
     assert end["why"] == "No repeats are left to do."
     assert any(end["answers"][-1] in notice for notice in on.notices)
@@ -108,7 +108,7 @@ def test_status_and_report_know_what_is_known_and_that_nothing_is_missing(finish
     assert "throughput is different" in status.answers[0]
     analysis = analyse(on.folder.path)
     assert analysis.unfinished == []
-    assert analysis.progress.sentences() == on.journal(ENDS)[0]["answers"]
+    assert analysis.progress.sentences() == on.journal(BLOCKS_END)[0]["answers"]
     assert any("followed from the results" in sentence for sentence in caveats(analysis))
 
 
@@ -134,7 +134,7 @@ def test_killed_anywhere_it_ends_where_it_would_have(finished, tmp_path):
         assert analyse(on.folder.path).unfinished
 
     assert on.run().statuses.keys() == outcome.statuses.keys()
-    assert on.journal(ENDS)[-1]["answers"] == whole.journal(ENDS)[-1]["answers"]
+    assert on.journal(BLOCKS_END)[-1]["answers"] == whole.journal(BLOCKS_END)[-1]["answers"]
     assert on.run().statuses.keys() == outcome.statuses.keys()  # nothing is left to do
 
 
@@ -144,7 +144,7 @@ def test_a_budget_ends_the_campaign_between_experiments_and_stays_spent(tmp_path
     outcome = on.run()
 
     assert set(repeats_of(outcome.statuses, "tiny_r2_mps")) >= {1, 2, 3}
-    (end,) = on.journal(ENDS)
+    (end,) = on.journal(BLOCKS_END)
     assert end["why"] == "The budget of 200 s leaves no time for what comes next."
     assert "1 open" in end["answers"][-1]
     assert campaign_status(on.folder.path).activity == "finished"
@@ -166,7 +166,7 @@ def test_the_budget_is_looked_at_before_every_experiment(tmp_path):
 
     assert list(on.run().statuses) == [f"tiny_r{name}_rep1" for name in ("1_time-slicing", "2_time-slicing", "1_mps")]
 
-    assert "budget of 200 s" in on.journal(ENDS)[0]["why"]
+    assert "budget of 200 s" in on.journal(BLOCKS_END)[0]["why"]
     assert campaign_status(on.folder.path).activity == "finished"
 
 
@@ -176,9 +176,9 @@ def test_invalid_runs_count_for_nothing_and_a_cell_without_two_in_a_row_is_given
 
     assert len(on.run().invalid) == 12
 
-    assert "throughput is not measured, after 3 repeats" in on.journal(ENDS)[0]["answers"][0]
+    assert "throughput is not measured, after 3 repeats" in on.journal(BLOCKS_END)[0]["answers"][0]
     assert len(on.run(again=[Status.INVALID]).statuses) > 12  # and now they tell something
-    assert "throughput is different" in on.journal(ENDS)[1]["answers"][0]
+    assert "throughput is different" in on.journal(BLOCKS_END)[1]["answers"][0]
 
 
 def test_the_plan_says_the_least_and_the_most(tmp_path):
