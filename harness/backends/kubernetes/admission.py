@@ -16,8 +16,7 @@ from decimal import Decimal
 from typing import Any
 
 from harness.backends.kubernetes.api import TRANSIENT, Api
-from harness.backends.kubernetes.objects import pods_path
-from harness.backends.kubernetes.parts import PodGroup
+from harness.backends.kubernetes.objects import PodGroup, pods_path
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
 from harness.errors import ClusterError, Finding, Severity
 from harness.spec import KubernetesSpec

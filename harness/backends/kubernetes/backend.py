@@ -5,24 +5,102 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.backends.base import Notify, ReplicaDeath, Send, unheard
-from harness.backends.kubernetes import files, monitoring, objects, parts, preflight, probe, switching
+from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.kubernetes import files, monitoring, objects, preflight, probe, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadPods
-from harness.backends.kubernetes.neighbours import WithNeighbours, only_node_is_shared
-from harness.backends.kubernetes.parts import PodGroup
-from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
+from harness.backends.kubernetes.objects import PodGroup
+from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, PodReplica
+from harness.backends.kubernetes.replica_check import APART_ADVICE, Status, apart, only_node_is_shared
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, ClusterError, Finding, Severity
+from harness.errors import BackendError, ClusterError, Finding, ReasonCode, Severity
 from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.prometheus.telemetry import PrometheusTelemetry
+from harness.metrics.summary import Recording
+from harness.results.manifest import Provenance
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
+
+
+class WithNeighbours:
+    """The measured replicas of one experiment and its neighbours, each workload with a deployment of its own.
+
+    Args:
+        measured: the replicas that the experiment is about.
+        beside: the neighbours, by workload.
+        by_node: replicas have a GPU or an instance each, or none: sharing the node is all that there is to see.
+    """
+
+    def __init__(
+        self, measured: KubernetesDeployment, beside: Mapping[str, KubernetesDeployment], *, by_node: bool
+    ) -> None:
+        self._measured, self._beside, self._by_node = measured, beside, by_node
+        self._all = [measured, *beside.values()]
+
+    @property
+    def deaths(self) -> Sequence[ReplicaDeath]:
+        """Replicas that have ended by themselves so far, the neighbours' among them."""
+        return [death for one in self._all for death in one.deaths]
+
+    def statuses(self) -> Sequence[Status]:
+        """What each measured replica says of itself. See KubernetesDeployment.statuses."""
+        return self._measured.statuses()
+
+    def neighbour_statuses(self) -> Mapping[str, Sequence[Status]]:
+        """The same of the replicas of each neighbour, by workload."""
+        return {name: one.statuses() for name, one in self._beside.items()}
+
+    def telemetry(self, path: Path) -> PrometheusTelemetry | None:
+        """Of the GPUs of all of them."""
+        return self._measured.telemetry(path, self._beside_replicas())
+
+    def hottest_celsius(self) -> float:
+        """Of the measured replicas' GPUs, which are those of the neighbours."""
+        return self._measured.hottest_celsius()
+
+    def provenance(self) -> Provenance:
+        """The nodes of the measured replicas, which are those of the neighbours."""
+        return self._measured.provenance()
+
+    def recording(self, request: RecordingRequest) -> Recording:
+        """Of the measured replicas, and of each neighbour by itself. Raises StorageError."""
+        return self._measured.recording(request, self._beside_replicas())
+
+    def _beside_replicas(self) -> list[PodReplica]:
+        return [replica for pods in self._beside.values() for replica in pods.replicas]
+
+    def start(self, abort: threading.Event) -> None:
+        """Begin everything and return when all have served, where they should be.
+
+        Raises:
+            ReplicaDiedError: one ended by itself.
+            BackendError: see KubernetesDeployment.start; or they do not share a GPU.
+        """
+        for one in self._all:
+            one.make(abort)
+        for one in self._all:  # the scheduler places a neighbour once a measured replica has its node
+            one.wait(abort)
+        why = apart(self._measured.statuses(), self.neighbour_statuses(), by_node=self._by_node)
+        if why:
+            raise BackendError(why, advice=APART_ADVICE, code=ReasonCode.NEIGHBOUR_APART)
+
+    def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
+        """From here on report each replica that ends."""
+        for one in self._all:
+            one.watch(on_death)
+
+    def stop(self, *, timeout_s: float) -> Sequence[str]:
+        """Fetch what was written and end everything; a node's sentence is said once."""
+        with ThreadPoolExecutor(len(self._all), thread_name_prefix="stop") as pool:
+            found = list(pool.map(lambda one: one.stop(timeout_s=timeout_s), self._all))
+        return list(dict.fromkeys(sentence for sentences in found for sentence in sentences))
 
 
 class KubernetesBackend:
@@ -71,7 +149,7 @@ class KubernetesBackend:
             api = self.api
         except ClusterError as error:
             return [Finding(Severity.ERROR, "cluster", error.message, error.advice)]
-        places = [parts.place(one, self._spec) for one in experiments] or [self._spec]
+        places = [objects.placed(one, self._spec) for one in experiments] or [self._spec]
         return preflight.check(
             api,
             self._spec if self._spec in places else places[0],
@@ -161,7 +239,7 @@ class KubernetesBackend:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort, notice)
         part = self._measured(experiment, folder)
-        around = parts.neighbours(part, self._spec, self._campaign_id)
+        around = objects.neighbour_pods(part, self._spec, self._campaign_id)
         measured = self._deployment(part, notice)
         beside = {name: self._deployment(one, notice, name) for name, one in around.items()}
         by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
@@ -171,25 +249,24 @@ class KubernetesBackend:
 
     def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> LoadPods:
         """Start the pods that send. See Backend.load_pods."""
-        part = parts.load(experiment, folder, self._spec, self._campaign_id, plan=plan)
+        part = objects.load_pods(experiment, folder, self._spec, self._campaign_id, plan=plan)
         load = LoadPods(self.api, part, self._clock)
         load.start(abort)
         return load
 
     def _switch(self, experiment: ExperimentSpec, abort: threading.Event, notice: Notify) -> None:
-        if parts.place(experiment, self._spec).device_plugin_configs is None:
+        if objects.placed(experiment, self._spec).device_plugin_configs is None:
             return
         api = self.api.until(abort)
         self.delete_all(api)  # its own pods hold GPUs, too
         self._mode.to(experiment, api, abort, notice)
 
     def _measured(self, experiment: ExperimentSpec, folder: Path) -> PodGroup:
-        return parts.measured(experiment, folder, self._spec, self._campaign_id)
+        return objects.measured_pods(experiment, folder, self._spec, self._campaign_id)
 
-    def _deployment(self, part: PodGroup, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
+    def _deployment(self, group: PodGroup, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
         record, clock = self._record, self._clock
-        of = (self.api, part.spec, part.workload, part.experiment, part.folder)
-        return KubernetesDeployment(*of, clock=clock, record=record, neighbour=neighbour, notice=notice)
+        return KubernetesDeployment(self.api, group, clock=clock, record=record, neighbour=neighbour, notice=notice)
 
     def _start(
         self,

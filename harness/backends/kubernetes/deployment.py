@@ -13,21 +13,19 @@ from typing import Any
 
 from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, unheard
 from harness.backends.kubernetes import (
-    artifacts,
     claims,
+    collect,
     monitoring,
     nodes,
     objects,
     pods,
     replica_check,
-    rollout,
 )
 from harness.backends.kubernetes.api import KubernetesApi, Object, OwnedObject
-from harness.backends.kubernetes.followed import Followed
-from harness.backends.kubernetes.objects import Workload
-from harness.backends.kubernetes.pod_monitor import PodMonitor
+from harness.backends.kubernetes.collect import LogTail
+from harness.backends.kubernetes.objects import PodGroup
+from harness.backends.kubernetes.pod_monitor import PodMonitor, QueueWait
 from harness.backends.kubernetes.pods import PodReplica
-from harness.backends.kubernetes.queue_wait import QueueWait
 from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import AwayError, BackendError, ClusterError, ImageError, ReplicaDiedError
@@ -36,12 +34,12 @@ from harness.metrics.summary import Recording
 from harness.results.manifest import Provenance
 from harness.results.provenance import collect as this_machine
 from harness.sharing import device_plugin
-from harness.spec import ExperimentSpec, KubernetesSpec
+from harness.spec import KubernetesSpec
 from harness.spec.experiment import TRACE_S
 
 RecordingMaker = Callable[[KubernetesApi, KubernetesSpec, Sequence[PodReplica], Path, RecordingRequest], Recording]
 
-LOOK_S = 0.25
+POLL_S = 0.25
 EVENTS_S = 5.0
 """How often it is asked whether the driver cannot prepare a claim."""
 FORCE_AFTER_S = 20.0
@@ -64,10 +62,7 @@ class KubernetesDeployment:
 
     Args:
         api: of the cluster.
-        spec: how replicas stand in it.
-        workload: what to make.
-        experiment: what it runs.
-        folder: the attempt's.
+        group: what to make, what it runs, and the attempt's folder.
         clock: real time.
         record: makes the recorder.
         neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
@@ -77,38 +72,38 @@ class KubernetesDeployment:
     def __init__(
         self,
         api: KubernetesApi,
-        spec: KubernetesSpec,
-        workload: Workload,
-        experiment: ExperimentSpec,
-        folder: Path,
+        group: PodGroup,
         *,
         clock: Clock,
         record: RecordingMaker = monitoring.recording,
         neighbour: str = "",
         notice: Notify = unheard,
     ) -> None:
-        self._record = record
-        self._api, self._spec, self.workload = api, spec, workload
-        self._experiment, self._folder, self._clock = experiment, folder, clock
-        self._neighbour = neighbour
+        self._api, self._clock, self._record, self._neighbour = api, clock, record, neighbour
+        self.workload, self._spec, self._experiment, self._folder = (
+            group.workload,
+            group.spec,
+            group.experiment,
+            group.folder,
+        )
         self._news = threading.Event()
-        self._owners = Watcher(api, workload.collection, labels=workload.selector, listener=self._notify)
-        path = objects.pods_path(spec.namespace)
-        self._pods = Watcher(api, path, labels=workload.selector, listener=self._notify)
+        selector = self.workload.selector
+        self._owners = Watcher(api, self.workload.collection, labels=selector, listener=self._notify)
+        self._pods = Watcher(api, objects.pods_path(self._spec.namespace), labels=selector, listener=self._notify)
         self._statuses: list[dict[str, Any]] = []
         self._nodes: list[Object] = []
-        self._watchman: PodMonitor | None = None
-        self._followed: Followed | None = None
+        self._monitor: PodMonitor | None = None
+        self._tail: LogTail | None = None
         self._made, self._made_s = False, math.inf
         self._preparing = claims.Preparing(notice)
-        self._queue = QueueWait(api, spec, experiment.timing.ready_timeout_s, notice)
+        self._queue = QueueWait(api, self._spec, self._experiment.timing.ready_timeout_s, notice)
         self._stopped = False
         self.replicas: list[PodReplica] = []
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
         """Replicas that have ended by themselves so far."""
-        return self._watchman.deaths if self._watchman else ()
+        return self._monitor.deaths if self._monitor else ()
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What each replica says of itself now, or said last, and which pod, node and image it is."""
@@ -135,10 +130,10 @@ class KubernetesDeployment:
 
     def recording(self, request: RecordingRequest, beside: Sequence[PodReplica] = ()) -> Recording:
         """From the Prometheus that watches the cluster, with the neighbours ``beside``. Raises StorageError."""
-        if self._watchman:
-            self._watchman.tell(request.notice)
+        if self._monitor:
+            self._monitor.tell(request.notice)
         if request.enough is not None:
-            self._followed = Followed(
+            self._tail = LogTail(
                 self._api,
                 self.replicas,
                 self._folder,
@@ -146,7 +141,7 @@ class KubernetesDeployment:
                 request.notice,
                 lambda: {death.replica for death in self.deaths},
             )
-            request = replace(request, enough=self._followed)
+            request = replace(request, enough=self._tail)
         return self._record(self._api, self._spec, [*self.replicas, *beside], self._folder, request)
 
     def start(self, abort: threading.Event) -> None:
@@ -177,10 +172,10 @@ class KubernetesDeployment:
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
         gpu_resource = "" if self._spec.by_claims or not self._spec.gpus_per_replica else self._spec.gpu_resource
-        self._watchman = PodMonitor(
+        self._monitor = PodMonitor(
             self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource, on_death
         )
-        self._watchman.start()
+        self._monitor.start()
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:
         """Fetch what the replicas wrote, end them, and wait until their pods are gone."""
@@ -188,15 +183,15 @@ class KubernetesDeployment:
             return []
         self._stopped = True
         try:
-            if self._followed:
-                self._followed.close()
-            remarks = self._watchman.stop() if self._watchman else []
+            if self._tail:
+                self._tail.close()
+            remarks = self._monitor.stop() if self._monitor else []
             return [*remarks, *self._collect(), *self._end(timeout_s)]
         finally:
             self._owners.stop()
             self._pods.stop()
-            if self._followed:
-                self._followed.discard()
+            if self._tail:
+                self._tail.discard()
 
     def _apply(self, api: KubernetesApi) -> None:
         self._made = True
@@ -230,17 +225,17 @@ class KubernetesDeployment:
             if self._spec.by_claims and now_s() >= asked_s + EVENTS_S:
                 asked_s = now_s()
                 self._preparing.look(self._pods.objects, self._warnings(), asked_s)
-            for owner in sorted(self._owners.objects, key=rollout.suspended)[-1:]:
-                self._queue.look(owner, now_s())
+            for owner in sorted(self._owners.objects, key=pods.suspended)[-1:]:
+                self._queue.poll(owner, now_s())
             if now_s() >= deadline_s:
                 waiting = self._queue.why or f"{progress.waiting}."
                 raise BackendError(
                     f"not every replica served within {timeout_s:g} s: {waiting}{self._last_event()}",
                     advice="Raise timing.ready_timeout_s, or look at it: kubectl describe pods",
                 )
-            self._news.wait(LOOK_S)
+            self._news.wait(POLL_S)
 
-    def _look(self) -> rollout.Progress:
+    def _look(self) -> pods.Progress:
         away_s = max(self._owners.away_s, self._pods.away_s)
         if away_s > self._spec.outage_s:
             raise ClusterError(
@@ -248,33 +243,26 @@ class KubernetesDeployment:
                 advice="Is the cluster running? Raise `kubernetes.outage_s` where it may be away for longer.",
             )
         owners = {pods.name(one): one for one in self._owners.objects}
-        return rollout.together([self._look_at(made, owners) for made in self.workload.owners])
+        return pods.together([self._look_at(made, owners) for made in self.workload.owners])
 
-    def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> rollout.Progress:
+    def _look_at(self, made: OwnedObject, owners: Mapping[str, Object]) -> pods.Progress:
         kind, name = self.workload.kind, pods.name(made.body)
         if name not in owners:
-            return rollout.Progress(False, waiting=f"the {kind} {name} is not there")
+            return pods.Progress(False, waiting=f"the {kind} {name} is not there")
         its = [pod for pod in self._pods.objects if pods.gpu_of(pod) == pods.gpu_of(made.body)]
-        return rollout.look({"kind": kind, **owners[name]}, its, objects.count_of(made.body))
+        return pods.rollout({"kind": kind, **owners[name]}, its, objects.count_of(made.body))
 
-    def _died(self, ended: rollout.Ended) -> ReplicaDiedError:
+    def _died(self, ended: pods.Ended) -> ReplicaDiedError:
         found = pods.in_order(self._pods.objects)
         index = next((place for place, pod in enumerate(found) if pod is ended.pod), 0)
         container, of_server = ended.end.container, ended.end.container == pods.SERVER
         previous = pods.restarts(ended.pod, container) > 0
-        lines = artifacts.last_lines(self._api, pods.name(ended.pod), container=container, previous=previous)
+        lines = collect.last_lines(self._api, pods.name(ended.pod), container=container, previous=previous)
         code = ended.end.exit_code
         death = ReplicaDeath(index, self._clock.now_s(), code, lines, ended.end.reason, self._neighbour, of_server)
-        if of_server:
-            return ReplicaDiedError(
-                f"{death} (while starting; pod {pods.name(ended.pod)}).", advice=SERVER_ADVICE, code=death.code
-            )
-        advice = "Run the workload by itself to see why: python -m harness.replica"
-        return ReplicaDiedError(
-            f"{death} (while starting; pod {pods.name(ended.pod)}).",
-            advice=START_ADVICE.get(code or 0, advice),
-            code=death.code,
-        )
+        advice = START_ADVICE.get(code or 0, "Run the workload by itself to see why: python -m harness.replica")
+        message = f"{death} (while starting; pod {pods.name(ended.pod)})."
+        return ReplicaDiedError(message, advice=SERVER_ADVICE if of_server else advice, code=death.code)
 
     def _last_event(self) -> str:
         """What a controller or kubelet complained about last, where the status of the pods does not say it."""
@@ -295,8 +283,8 @@ class KubernetesDeployment:
         """Ask every replica what it is; and the cluster, where it is."""
         found = pods.in_order(self._pods.objects)
         replicas = [pods.as_replica(pod, index, self._neighbour) for index, pod in enumerate(found)]
-        with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
-            statuses = list(pool.map(lambda replica: artifacts.status(api, replica), replicas))
+        with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
+            statuses = list(pool.map(lambda replica: collect.status(api, replica), replicas))
         self._nodes = self._read_nodes(api, [replica.node for replica in replicas])
         shared = self._read_sharing(api, found, statuses)
         self.replicas = [
@@ -309,12 +297,12 @@ class KubernetesDeployment:
         replica_check.refuse_what_differs(self._statuses, self._experiment, self._spec)
 
     def _refresh(self) -> None:
-        with ThreadPoolExecutor(max_workers=artifacts.PARALLEL, thread_name_prefix="status") as pool:
+        with ThreadPoolExecutor(max_workers=collect.PARALLEL, thread_name_prefix="status") as pool:
             self._statuses = list(pool.map(self._ask_again, self.replicas, self._statuses))
 
     def _ask_again(self, replica: PodReplica, before: dict[str, Any]) -> dict[str, Any]:
         try:
-            return {**artifacts.status(self._api, replica, patience_s=artifacts.QUICK_S), **replica.facts()}
+            return {**collect.status(self._api, replica, patience_s=collect.QUICK_S), **replica.facts()}
         except ClusterError:
             return before  # it has ended, or cannot be reached: what it said last is what is known
 
@@ -364,7 +352,7 @@ class KubernetesDeployment:
                 if pods.restarts(pod, name)
             }
             self._save_logs({one.index: over[one.pod] for one in self.replicas if one.pod in over})
-            return [*unanswered, *artifacts.results(self._api, alive, self._folder, self.workload.routes, restarted)]
+            return [*unanswered, *collect.results(self._api, alive, self._folder, self.workload.routes, restarted)]
         self._save_logs(dict(enumerate(pods.in_order(self._pods.objects))))
         return []
 
@@ -376,17 +364,17 @@ class KubernetesDeployment:
         """Of pods that answer nothing else, by replica."""
         for index, pod in of.items():
             for container in [one["name"] for one in pod["spec"]["containers"]]:
-                log = artifacts.log_file(self._folder, index, container)
+                log = collect.log_file(self._folder, index, container)
                 again = pods.restarts(pod, container) > 0
                 # Where it never ran there is no log; why it did not is said already.
                 with contextlib.suppress(BackendError):
-                    artifacts.save_log(
+                    collect.save_log(
                         self._api,
                         pods.name(pod),
                         log,
                         container=container,
                         restarted=again,
-                        patience_s=artifacts.QUICK_S,
+                        patience_s=collect.QUICK_S,
                     )
 
     def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
@@ -396,13 +384,13 @@ class KubernetesDeployment:
         while left:
             for replica in list(left):
                 try:
-                    if artifacts.finished(self._api, replica):
+                    if collect.finished(self._api, replica):
                         left.remove(replica)
                 except (ClusterError, ValueError, KeyError) as error:
                     why = f" ({error})"
             if self._clock.now_s() >= deadline_s:
                 break
-            self._news.wait(LOOK_S)
+            self._news.wait(POLL_S)
         return [
             f"replica {replica.index} ({replica.pod}) asked its server on when it was told to finish{why}: "
             "what had no answer when its files were fetched is missing in them."
@@ -438,7 +426,7 @@ class KubernetesDeployment:
         return sentences
 
     def _unclean(self) -> list[str]:
-        return self._watchman.unclean_ends() if self._watchman else []
+        return self._monitor.unclean_ends() if self._monitor else []
 
     def _gone_within(self, timeout_s: float) -> bool:
         deadline_s = self._clock.now_s() + timeout_s
@@ -446,7 +434,7 @@ class KubernetesDeployment:
             self._news.clear()
             if self._clock.now_s() >= deadline_s:
                 return False
-            self._news.wait(LOOK_S)
+            self._news.wait(POLL_S)
         return True
 
     def _still_there(self) -> bool:

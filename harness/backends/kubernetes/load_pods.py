@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from harness.backends.kubernetes import artifacts
+from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment
-from harness.backends.kubernetes.parts import PodGroup
+from harness.backends.kubernetes.objects import PodGroup
 from harness.backends.kubernetes.pods import PodReplica
 from harness.clock import Clock
 from harness.errors import ClusterError
@@ -30,7 +30,7 @@ class LoadPods:
 
     def __init__(self, api: KubernetesApi, part: PodGroup, clock: Clock) -> None:
         self._api, self._folder = api, part.folder
-        self._pods = KubernetesDeployment(api, part.spec, part.workload, part.experiment, part.folder, clock=clock)
+        self._pods = KubernetesDeployment(api, part, clock=clock)
 
     def start(self, abort: threading.Event) -> None:
         """Return when every pod sends. Raises BackendError."""
@@ -42,7 +42,7 @@ class LoadPods:
 
     def stop(self) -> tuple[list[Path], Sequence[str]]:
         """End the load, then the pods: the logs of the shards, and a sentence for whatever did not end well."""
-        with ThreadPoolExecutor(artifacts.PARALLEL, thread_name_prefix="load") as pool:
+        with ThreadPoolExecutor(collect.PARALLEL, thread_name_prefix="load") as pool:
             found = list(pool.map(self._end, self._pods.replicas))
         logs = [log for log, _ in found if log is not None]
         sentences = [sentence for _, sentence in found if sentence]
@@ -51,10 +51,10 @@ class LoadPods:
     def _end(self, shard: PodReplica) -> tuple[Path | None, str]:
         """Have one send no more, and fetch its log."""
         log = self._folder / f"shard-{shard.index}.bin"
-        patience_s = artifacts.QUICK_S if shard.pod in self._pods.over() else PATIENCE_S
+        patience_s = collect.QUICK_S if shard.pod in self._pods.over() else PATIENCE_S
         try:
-            said = self._api.text(artifacts.proxy_path(shard, "finish"), patience_s=patience_s)
-            self._api.download(artifacts.proxy_path(shard, "requests"), log, patience_s=patience_s)
+            said = self._api.text(collect.proxy_path(shard, "finish"), patience_s=patience_s)
+            self._api.download(collect.proxy_path(shard, "requests"), log, patience_s=patience_s)
             code = json.loads(said)["exit_code"]
         except (ClusterError, ValueError, KeyError) as error:
             return None, f"the requests that pod {shard.pod} sent could not be fetched: {error}"

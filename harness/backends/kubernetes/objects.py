@@ -18,8 +18,18 @@ from harness.backends.kubernetes import claims, files, pods
 from harness.backends.kubernetes.api import OwnedObject
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
 from harness.data import data_path
+from harness.results.layout import neighbour_folder
 from harness.sharing.modes import mode_of
-from harness.spec import ExperimentSpec, KubernetesSpec, LayerSpec, ServerSpec, Timing, WorkloadKind, WorkloadSpec
+from harness.spec import (
+    ExperimentSpec,
+    KubernetesSpec,
+    LayerSpec,
+    ScenarioKind,
+    ServerSpec,
+    Timing,
+    WorkloadKind,
+    WorkloadSpec,
+)
 from harness.spec.kubernetes import SharingBy
 from harness.spec.pods import Placement
 from harness.spec.replica import ReplicaSpec
@@ -365,3 +375,67 @@ def _template() -> jinja2.Template:
     # It renders YAML, where every value that is not ours is written as JSON.
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, trim_blocks=True)  # noqa: S701
     return environment.get_template("replicas.yaml.j2")
+
+
+@dataclass(frozen=True, slots=True)
+class PodGroup:
+    """One Deployment or Job of an attempt.
+
+    Attributes:
+        experiment: what it runs; of a neighbour or of the load, with its own workload and number.
+        spec: how its pods stand in the cluster.
+        folder: of what its pods write.
+        workload: the object.
+    """
+
+    experiment: ExperimentSpec
+    spec: KubernetesSpec
+    folder: Path
+    workload: Workload
+
+
+def placed(experiment: ExperimentSpec, spec: KubernetesSpec) -> KubernetesSpec:
+    """How measured pods stand in the cluster: who asks a server that runs already holds no GPU."""
+    server = experiment.workload.server
+    return without_gpu(spec) if server and server.url else spec
+
+
+def measured_pods(experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str) -> PodGroup:
+    """The measured replicas."""
+    there = placed(experiment, spec)
+    return PodGroup(experiment, there, folder, workload(experiment, folder, there, campaign_id))
+
+
+def neighbour_pods(beside: PodGroup, spec: KubernetesSpec, campaign_id: str) -> dict[str, PodGroup]:
+    """Those of the measured replicas, by workload."""
+    experiment, found = beside.experiment, {}
+    position = experiment.replicas
+    limits = experiment.mps.among(experiment.replicas_per_gpu) if experiment.mps else None
+    for each in experiment.neighbours:
+        name = each.workload.name
+        changes = {"workload": each.workload, "replicas": each.replicas, "condition": None, "mps": limits}
+        own, folder = experiment.model_copy(update=changes), neighbour_folder(beside.folder, name)
+        made = workload(own, folder, spec, campaign_id, measured=beside.workload, position=position)
+        position += each.replicas
+        found[name] = PodGroup(own, spec, folder, made)
+    return found
+
+
+def load_pods(
+    experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
+) -> PodGroup:
+    """One pod for each shard of the load, without a GPU."""
+    shards = min(spec.load_generators, experiment.replicas)
+    own = experiment.workload.model_copy(update={"scenario": None, "name": f"load-{experiment.workload.name}"})
+    changes = {"replicas": shards, "workload": own, "condition": None, "mps": None}
+    of, there = experiment.model_copy(update=changes), without_gpu(spec)
+    return PodGroup(of, there, folder / "load", load_job(of, folder / "load", there, campaign_id, plan=plan))
+
+
+def all_pods(experiment: ExperimentSpec, spec: KubernetesSpec, campaign_id: str) -> list[PodGroup]:
+    """All that there will be at once, looked at before anything is made."""
+    folder, scenario = Path(experiment.experiment_id), experiment.workload.scenario
+    first = measured_pods(experiment, folder, spec, campaign_id)
+    http = scenario is not None and scenario.kind is ScenarioKind.HTTP
+    sending = [load_pods(experiment, folder, spec, campaign_id, plan="")] if http else []
+    return [first, *neighbour_pods(first, spec, campaign_id).values(), *sending]

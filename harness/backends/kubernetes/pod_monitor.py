@@ -1,27 +1,82 @@
-"""Watches serving replicas: whatever ends one, or the node below it, is noticed and said with its own reason."""
+"""Watches pods: what a Job waits for in its queue, and whatever ends a replica that serves, or the node below it."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import ReplicaDeath
-from harness.backends.kubernetes import artifacts, nodes, pods
-from harness.backends.kubernetes.api import KubernetesApi, Object
+from harness.backends.base import Notify, ReplicaDeath
+from harness.backends.kubernetes import collect, nodes, pods
+from harness.backends.kubernetes.api import KubernetesApi, Object, selectors
 from harness.backends.kubernetes.pods import SERVER, End, PodReplica
+from harness.backends.kubernetes.rights import KUEUE, KUEUE_VERSIONS
 from harness.backends.kubernetes.watch import Watcher
 from harness.clock import Clock
 from harness.errors import BackendError, ClusterError
+from harness.spec import KubernetesSpec
 
-Notice = Callable[[str], None]
 KILLED = 137
 """Exit code of who did not heed SIGTERM; what else a server ends with is its own way."""
 
+JOB_UID_LABEL = f"{KUEUE}/job-uid"
+"""Of a Workload, by which Kueue queues a Job."""
+QUEUE_POLL_S = 5.0
+TELL_S = 15.0
+"""Of waiting for the same: a queue with room admits a Job within a second or two."""
 NODE_RETURNS_S = 60.0
 """As long as the API server was away no kubelet could report, and the cluster calls them silent: they are given this to do so."""
+
+
+class QueueWait:
+    """Tells ``notice`` what a suspended Job waits for, up to ``limit_s`` seconds, once it has been the same for a while."""
+
+    def __init__(self, api: KubernetesApi, spec: KubernetesSpec, limit_s: float, notice: Notify) -> None:
+        self._api, self._spec, self._limit_s, self._notice = api, spec, limit_s, notice
+        self._asked_s, self._since_s = -math.inf, math.inf
+        self.why = ""
+
+    def poll(self, owner: Object, now_s: float) -> None:
+        """Read, every few seconds, why this Job is suspended; ``why`` is then a sentence, and empty where it is not.
+
+        Args:
+            owner: the Job, or a Deployment, which nothing suspends.
+            now_s: seconds since the epoch.
+        """
+        if not pods.suspended(owner):
+            self.why, self._asked_s = "", -math.inf
+            return
+        if now_s < self._asked_s + QUEUE_POLL_S:
+            return
+        self._asked_s = now_s
+        queue = f"its queue {self._spec.queue_name}" if self._spec.queue_name else "its queue"
+        reason = self._reason(owner)
+        why = f"the Job is suspended: {queue} has not admitted it{f': {reason}' if reason else ''}."
+        if why != self.why:
+            self.why, self._since_s = why, now_s
+        if now_s >= self._since_s + TELL_S:
+            self._since_s = math.inf  # once
+            self._notice(f"waits up to {self._limit_s:g} s: {why}")
+
+    def _reason(self, job: Object) -> str:
+        """What Kueue says of why there is no quota, or no admission with it; empty: nothing, or it may not be read."""
+        query = selectors(f"{JOB_UID_LABEL}={job['metadata']['uid']}", "")
+        for version in KUEUE_VERSIONS:
+            try:
+                listed = self._api.find(f"/apis/{KUEUE}/{version}/namespaces/{self._spec.namespace}/workloads", query)
+            except BackendError:
+                return ""  # it would have been a help, no more
+            for queued in (listed or {}).get("items") or []:
+                for kind in ("QuotaReserved", "Admitted"):
+                    found = pods.condition(queued, kind)
+                    if found.get("status") == "False":
+                        return " ".join(str(found.get("message") or found.get("reason") or "").split()).rstrip(".")
+            if listed is not None:
+                return ""
+        return ""
 
 
 class PodMonitor:
@@ -61,7 +116,7 @@ class PodMonitor:
         self._remarks: dict[str, str] = {}
         self._silent = ""
         self._doubted: dict[str, threading.Timer] = {}
-        self._notice: Notice | None = None
+        self._notice: Notify | None = None
         self.deaths: list[ReplicaDeath] = []
 
     def start(self) -> None:
@@ -79,7 +134,7 @@ class PodMonitor:
             if uid not in present:
                 self._report(replica, End(None, "the pod is gone"), previous=False)
 
-    def tell(self, notice: Notice) -> None:
+    def tell(self, notice: Notify) -> None:
         """From here on say at once what is no death, and now what was noticed before."""
         self._notice = notice
         for sentence in [self._silent, *self._remarks.values()]:
@@ -208,11 +263,11 @@ class PodMonitor:
                 return
             self._dead.add(replica.index)
         container = end.container
-        lines = artifacts.last_lines(self._api, replica.pod, container=container, previous=previous)
+        lines = collect.last_lines(self._api, replica.pod, container=container, previous=previous)
         with contextlib.suppress(BackendError):  # gone with its pod; the last lines are all there is
-            log = artifacts.log_file(self._folder, replica.index, container)
-            artifacts.save_log(
-                self._api, replica.pod, log, container=container, restarted=previous, patience_s=artifacts.QUICK_S
+            log = collect.log_file(self._folder, replica.index, container)
+            collect.save_log(
+                self._api, replica.pod, log, container=container, restarted=previous, patience_s=collect.QUICK_S
             )
         death = ReplicaDeath(
             replica.index,

@@ -1,4 +1,4 @@
-"""What a pod's status says: whether it serves, why it does not, and how it ended."""
+"""What the status of pods and of their owner says: whether they serve, why they do not, how they ended, when a rollout is done."""
 
 from __future__ import annotations
 
@@ -56,28 +56,21 @@ class PodReplica:
     """One replica that serves, and where.
 
     Attributes:
-        index: of the replica.
-        pod: name of its pod.
         uid: of the pod; a pod of the same name with another uid is another replica.
-        node: name of the node it runs on.
-        namespace: of the pod.
         port: of its ``/metrics``.
         experiment: value of the pod's experiment label, the same for all replicas of one attempt.
-        image: reference that was asked for.
         image_id: what ran: with its digest where the runtime tells.
         gpu_uuid: of the device it sees; empty on a CPU.
         restarts: of its container when it began to serve.
         sharing: how its node is seen to share the GPUs; empty: it does not show it, or there is none.
-        ip: of the pod.
         gpu_slices: that each GPU of its node is lent as; None: the node does not show it.
         claim: name of the ResourceClaim by which it has its GPU; empty: it has none.
         asks_a_server: the user's own, in a container of its pod.
-        server_image_id: what ran in that.
         layer_image_id: what the library of a layer was copied out of; empty: there is none, or it is the replica's own.
         neighbour: the workload that it runs beside the measured ones; empty for a measured replica.
         reserve: processors, memory and disk that the container which computes asks for, as the API server completed it.
         limit: the most of these that it may use.
-        qos_class: of the pod: BestEffort, Burstable or Guaranteed; empty where the cluster does not say.
+        qos_class: of the pod; empty where the cluster does not say.
     """
 
     index: int
@@ -385,3 +378,100 @@ def waits_for(pod: Object) -> str:
 def _sentence(reason: object, message: object) -> str:
     text = " ".join(str(message or "").split()).rstrip(".")
     return f"{reason}: {text}" if text else str(reason or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A replica that ended before all of them served."""
+
+    pod: Object
+    end: End
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rollout is.
+
+    Attributes:
+        done: every replica serves, and there is none too many.
+        ended: a replica that ended by itself; None: none did.
+        stuck: why it cannot go on; None: it can.
+        hindrance: why no node takes a pod, or none can be made, for now; None: nothing of that kind.
+        waiting: what it waits for, in a few words.
+    """
+
+    done: bool
+    ended: Ended | None = None
+    stuck: Obstacle | None = None
+    hindrance: Obstacle | None = None
+    waiting: str = ""
+
+
+def rollout(workload: Object, found: Sequence[Object], replicas: int) -> Progress:
+    """Judge a Deployment or a Job and its pods."""
+    alive = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    for pod in alive:
+        if why := not_copied(pod):
+            return Progress(False, stuck=why)
+        if end := end_of(pod):
+            return Progress(False, ended=Ended(pod, end))
+    stuck = next((why for pod in alive if (why := obstacle(pod))), None)
+    hindrance = next((why for pod in alive if (why := unschedulable(pod))), _refusal(workload))
+    ready = [pod for pod in alive if is_ready(pod)]
+    done = len(ready) == len(found) == replicas and _complete(workload, replicas)
+    return Progress(done, stuck=stuck, hindrance=hindrance, waiting=_missing(workload, found, ready, replicas))
+
+
+def together(found: Sequence[Progress]) -> Progress:
+    """Several rollouts as one: done when all are, and hindered by whatever hinders one."""
+    return Progress(
+        all(one.done for one in found),
+        ended=next((one.ended for one in found if one.ended), None),
+        stuck=next((one.stuck for one in found if one.stuck), None),
+        hindrance=next((one.hindrance for one in found if one.hindrance), None),
+        waiting=next((one.waiting for one in found if not one.done), ""),
+    )
+
+
+def suspended(workload: Object) -> bool:
+    """Whether a queue, or whoever else, holds a Job back: no pod of it is made."""
+    return bool((workload.get("spec") or {}).get("suspend"))
+
+
+def _complete(workload: Object, replicas: int) -> bool:
+    """What ``kubectl rollout status`` waits for, exactly."""
+    status: dict[str, Any] = workload.get("status") or {}
+    if workload["kind"] == "Job":
+        return int(status.get("ready") or 0) == int(status.get("active") or 0) == replicas
+    if int(status.get("observedGeneration") or 0) < int(workload["metadata"]["generation"]):
+        return False
+    counts = ("replicas", "updatedReplicas", "readyReplicas", "availableReplicas")
+    return all(int(status.get(count) or 0) == replicas for count in counts)
+
+
+def _refusal(workload: Object) -> Obstacle | None:
+    """Why the controller cannot make pods at all: a quota, an admission policy, a missing account."""
+    for kind in ("ReplicaFailure", "Failed", "FailureTarget"):
+        found = condition(workload, kind)
+        if found.get("status") == "True":
+            return Obstacle(
+                str(found.get("reason") or kind),
+                str(found.get("message") or ""),
+                "Mend what it names: a quota, a policy of the namespace, the service account or the runtime class.",
+            )
+    return None
+
+
+def _missing(workload: Object, found: Sequence[Object], ready: Sequence[Object], replicas: int) -> str:
+    """The first thing that is missing."""
+    if suspended(workload):
+        return f"the {workload['kind']} is suspended: its queue has not admitted it"
+    if len(found) < replicas:
+        return f"{len(found)} of {replicas} pods have been made"
+    unready = [pod for pod in found if pod not in ready]
+    if unready:
+        pod = unready[0]
+        return f"{len(ready)} of {replicas} serve; {name(pod)}: {waits_for(pod)}"
+    if len(found) > replicas:
+        return f"{len(found)} pods are there instead of {replicas}"
+    return f"the {workload['kind']} has not counted its {replicas} pods yet"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import admission, claims_check, files, monitoring, nodes, parts, probe
+from harness.backends.kubernetes import admission, claims_check, files, monitoring, nodes, objects, probe
 from harness.backends.kubernetes import switching as switch
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
@@ -88,7 +88,7 @@ def _admitted(
         for each in experiments
     }
     try:
-        groups = [parts.everything(each, spec, campaign_id) for each in distinct.values()]
+        groups = [objects.all_pods(each, spec, campaign_id) for each in distinct.values()]
     except CampaignFileError:
         return [], []  # files that cannot be carried into pods are an error of their own
     try:

@@ -1,20 +1,24 @@
-"""What is refused once replicas have said what they are: another device, sharing mode or limit than asked, or no layer."""
+"""What is refused once replicas have said what they are: another device, sharing mode or limit than asked, or no layer, or apart from neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.backends.kubernetes import objects
+from harness.backends.kubernetes.objects import layer_in_pod
 from harness.errors import BackendError, ReasonCode
 from harness.sharing.modes import mode_of
-from harness.spec import Device, ExperimentSpec, KubernetesSpec
+from harness.spec import Device, ExperimentSpec, KubernetesSpec, Sharing
 
-Statuses = Sequence[Mapping[str, Any]]
-"""What each replica says of itself, with its pod."""
+Status = Mapping[str, Any]
+"""What a replica says of itself, with its pod and node."""
+APART_ADVICE = (
+    "The scheduler chooses the node and the device plugin the GPU: narrow `kubernetes.node_selector` to nodes with one GPU, "
+    "with one neighbour at least for each; a workload of your own names its GPU as `device_uuid` of describe()."
+)
 
 
-def refuse_what_differs(statuses: Statuses, experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
+def refuse_what_differs(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
     """Refuse replicas that would measure something else. Raises BackendError for the first thing that differs."""
     refuse_missing_library(statuses, experiment)
     refuse_silent_cpu(statuses, experiment, spec)
@@ -22,9 +26,9 @@ def refuse_what_differs(statuses: Statuses, experiment: ExperimentSpec, spec: Ku
     refuse_other_limits(statuses, experiment)
 
 
-def refuse_missing_library(statuses: Statuses, experiment: ExperimentSpec) -> None:
+def refuse_missing_library(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:
     """The loader leaves out what it does not find, with a mere remark: a layer without cost would be measured. Raises BackendError."""
-    layer = objects.layer_in_pod(experiment)
+    layer = layer_in_pod(experiment)
     if layer is None or layer.preload is None:
         return
     for status in statuses:
@@ -37,7 +41,7 @@ def refuse_missing_library(statuses: Statuses, experiment: ExperimentSpec) -> No
             )
 
 
-def refuse_silent_cpu(statuses: Statuses, experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
+def refuse_silent_cpu(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
     """A replica that was given a GPU and does not use it would be measured for hours on the CPU. Raises BackendError."""
     workload = experiment.workload
     if not spec.gpus_per_replica or workload.device is Device.CPU or workload.factory is not None:
@@ -52,7 +56,7 @@ def refuse_silent_cpu(statuses: Statuses, experiment: ExperimentSpec, spec: Kube
         )
 
 
-def refuse_other_mode(statuses: Statuses, experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
+def refuse_other_mode(statuses: Sequence[Status], experiment: ExperimentSpec, spec: KubernetesSpec) -> None:
     """Where the campaign sets the mode: what a pod was handed tells whether it is under MPS. Raises BackendError."""
     if spec.device_plugin_configs is None and not spec.by_claims:
         return
@@ -68,7 +72,7 @@ def refuse_other_mode(statuses: Statuses, experiment: ExperimentSpec, spec: Kube
             )
 
 
-def refuse_other_limits(statuses: Statuses, experiment: ExperimentSpec) -> None:
+def refuse_other_limits(statuses: Sequence[Status], experiment: ExperimentSpec) -> None:
     """A layer, an image or a workload can set the same variables. Raises BackendError."""
     asked = mode_of(experiment.sharing).pod_environment(experiment)
     for status in statuses:
@@ -78,3 +82,45 @@ def refuse_other_limits(statuses: Statuses, experiment: ExperimentSpec) -> None:
                 f"replica {status['replica']} (pod {status['pod']}) has the limits {has} under MPS and not {asked}.",
                 advice="Leave CUDA_MPS_* out of the image, of `layer.environment` and of `server.env`.",
             )
+
+
+def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
+    """Whether replicas have no GPU, or by their sharing mode a GPU or an instance each."""
+    return not gpus_per_replica or mode_of(sharing).each_its_own
+
+
+def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:
+    """Who is not where the others are, in a sentence; empty: every neighbour is beside a measured replica, and the other way round.
+
+    Args:
+        measured: what each measured replica says of itself, with its pod and node.
+        beside: the same of the neighbours, by workload.
+        by_node: the node counts, and not the GPU.
+    """
+    neighbours = [one for statuses in beside.values() for one in statuses]
+    named = [
+        *((f"replica {one['replica']} (pod {one['pod']})", one, neighbours, "no neighbour") for one in measured),
+        *(
+            (
+                f"replica {one['replica']} of the neighbour {name} (pod {one['pod']})",
+                one,
+                measured,
+                "no measured replica",
+            )
+            for name, statuses in beside.items()
+            for one in statuses
+        ),
+    ]
+    for who, one, others, nobody in named:
+        on_gpu = not by_node and _may_use_gpu(one) and any(map(_may_use_gpu, others))
+        key, what = ("gpu_uuid", "GPU") if on_gpu else ("node", "node")
+        if not one.get(key):
+            return f"{who} does not say on which GPU it is, so that nobody knows whether it shares one."
+        if one[key] not in {other.get(key) for other in others}:
+            return f"{who} is on {what} {one[key]}, where {nobody} is."
+    return ""
+
+
+def _may_use_gpu(status: Status) -> bool:
+    """A workload on the CPU says so."""
+    return status.get("device") != Device.CPU

@@ -185,7 +185,7 @@ def test_a_node_that_falls_silent_takes_its_replicas_with_it(deploy, driver, dea
 
 def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report(deploy, driver, deaths, monkeypatch):
     deployment, _ = deploy(experiment(replicas=1))
-    watchman = deployment._watchman
+    watchman = deployment._monitor
     watchman._nodes.outages.append((time.time() - 60, time.time(), "connection refused"))
 
     driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
@@ -205,7 +205,7 @@ def test_a_node_called_silent_because_the_api_server_was_away_has_time_to_report
 
 def test_a_node_that_is_still_doubted_at_the_end_is_said_to_be(deploy, driver, deaths, monkeypatch):
     deployment, _ = deploy(experiment(replicas=2))
-    watchman = deployment._watchman
+    watchman = deployment._monitor
     monkeypatch.setattr(watchman, "_api_was_away", lambda: True)
 
     driver.set_node("Ready", "Unknown", "NodeStatusUnknown", "Kubelet stopped posting node status.")
@@ -222,7 +222,7 @@ def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
     deployment, _ = deploy(experiment(replicas=1))
 
     driver.set_node("DiskPressure", "True", "KubeletHasDiskPressure", "kubelet has disk pressure")
-    wait_for(lambda: deployment._watchman._remarks)
+    wait_for(lambda: deployment._monitor._remarks)
     driver.set_node("DiskPressure", "False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure")
 
     assert list(deployment.stop(timeout_s=DRAINED_S)) == [
@@ -234,14 +234,14 @@ def test_pressure_on_the_node_is_said_and_no_death(deploy, driver, deaths):
 def test_a_gpu_that_fails_is_said_at_once_and_no_death(deploy, driver, deaths):
     deployment, _ = deploy(experiment(replicas=2))
     notices = []
-    deployment._watchman.tell(notices.append)
+    deployment._monitor.tell(notices.append)
 
     driver.fail_device(deployment.statuses()[1]["pod"], "GPU-5b0c::2")
     wait_for(lambda: notices, SEEN_WITHIN_S)
 
     held = "replica 1 held nvidia.com/gpu GPU-5b0c::2 when its plugin called it unhealthy."
     assert notices == [held]
-    wait_for(lambda: any(nodes.withdrawn(node, GPU) for node in deployment._watchman._nodes.objects), SEEN_WITHIN_S)
+    wait_for(lambda: any(nodes.withdrawn(node, GPU) for node in deployment._monitor._nodes.objects), SEEN_WITHIN_S)
     withdrawn = f"node node-a lends {driver.slices - 1} of its {driver.slices} nvidia.com/gpu: the device plugin calls"
     assert [one[: len(withdrawn)] for one in deployment.stop(timeout_s=DRAINED_S)] == [
         held[: len(withdrawn)],

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from harness.backends.kubernetes import objects, parts, preflight
+from harness.backends.kubernetes import objects, preflight
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.errors import ClusterError, Severity
 from harness.spec import WorkloadSpec
@@ -119,7 +119,7 @@ def test_preflight_refuses_what_the_api_server_refuses(api, server, kind, spec, 
     if server_asks:
         asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
     spec_of_pods = server.spec()
-    [part] = parts.everything(asked, spec_of_pods, "c0ffee")
+    [part] = objects.all_pods(asked, spec_of_pods, "c0ffee")
     with in_force(api, kind, spec):
         _, found = preflight._admitted(api, spec_of_pods, [asked], "c0ffee")
         said = refused(api, part.workload)
@@ -158,7 +158,7 @@ def test_preflight_refuses_of_what_is_stated_what_the_api_server_refuses(api, se
     if server_asks:
         asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
     spec_of_pods = server.spec(**stated)
-    [part] = parts.everything(asked, spec_of_pods, "c0ffee")
+    [part] = objects.all_pods(asked, spec_of_pods, "c0ffee")
     with in_force(api, kind, spec):
         _, found = preflight._admitted(api, spec_of_pods, [asked], "c0ffee")
         said = refused(api, part.workload)
@@ -176,7 +176,7 @@ def test_the_api_server_takes_every_shape_and_calls_it_by_its_class(api, server)
         ({"reserve": whole, "limit": whole}, "Guaranteed"),
         ({"limit": {**whole, "ephemeral-storage": "1Gi"}}, "Guaranteed"),
     ]:
-        [part] = parts.everything(experiment(replicas=1), server.spec(**stated), "c0ffee")
+        [part] = objects.all_pods(experiment(replicas=1), server.spec(**stated), "c0ffee")
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": part.workload.name}}
         pod["spec"] = {
             **part.workload.body["spec"]["template"]["spec"],

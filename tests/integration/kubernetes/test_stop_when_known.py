@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from harness.backends.base import RecordingRequest
-from harness.backends.kubernetes import followed
+from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
@@ -34,7 +34,7 @@ TIMING = FAST | {"step_s": 0.25, "record_s": PLANNED_S, "stop_when_known": WANTE
 
 @pytest.fixture(autouse=True)
 def _at_once(monkeypatch):
-    monkeypatch.setattr(followed, "PACE_S", 0.1)
+    monkeypatch.setattr(collect, "PACE_S", 0.1)
 
 
 class Asked(StopRule):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.backends.kubernetes.neighbours import apart
+from harness.backends.kubernetes.replica_check import apart
 
 
 def at(node, gpu="", replica=0, **more):

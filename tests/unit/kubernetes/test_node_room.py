@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.backends.kubernetes import parts
+from harness.backends.kubernetes import objects
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.nodes import check_room
 from harness.errors import Severity
@@ -33,7 +33,7 @@ def pod(cpu, where="n1", *, status=None, campaign="", before=None, sidecar=False
 
 
 def found(nodes, pods=(), *, of=None, spec=HALF):
-    groups = [parts.everything(one, spec, "mine") for one in of or [experiment(replicas=8)]]
+    groups = [objects.all_pods(one, spec, "mine") for one in of or [experiment(replicas=8)]]
     made = [[PlannedPods(one, one.workload.body["spec"]["template"]) for one in each] for each in groups]
     return list(check_room(nodes, pods, made, "mine"))
 

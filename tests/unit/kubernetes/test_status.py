@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from harness.backends.kubernetes import pods, rollout
+from harness.backends.kubernetes import pods
 from harness.backends.kubernetes.nodes import not_ready, pressures, provenance
 from harness.results.manifest import Software
 from harness.spec.resources import amount, in_words
@@ -46,8 +46,8 @@ def deployment(count=2, **status):
 
 
 def test_done_when_every_count_agrees_and_no_pod_is_too_many():
-    assert rollout.look(deployment(), [pod("a"), pod("b")], 2).done
-    assert rollout.look({"kind": "Job", "status": {"active": 2, "ready": 2}}, [pod("a"), pod("b")], 2).done
+    assert pods.rollout(deployment(), [pod("a"), pod("b")], 2).done
+    assert pods.rollout({"kind": "Job", "status": {"active": 2, "ready": 2}}, [pod("a"), pod("b")], 2).done
 
 
 def of_gpu(number, one, index=None):
@@ -64,18 +64,18 @@ def test_replicas_of_several_shared_gpus_are_numbered_one_of_each_in_turn():
 
 
 def test_several_rollouts_are_done_when_all_are_and_held_up_by_any():
-    done, failed = rollout.look(deployment(), [pod("a"), pod("b")], 2), {"type": "ReplicaFailure", "status": "True"}
-    held = rollout.look(deployment(conditions=[failed]), [], 2)
+    done, failed = pods.rollout(deployment(), [pod("a"), pod("b")], 2), {"type": "ReplicaFailure", "status": "True"}
+    held = pods.rollout(deployment(conditions=[failed]), [], 2)
 
-    assert rollout.together([done, done]).done
-    both = rollout.together([done, held])
+    assert pods.together([done, done]).done
+    both = pods.together([done, held])
     assert not both.done
     assert both.hindrance is held.hindrance is not None
     assert both.waiting == held.waiting == "0 of 2 pods have been made"
 
 
 def test_a_job_that_its_queue_holds_back_is_said_to_be_held_back():
-    held = rollout.look({"kind": "Job", "spec": {"suspend": True}}, [], 2)
+    held = pods.rollout({"kind": "Job", "spec": {"suspend": True}}, [], 2)
 
     assert not held.done
     assert held.waiting == "the Job is suspended: its queue has not admitted it"
@@ -96,7 +96,7 @@ def test_a_job_that_its_queue_holds_back_is_said_to_be_held_back():
     ],
 )
 def test_not_done_otherwise(owner, found):
-    progress = rollout.look(owner, found, 2)
+    progress = pods.rollout(owner, found, 2)
 
     assert not progress.done
     assert progress.waiting
@@ -106,7 +106,7 @@ def test_not_done_otherwise(owner, found):
 def test_what_will_not_come_by_itself_is_stuck(reason):
     waiting = pod("b", phase="Pending", ready=False, state={"waiting": {"reason": reason, "message": "because."}})
 
-    assert str(rollout.look(deployment(), [pod("a"), waiting], 2).stuck) == f"{reason}: because"
+    assert str(pods.rollout(deployment(), [pod("a"), waiting], 2).stuck) == f"{reason}: because"
 
 
 def test_a_pod_without_a_node_and_a_controller_that_is_refused_hinder():
@@ -116,9 +116,9 @@ def test_a_pod_without_a_node_and_a_controller_that_is_refused_hinder():
     }
 
     placeless = pod("a", phase="Pending", ready=False, conditions=conditions)
-    assert str(rollout.look(deployment(), [placeless], 2).hindrance) == "Unschedulable: 0/1 nodes"
-    assert str(rollout.look(deployment(**refused), [], 2).hindrance) == "FailedCreate: quota"
-    assert rollout.look(deployment(), [pod("a")], 2).hindrance is None
+    assert str(pods.rollout(deployment(), [placeless], 2).hindrance) == "Unschedulable: 0/1 nodes"
+    assert str(pods.rollout(deployment(**refused), [], 2).hindrance) == "FailedCreate: quota"
+    assert pods.rollout(deployment(), [pod("a")], 2).hindrance is None
 
 
 def terminated(code, reason="Error"):
@@ -169,7 +169,7 @@ def test_an_image_of_a_server_that_is_not_there_is_stuck():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
     one = with_server(pod(phase="Pending", ready=False), waiting)
 
-    assert str(rollout.look(deployment(), [one], 2).stuck) == "ErrImagePull: no such image"
+    assert str(pods.rollout(deployment(), [one], 2).stuck) == "ErrImagePull: no such image"
     assert pods.waits_for(one) == "ErrImagePull: no such image"
 
 
@@ -205,7 +205,7 @@ def test_an_image_that_will_not_come_is_told_from_a_registry_that_is_away(reason
         pod(phase="Pending", ready=False), {"waiting": {"reason": reason, "message": message}}, image=image
     )
 
-    found = rollout.look(deployment(), [one], 2).stuck
+    found = pods.rollout(deployment(), [one], 2).stuck
 
     assert (found.of_an_image, found.away) == (True, away)
     crashed = with_server(pod(phase="Pending", ready=False), {"waiting": {"reason": "CrashLoopBackOff"}}, image=image)
@@ -238,7 +238,7 @@ NO_CP = {"waiting": {"reason": "CreateContainerError", "message": "executable fi
     ],
 )
 def test_a_library_that_is_not_copied_is_said_before_the_end_that_it_causes(one, why):
-    stuck = rollout.look(deployment(), [one], 2).stuck
+    stuck = pods.rollout(deployment(), [one], 2).stuck
 
     assert str(stuck) == f"the layer's library /opt/a.so could not be copied out of hook:1: {why}"
 
@@ -247,7 +247,7 @@ def test_a_library_that_is_copied_or_has_no_image_yet():
     assert pods.not_copied(with_layer(pod(), terminated(0, "Completed"), FAILED_COPY)) is None
     assert pods.not_copied(pod()) is None
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
-    assert str(rollout.look(deployment(), [with_layer(pod(), waiting)], 2).stuck) == "ErrImagePull: no such image"
+    assert str(pods.rollout(deployment(), [with_layer(pod(), waiting)], 2).stuck) == "ErrImagePull: no such image"
 
 
 def test_restarts_from_before_it_served_are_no_end():

@@ -1,14 +1,17 @@
-"""Brings what replicas wrote from their pods into the attempt's folder, in the layout of local ones."""
+"""Brings what replicas write from their pods into the attempt's folder, in the layout of local ones: at the end, or while they serve."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from harness.backends.base import Enough
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.objects import pods_path
 from harness.backends.kubernetes.pods import CONTAINER, SERVER, PodReplica
@@ -22,6 +25,8 @@ QUICK_S = 2.0
 PARALLEL = 4
 LAST_LINES = 5
 MAX_LOG_BYTES = 64_000_000
+PACE_S = 1.0
+"""Between two requests for logs while replicas serve, as many for a hundred of them as for one: a round over more takes longer."""
 _SERVING = "serving"
 _FILES = {
     "latencies": layout.RAW_LATENCIES,
@@ -51,9 +56,9 @@ def status(api: KubernetesApi, replica: PodReplica, *, patience_s: float = PATIE
     return answer
 
 
-def log_path(replica_pod: str, namespace: str) -> str:
-    """Path of a pod's log."""
-    return f"{pods_path(namespace)}/{replica_pod}/log"
+def finished(api: KubernetesApi, replica: PodReplica) -> bool:
+    """Have a replica send no more requests; whether each that it sent is answered, or given up, and written down. Raises ClusterError."""
+    return bool(json.loads(api.text(proxy_path(replica, "finish"), patience_s=QUICK_S))["phase"] != _SERVING)
 
 
 def save_log(
@@ -67,7 +72,7 @@ def save_log(
 ) -> None:
     """Write the log of a container, that before its last restart first. Raises ClusterError, StorageError."""
     query = {"container": container, "limitBytes": str(MAX_LOG_BYTES)}
-    path = log_path(pod, api.namespace)
+    path = f"{pods_path(api.namespace)}/{pod}/log"
     before = api.text(path, {**query, "previous": "true"}, patience_s=patience_s) if restarted else ""
     now = api.text(path, query, patience_s=patience_s)
     with storage_errors(target):
@@ -77,28 +82,22 @@ def save_log(
 
 def last_lines(api: KubernetesApi, pod: str, *, container: str = CONTAINER, previous: bool) -> tuple[str, ...]:
     """The end of a container's log; empty when it cannot be had any more."""
-    query = {"container": container, "tailLines": str(4 * LAST_LINES)}
+    query = {"container": container, "tailLines": str(4 * LAST_LINES), **({"previous": "true"} if previous else {})}
     try:
-        path = log_path(pod, api.namespace)
-        text = api.text(path, query | ({"previous": "true"} if previous else {}), patience_s=QUICK_S)
+        text = api.text(f"{pods_path(api.namespace)}/{pod}/log", query, patience_s=QUICK_S)
     except BackendError:
         return ()  # it is gone with its pod or its node: what is known is said without it
     return tuple(line.strip() for line in text.splitlines() if line.strip())[-LAST_LINES:]
 
 
-def finished(api: KubernetesApi, replica: PodReplica) -> bool:
-    """Have a replica send no more requests; whether each that it sent is answered, or given up, and written down. Raises ClusterError."""
-    return bool(json.loads(api.text(proxy_path(replica, "finish"), patience_s=QUICK_S))["phase"] != _SERVING)
+def log_file(folder: Path, replica: int, container: str) -> Path:
+    """Where the log of a container lies in an attempt's folder."""
+    return layout.replica_log(folder, replica) if container == CONTAINER else layout.server_log(folder, replica)
 
 
 def part_of(target: Path) -> Path:
     """Where the beginning of a file lies: half a log must not look like a whole one."""
     return target.with_name(f".{target.name}")
-
-
-def log_file(folder: Path, replica: int, container: str) -> Path:
-    """Where the log of a container lies in an attempt's folder."""
-    return layout.replica_log(folder, replica) if container == CONTAINER else layout.server_log(folder, replica)
 
 
 def results(
@@ -118,8 +117,8 @@ def results(
         restarted: pods with the containers of theirs that were started again, whose earlier log is kept, too.
     """
     with ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="collect") as pool:
-        found = pool.map(lambda replica: _results(api, replica, folder, routes, restarted), replicas)
-        return [sentence for sentences in found for sentence in sentences]
+        fetched = pool.map(lambda replica: _results(api, replica, folder, routes, restarted), replicas)
+        return [sentence for sentences in fetched for sentence in sentences]
 
 
 def _results(
@@ -139,7 +138,9 @@ def _results(
         if (replica.pod, CONTAINER) in restarted:
             part_of(place / layout.RAW_LATENCIES).unlink(missing_ok=True)  # it may have begun its log anew
     parts: dict[str, Callable[[], None]] = {
-        **{_NAMES.get(one, one): partial(_download, api, replica, one, place / _FILES[one]) for one in routes},
+        **{
+            _NAMES.get(route, route): partial(_download, api, replica, route, place / _FILES[route]) for route in routes
+        },
         "status": lambda: _save_status(api, replica, place / STATUS_FILE),
         "log": lambda: log(CONTAINER),
         **({"server's log": lambda: log(SERVER)} if replica.asks_a_server else {}),
@@ -168,3 +169,79 @@ def _save_status(api: KubernetesApi, replica: PodReplica, target: Path) -> None:
     facts = status(api, replica)
     with storage_errors(target):
         target.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+class LogTail:
+    """Judges a recording by what its pods log while they serve: asks the judge about the rows whose requests are here.
+
+    A round fetches what each replica has logged since the last one, and is begun when the judge would look: rounds are
+    as rare as its looks, and as long as there are replicas. It judges, a round late, what a local campaign would.
+
+    Args:
+        api: of the cluster.
+        replicas: whose logs are followed.
+        folder: of the attempt, where they lie as a local replica's own do.
+        enough: the judge, who reads them there.
+        notice: told once why a round failed; the next row begins another.
+        dead: replicas that ended by themselves; what was fetched of them before counts.
+    """
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        replicas: Sequence[PodReplica],
+        folder: Path,
+        enough: Enough,
+        notice: Callable[[str], None],
+        dead: Callable[[], Collection[int]],
+    ) -> None:
+        self._closed = threading.Event()
+        self._api, self._replicas, self._enough = api.until(self._closed), replicas, enough
+        self._logs = [layout.replica_folder(folder, each.index) / layout.RAW_LATENCIES for each in replicas]
+        self._notice, self._dead, self._noticed = notice, dead, False
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="follow")
+        self._round: tuple[int, Future[bool]] | None = None
+
+    def due(self, rows: int) -> bool:
+        """Whether the judge would look after this many rows."""
+        return self._enough.due(rows)
+
+    def __call__(self, rows: int) -> bool:
+        """Whether the rows so far are enough, as far as it is known here. Raises StorageError."""
+        if self._round is None and self.due(rows):
+            self._round = rows, self._pool.submit(self._fetch)
+        if self._round is None or not self._round[1].done():
+            return False
+        (rows_then, fetched), self._round = self._round, None
+        return fetched.result() and self._enough(rows_then)
+
+    def close(self) -> None:
+        """Follow no more, and leave what is here as parts of logs, of which the rest is still to come. Raises StorageError."""
+        self._closed.set()
+        self._pool.shutdown(cancel_futures=True)
+        for log in self._logs:
+            with storage_errors(log), contextlib.suppress(FileNotFoundError):
+                log.replace(part_of(log))
+
+    def discard(self) -> None:
+        """Leave no part of a log that was not completed. Raises StorageError."""
+        for log in self._logs:
+            with storage_errors(log):
+                part_of(log).unlink(missing_ok=True)
+
+    def _fetch(self) -> bool:
+        """Fetch what is new of every log."""
+        for replica, log in zip(self._replicas, self._logs, strict=True):
+            try:
+                with storage_errors(log):
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    self._api.download(proxy_path(replica, "latencies"), log, patience_s=QUICK_S, resume=True)
+            except BackendError as error:
+                if replica.index not in self._dead():
+                    if not self._noticed and not self._closed.is_set():
+                        self._notice(f"Whether enough is known cannot be judged now: {error}")
+                        self._noticed = True
+                    return False
+            if self._closed.wait(PACE_S):
+                return False
+        return True

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from harness.backends.kubernetes import artifacts, followed
+from harness.backends.kubernetes import collect
 from harness.backends.kubernetes.api import KubernetesApi
-from harness.backends.kubernetes.followed import Followed
+from harness.backends.kubernetes.collect import LogTail
 from harness.backends.kubernetes.pods import PodReplica
 from harness.replica.server import MetricsServer, Response
 from harness.results import layout
@@ -48,7 +48,7 @@ class Following:
             self.make(index)
         cluster.before = lambda _verb, target: "proxy" in target.subresource and self.asked_s.append(time.monotonic())
         followed_ones = [self.replica(index) for index in range(replicas)]
-        self.one = Followed(self.api, followed_ones, folder, self.judge, self.notices.append, lambda: dead)
+        self.one = LogTail(self.api, followed_ones, folder, self.judge, self.notices.append, lambda: dead)
         self._rows = itertools.count(1)
 
     def make(self, index):
@@ -78,7 +78,7 @@ def log(tmp_path):
 
 @pytest.fixture
 def follow(tmp_path, log, monkeypatch):
-    monkeypatch.setattr(followed, "PACE_S", 0.01)
+    monkeypatch.setattr(collect, "PACE_S", 0.01)
     made = []
     with FakeCluster() as cluster:
 
@@ -111,7 +111,7 @@ def test_requests_come_no_faster_from_forty_replicas_than_from_one(follow, repli
     pods = follow(replicas)
     pods.until(lambda: len(pods.asked_s) >= 40)
 
-    assert min(later - before for before, later in itertools.pairwise(pods.asked_s)) >= followed.PACE_S
+    assert min(later - before for before, later in itertools.pairwise(pods.asked_s)) >= collect.PACE_S
 
 
 def test_nothing_is_asked_while_the_judge_would_not_look(follow):
@@ -165,7 +165,7 @@ def collected(pods, folder, monkeypatch, restarted=()):
         return download(api, path, target, **how)
 
     monkeypatch.setattr(KubernetesApi, "download", noting)
-    artifacts.results(pods.api, [pods.replica(0)], folder, ["latencies"], restarted)
+    collect.results(pods.api, [pods.replica(0)], folder, ["latencies"], restarted)
     return before
 
 
@@ -174,7 +174,7 @@ def test_of_a_log_that_was_followed_only_the_rest_is_fetched_in_the_end(followed
 
     assert collected(pods, tmp_path, monkeypatch) == [len(b"first")]
     assert target.read_bytes() == b"first and second"
-    assert not artifacts.part_of(target).exists()
+    assert not collect.part_of(target).exists()
 
 
 def test_of_a_replica_that_began_anew_the_whole_log_is_fetched(followed_log, tmp_path, log, monkeypatch):
