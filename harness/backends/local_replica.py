@@ -110,9 +110,19 @@ class LocalReplica:
         except HarnessError:
             return {}
 
+    def _known_status(self) -> dict[str, Any]:
+        """The same of a replica that has served. Raises BackendError where the file says no process any more."""
+        status = self.status()
+        if not {"pid", "port"} <= status.keys():
+            raise BackendError(
+                f"{self.seat.name} has served, and {self._folder / 'replica.json'} does not say its process and port.",
+                advice="Nothing else may write to a campaign's folder while it runs; check the disk (dmesg, df -h).",
+            )
+        return status
+
     def target(self) -> ReplicaTarget:
         """Where its metrics are read. What a command prefix of its layer uses counts as part of it."""
-        status = self.status()
+        status = self._known_status()
         pid = int(status.get("server_pid", status["pid"]))  # what the asking costs is no part of a server
         if self.seat.layer is not None and self.seat.layer.prefix and "server_pid" not in status:
             with suppress(psutil.Error):
@@ -122,7 +132,7 @@ class LocalReplica:
 
     def gpu_pids(self) -> set[int]:
         """The processes that may be on the GPU: the replica's own, or its server's with all below it."""
-        status = self.status()
+        status = self._known_status()
         if "server_pid" not in status:
             return {int(status["pid"])}
         pids = {int(status["server_pid"])}

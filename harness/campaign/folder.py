@@ -93,8 +93,9 @@ class CampaignFolder:
                 ) from error
             except OSError as error:
                 raise storage_error(error, self.path / LOCK, "lock") from error
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            with storage_errors(self.path / LOCK):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             yield
         finally:
             os.close(descriptor)
@@ -105,8 +106,11 @@ class CampaignFolder:
             descriptor = os.open(self.path / LOCK, os.O_RDONLY)
         except FileNotFoundError:
             return False
+        except OSError as error:
+            raise storage_error(error, self.path / LOCK, "read") from error
         try:
-            found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
+            with storage_errors(self.path / LOCK, "read"):
+                found = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _WHOLE_FILE)
         finally:
             os.close(descriptor)
         return bool(struct.unpack(_FLOCK, found)[0] != fcntl.F_UNLCK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -12,7 +13,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.app import app
-from harness.errors import HarnessError, UsageError
+from harness.errors import BackendError, HarnessError, UsageError
 from harness.extras import advice_on
 
 if TYPE_CHECKING:
@@ -32,7 +33,11 @@ def main() -> None:
         _command()(prog_name="harness")
     except HarnessError as error:
         _end(error)
+    except RuntimeError as error:
+        _end_without_threads(error)
+        raise
     except OSError as error:
+        _end_without_threads(error)
         if isinstance(error.filename, str) and error.strerror:
             from harness.results.files import storage_error
 
@@ -56,6 +61,19 @@ def main() -> None:
 @functools.cache
 def _command() -> Command:
     return typer.main.get_command(app)
+
+
+def _end_without_threads(error: RuntimeError | OSError) -> None:
+    """End with a sentence where the kernel gives no further thread or process."""
+    of_process = isinstance(error, OSError) and error.errno == errno.EAGAIN and error.filename is None
+    if not of_process and "can't start new thread" not in str(error):
+        return
+    from harness.cgroup import Cgroup
+
+    most = Cgroup().limits().pids
+    allowed = "" if most is None else f": the cgroup allows {most} (pids.max)"
+    advice = "Raise that limit (docker --pids-limit, TasksMax of the unit, ulimit -u). A campaign goes on with: harness resume"
+    _end(BackendError(f"No more threads or processes can be started{allowed}.", advice=advice))
 
 
 def _end(error: HarnessError) -> NoReturn:

@@ -54,6 +54,8 @@ class ProcessTrees:
             return Missing("the replica's process has ended")
         except (psutil.Error, OSError):
             return Missing("the replica's process cannot be read")
+        if not memory_bytes:  # the kernel takes a process's memory before it calls it a zombie
+            return Missing("the replica's process has ended")
         for child in self._children[index]:
             try:
                 child_cpu_s, child_bytes = _usage(child)

@@ -5,6 +5,7 @@ import types
 import pytest
 
 from harness.backends.local_replica import LocalReplica, Seat
+from harness.errors import BackendError
 from harness.spec import WorkloadSpec
 
 
@@ -30,3 +31,7 @@ def test_a_status_of_anything_else_is_none(replica, text):
     (replica.log.parents[1] / "replicas" / "replica-0" / "replica.json").write_text(text, errors="surrogateescape")
 
     assert replica.status() == {}
+    with pytest.raises(BackendError):
+        replica.target()
+    with pytest.raises(BackendError):
+        replica.gpu_pids()

@@ -76,6 +76,20 @@ def test_a_file_system_without_locks_is_told(made, monkeypatch):
         pass
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+@pytest.mark.parametrize("call", ["open", "ftruncate", "pwrite"])
+def test_a_disk_that_refuses_the_lock_is_a_storage_error_with_its_path(made, monkeypatch, call, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, call, refuse)
+    with pytest.raises(StorageError, match=f"{made.path}.*{os.strerror(number)}"), made.lock():
+        pass
+    if call == "open":
+        with pytest.raises(StorageError, match="Cannot read"):
+            made.is_locked()
+
+
 def test_an_edited_copy_of_the_campaign_file_is_refused(made):
     (made.path / "campaign.yaml").write_text(TEXT + "repeats: 9\n")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typer.testing import CliRunner, Result
 from harness.analysis import report
 from harness.analysis.campaign import analyse
 from harness.campaign import preflight, thresholds
-from harness.cli import campaign, output
+from harness.cli import campaign, main, output
 from harness.cli.app import app
 from harness.errors import (
     DegradedError,
@@ -278,3 +279,20 @@ def test_a_run_fails_on_invalid_experiments_in_any_case(slower: Path, capsys: py
         campaign._finish(outcome, run, thresholds.thresholds(None), report=False)
     assert "harness resume --retry-invalid" in refused.value.advice
     assert capsys.readouterr().out.startswith("results: ")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [RuntimeError("can't start new thread"), BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")],
+    ids=["a thread", "a process"],
+)
+def test_no_more_threads_or_processes_is_a_sentence_and_an_exit_code(monkeypatch, capsys, failure):
+    def none_left(**_):
+        raise failure
+
+    monkeypatch.setattr("harness.cli._command", lambda: none_left)
+    with pytest.raises(SystemExit) as end:
+        main()
+
+    assert end.value.code == 8
+    assert "No more threads or processes can be started" in capsys.readouterr().err

@@ -323,3 +323,10 @@ def test_the_driver_is_let_go_once():
     gpus.close()
     gpus.close()
     assert library.shut == 1
+
+
+def test_a_process_whose_memory_the_kernel_has_taken_already_has_ended(monkeypatch):
+    trees = ProcessTrees([os.getpid()])
+    monkeypatch.setattr("harness.metrics.processes._usage", lambda _process: (1.0, 0.0))
+
+    assert isinstance(trees.read()[0], Missing)
