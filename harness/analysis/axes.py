@@ -204,7 +204,7 @@ def families(analysis: CampaignAnalysis) -> list[Family]:
 
 def _family(names: Sequence[str], cells: Sequence[Cell], analysis: CampaignAnalysis) -> Family:
     workloads = [cell.experiments[0].data.manifest.experiment.workload for cell in cells]
-    raised = [series for series in analysis.ladders if series.unit is StressLoad.BATCH]
+    raised = [series for series in analysis.stress_series if series.unit is StressLoad.BATCH]
     capacity = [
         sentence for series in raised if series.lowest.workload.family == names[0] for sentence in series.sentences()
     ]

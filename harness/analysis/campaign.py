@@ -200,7 +200,7 @@ class CampaignAnalysis:
         experiments: the finished ones, by start of recording.
         cells: by workload, sharing mode and replicas.
         unfinished: what is missing.
-        ladders: of a stress campaign, how far each load was raised.
+        stress_series: of a stress campaign, how far each load was raised.
         progress: of repeats until something is known, how far they came.
     """
 
@@ -212,7 +212,7 @@ class CampaignAnalysis:
     experiments: list[Experiment]
     cells: list[Cell]
     unfinished: list[Unfinished]
-    ladders: list[StressSeries] = field(default_factory=list)
+    stress_series: list[StressSeries] = field(default_factory=list)
     progress: Progress | None = None
     file_changed: bool = False
 
@@ -260,7 +260,7 @@ def analyse(folder: Path) -> CampaignAnalysis:
     _relate_to_one_replica(cells)
     stressed = spec is not None and spec.stress is not None
     runs = {each.name: run_of(each.data) for each in experiments if not each.damage} if stressed else {}
-    ladders = series_of(spec, runs)
+    stress_series = series_of(spec, runs)
     progress = None
     if spec is not None and spec.until_known is not None:
         figures = {each.name: each.measured.figures if each.used else {} for each in experiments}
@@ -275,9 +275,11 @@ def analyse(folder: Path) -> CampaignAnalysis:
         cells=cells,
         unfinished=[
             *(Unfinished(name, reason) for name, reason in unreadable.items()),
-            *_unfinished(folder, spec, {each.name for each in experiments} | unreadable.keys(), ladders, progress),
+            *_unfinished(
+                folder, spec, {each.name for each in experiments} | unreadable.keys(), stress_series, progress
+            ),
         ],
-        ladders=ladders,
+        stress_series=stress_series,
         progress=progress,
         file_changed=_file_changed(folder, str(identity.get("source_sha256", ""))),
     )
@@ -401,13 +403,17 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def _unfinished(
-    folder: Path, spec: CampaignSpec | None, done: set[str], ladders: Sequence[StressSeries], progress: Progress | None
+    folder: Path,
+    spec: CampaignSpec | None,
+    done: set[str],
+    stress_series: Sequence[StressSeries],
+    progress: Progress | None,
 ) -> list[Unfinished]:
     if spec is None:
         return []
     stories = last_steps(folder)
     if spec.stress is not None:
-        points = [ladder.following for ladder in ladders if ladder.following is not None]
+        points = [series.following for series in stress_series if series.following is not None]
         names = [cell.experiment_id(repeat) for cell, repeat in points]
     elif progress is not None:
         following = [] if has_ended(folder) else progress.following

@@ -57,11 +57,11 @@ class Best:
         return {**head, **known, "limited_by": self.limit, "why": self.why}
 
 
-def bests(spec: CampaignSpec | None, ladders: Sequence[StressSeries]) -> list[Best]:
+def bests(spec: CampaignSpec | None, every_series: Sequence[StressSeries]) -> list[Best]:
     """That of every series whose answer is there; none without an objective."""
     if spec is None or spec.stress is None or spec.slo is None:
         return []
-    return [_best(spec.stress, series) for series in ladders if series.following is None]
+    return [_best(spec.stress, series) for series in every_series if series.following is None]
 
 
 def sentences(found: Sequence[Best]) -> list[str]:

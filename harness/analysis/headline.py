@@ -31,8 +31,10 @@ def headline(analysis: CampaignAnalysis, best: Sequence[Best], against_first: In
         best: of a stress campaign with an objective, the highest goodput.
         against_first: of a campaign with conditions, what each costs.
     """
-    if analysis.ladders:
-        return (sentences(best) or [sentence for ladder in analysis.ladders for sentence in ladder.sentences()])[:MOST]
+    if analysis.stress_series:
+        return (sentences(best) or [sentence for series in analysis.stress_series for sentence in series.sentences()])[
+            :MOST
+        ]
     if against_first and against_first.overheads:
         return [*against_first.worst(), *against_first.verdicts()][:MOST]
     if analysis.progress and (asked := analysis.progress.sentences()):

@@ -65,7 +65,7 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     """
     overall = overview(analysis)
     stress = analysis.spec.stress if analysis.spec else None
-    curves = [curve for ladder in analysis.ladders if stress and (curve := stress_curve(ladder, stress))]
+    curves = [curve for series in analysis.stress_series if stress and (curve := stress_curve(series, stress))]
     pictures = {name: picture for name in analysis.workloads() if (picture := scaling(analysis, name))}
     timelines = {item.name: timeline(item) for item in analysis.experiments if not item.damage}
     out = out or analysis.folder
@@ -115,10 +115,10 @@ def _content(
     timelines: dict[str, Picture],
 ) -> dict[str, Any]:
     own = {name for cell in analysis.cells for name in cell.own}
-    best = goodput.bests(analysis.spec, analysis.ladders)
+    best = goodput.bests(analysis.spec, analysis.stress_series)
     against_first = interference(analysis)
     said = headline(analysis, best, against_first)
-    told = [sentence for ladder in analysis.ladders for sentence in ladder.sentences()] + goodput.sentences(best)
+    told = [sentence for series in analysis.stress_series for sentence in series.sentences()] + goodput.sentences(best)
     told += [sentence for family in families(analysis) for sentence in family.answers()]
     told += analysis.progress.sentences() if analysis.progress else []
     return {

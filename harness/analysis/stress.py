@@ -85,7 +85,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LoadRun:
     """One experiment at one load.
 
     Attributes:
@@ -118,7 +118,7 @@ class LoadPoint:
 
     cell: CellSpec
     load: float
-    run: Run
+    run: LoadRun
     grade: Grade
     failure_mode: FailureMode | None = None
     sentence: str = ""
@@ -144,7 +144,7 @@ class StressSeries:
     lowest: CellSpec
     points: list[LoadPoint] = field(default_factory=list)
     last_good: LoadPoint | None = None
-    repeats: list[Run] = field(default_factory=list)
+    repeats: list[LoadRun] = field(default_factory=list)
     following: tuple[CellSpec, int] | None = None
     remarks: list[str] = field(default_factory=list)
 
@@ -189,17 +189,17 @@ class StressSeries:
         return f"The last good point is {in_words(self.last_good.load, self.unit)}: {rate}{p99} ({how})."
 
 
-def run_of(data: ExperimentData) -> Run:
+def run_of(data: ExperimentData) -> LoadRun:
     """What one finished experiment says. Raises StorageError or ResultsPathError when a file cannot be read."""
     verdict = data.manifest.verdict
     try:
         figures = _figures(data)
     except NotMeasuredError:
         figures = {}
-    return Run(verdict.status, verdict.coded_reasons, figures, _served(data), _memory_percent(data))
+    return LoadRun(verdict.status, verdict.coded_reasons, figures, _served(data), _memory_percent(data))
 
 
-def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, Run]) -> StressSeries:
+def search(spec: CampaignSpec, cells: Sequence[CellSpec], runs: Mapping[str, LoadRun]) -> StressSeries:
     """How far one series has come, and what comes next.
 
     Args:
@@ -239,17 +239,17 @@ def _course(stress: StressSpec, series: StressSeries, loads: Sequence[float]) ->
         yield between[len(between) // 2]
 
 
-def explained(ladders: Iterable[StressSeries]) -> frozenset[str]:
+def explained(every_series: Iterable[StressSeries]) -> frozenset[str]:
     """Experiments whose failure is the answer: the points at which a workload was found to break."""
     return frozenset(
         point.cell.experiment_id(1)
-        for series in ladders
+        for series in every_series
         for point in series.points
         if point.grade is Grade.BROKEN and series.last_good is not None
     )
 
 
-def series_of(spec: CampaignSpec | None, runs: Mapping[str, Run]) -> list[StressSeries]:
+def series_of(spec: CampaignSpec | None, runs: Mapping[str, LoadRun]) -> list[StressSeries]:
     """Every series of a stress campaign, by workload and sharing mode; none of any other campaign."""
     if spec is None or spec.stress is None:
         return []
@@ -280,7 +280,7 @@ def growth_per_doubling(before: LoadPoint, after: LoadPoint) -> tuple[float, flo
     return growths[0], growths[1], growths[2]
 
 
-def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: LoadPoint | None) -> LoadPoint:
+def _judged(stress: StressSpec, cell: CellSpec, load: float, run: LoadRun, before: LoadPoint | None) -> LoadPoint:
     failure_mode, sentence = _collapse(run)
     objective = run.served.outcome if run.served else Outcome.PASS
     if not failure_mode and (sentence := _memory(stress, run)):
@@ -311,7 +311,7 @@ def _judged(stress: StressSpec, cell: CellSpec, load: float, run: Run, before: L
     return LoadPoint(cell, load, run, Grade.BROKEN, FailureMode.THROUGHPUT, sentence)
 
 
-def _memory(stress: StressSpec, run: Run) -> str:
+def _memory(stress: StressSpec, run: LoadRun) -> str:
     """Why the GPU's memory holds no larger batch; empty where it does, or where the batch is not raised."""
     if stress.load is not StressLoad.BATCH:
         return ""
@@ -334,7 +334,7 @@ def _unheld(stress: StressSpec, point: LoadPoint) -> str:
     return f"{with_interval(answered, 'requests/s')} are answered of {number(sent)} that are sent."
 
 
-def _collapse(run: Run) -> tuple[FailureMode | None, str]:
+def _collapse(run: LoadRun) -> tuple[FailureMode | None, str]:
     """Whether the replicas could not be run, or did not live."""
     fatal = [(code, reason) for code, reason in run.reasons if run.status is Status.INVALID or code in _DEATHS]
     if not fatal:
@@ -343,7 +343,7 @@ def _collapse(run: Run) -> tuple[FailureMode | None, str]:
     return _FAILURE_MODES.get(code, FailureMode.ERRORS), reason
 
 
-def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
+def _latency(stress: StressSpec, run: LoadRun) -> tuple[Grade, str]:
     grade, told = Grade.GOOD, ""
     for limited, limit_ms in stress.latency_limit_ms.items():
         limit_s = limit_ms / 1e3
@@ -367,7 +367,7 @@ def _latency(stress: StressSpec, run: Run) -> tuple[Grade, str]:
     return grade, told
 
 
-def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, Run], repeats: int) -> None:
+def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, LoadRun], repeats: int) -> None:
     """Measure the last good point until it has its repeats; one that does not hold gives way to the one below."""
     series.remarks += [
         f"At {in_words(point.load, series.unit)}, {point.sentence}"
@@ -389,7 +389,7 @@ def _confirm(stress: StressSpec, series: StressSeries, runs: Mapping[str, Run], 
         series.remarks.append(f"{in_words(point.load, series.unit)} did not hold when measured again: {why}")
 
 
-def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[Run]) -> str:
+def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]) -> str:
     """Why repeats do not bear out that a point is good; empty when they do."""
     for run in runs:
         failure_mode, sentence = _collapse(run)
@@ -438,7 +438,7 @@ def _memory_percent(data: ExperimentData) -> float | None:
     return 100 * max(shares, default=math.nan) if shares else None
 
 
-def _each(runs: Sequence[Run], name: str) -> list[float]:
+def _each(runs: Sequence[LoadRun], name: str) -> list[float]:
     return [run.figures[name].mean for run in runs if name in run.figures and not math.isnan(run.figures[name].mean)]
 
 

@@ -26,9 +26,9 @@ _LOADS = {StressLoad.REPLICAS: "replicas", StressLoad.RATE: "requests/s per repl
 _BROKEN = PALETTE[1]
 
 
-def stress_curve(ladder: StressSeries, stress: StressSpec) -> Picture | None:
+def stress_curve(series: StressSeries, stress: StressSpec) -> Picture | None:
     """Throughput and limited percentiles (p99 without a limit) of every point; None before any has figures."""
-    measured = [point for point in ladder.points if point.run.figures]
+    measured = [point for point in series.points if point.run.figures]
     if not measured:
         return None
     limits: dict[str, float | None] = {each.value: limit for each, limit in stress.latency_limit_ms.items()}
@@ -44,14 +44,14 @@ def stress_curve(ladder: StressSeries, stress: StressSpec) -> Picture | None:
                 right.axhline(limit_ms, color=colour, linestyle=":", label=f"limit of {percentile}")
         right.set_title("Latency (ms)")
         for axes in (left, right):
-            _finish(axes, ladder)
+            _finish(axes, series)
         figure.subplots_adjust(left=0.06, right=0.985, top=0.9, bottom=0.15, wspace=0.14)
         told = ", ".join(
-            f"{in_words(point.load, ladder.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
+            f"{in_words(point.load, series.unit)} {point.run.figures['throughput'].mean:.4g} requests/s ({point.grade})"
             for point in measured
         )
-        name = f"stress-{ladder.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
-        return finished(figure, name, f"{ladder.name}: load until it breaks", f"{ladder.name}: {told}")
+        name = f"stress-{series.name.replace(' under ', '-').replace(', ', '-').replace(' ', '-')}"
+        return finished(figure, name, f"{series.name}: load until it breaks", f"{series.name}: {told}")
 
 
 def _draw(axes: Axes, points: Sequence[LoadPoint], name: str, scale: float, colour: str, label: str) -> None:
@@ -64,14 +64,14 @@ def _draw(axes: Axes, points: Sequence[LoadPoint], name: str, scale: float, colo
     interval_curve(axes, loads, [estimate for _, estimate in found], scale, look, label)
 
 
-def _finish(axes: Axes, ladder: StressSeries) -> None:
+def _finish(axes: Axes, series: StressSeries) -> None:
     """The axis of the load, the last good point, and the broken one even where it has no figures."""
     doubling(axes)
-    axes.set_xlabel(_LOADS[ladder.unit])
-    if ladder.last_good is not None:
-        axes.axvline(ladder.last_good.load, color=FAINT, linestyle="--", label="last good point")
-    if ladder.broken is not None:
-        axes.axvline(ladder.broken.load, color=_BROKEN, linestyle="--", label=f"breaks: {ladder.broken.failure_mode}")
+    axes.set_xlabel(_LOADS[series.unit])
+    if series.last_good is not None:
+        axes.axvline(series.last_good.load, color=FAINT, linestyle="--", label="last good point")
+    if series.broken is not None:
+        axes.axvline(series.broken.load, color=_BROKEN, linestyle="--", label=f"breaks: {series.broken.failure_mode}")
     if axes.has_data():
         from_zero(axes)
     axes.legend(loc="best")

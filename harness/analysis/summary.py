@@ -80,7 +80,7 @@ def to_json(analysis: CampaignAnalysis) -> str:
         "unfinished": [dataclasses.asdict(item) for item in analysis.unfinished],
         "overheads": _overheads(interference(analysis)),
         "settings": [family.to_dict() for family in families(analysis)],
-        "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.ladders)],
+        "goodput": [each.to_dict() for each in bests(analysis.spec, analysis.stress_series)],
         "cells": [_cell_document(cell) for cell in analysis.cells],
         "experiments": [_experiment_document(experiment) for experiment in analysis.experiments],
     }

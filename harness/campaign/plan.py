@@ -68,12 +68,12 @@ def expand(spec: CampaignSpec) -> list[ExperimentSpec]:
     if spec.stress is not None:
         repeats_of_last = range(2, spec.most_repeats + 1)
         at_most, grid = spec.stress.at_most(), spec.stress.grid()
-        ladders = [
+        every_series = [
             [cell for cell, load in zip(cells, grid, strict=False) if load in at_most] for cells in spec.series()
         ]
         return [
             one_experiment(spec, cell, repeat)
-            for cells in ladders
+            for cells in every_series
             for cell, repeat in [*((cell, 1) for cell in cells), *((cells[-1], repeat) for repeat in repeats_of_last)]
         ]
     groups = [
@@ -162,7 +162,7 @@ def _is_unseen(metric: Metric, workload: WorkloadSpec) -> bool:
 def certain(spec: CampaignSpec) -> list[ExperimentSpec]:
     """The experiments that will be run in any case.
 
-    All; or the first point of each of a stress campaign's ladders; or the repeats before the first look at what is known.
+    All; or the first point of each of a stress campaign's series; or the repeats before the first look at what is known.
     """
     if spec.stress is None:
         return [each for each in expand(spec) if spec.until_known is None or each.repeat <= FIRST_LOOK]

@@ -14,7 +14,7 @@ from harness.analysis import goodput
 from harness.analysis.contrasts.until_known import Figures, Progress, judge
 from harness.analysis.goodput import Best
 from harness.analysis.read import read_experiment
-from harness.analysis.stress import Run, StressSeries, explained, run_of, search, series_of
+from harness.analysis.stress import LoadRun, StressSeries, explained, run_of, search, series_of
 from harness.campaign.folder import CampaignFolder
 from harness.campaign.journal import Event, Journal, read_events
 from harness.campaign.plan import estimate, expand, one_experiment
@@ -136,7 +136,7 @@ class StressPlanner(Planner):
     ) -> None:
         super().__init__(folder, journal, say)
         self._ended: set[str] = set()
-        self._read: dict[str, Run] = {}
+        self._read: dict[str, LoadRun] = {}
 
     def _replayed(self) -> list[ExperimentSpec]:
         planned = {experiment.experiment_id: experiment for experiment in self._every()}
@@ -186,7 +186,7 @@ class StressPlanner(Planner):
         repeats = range(1, self.spec.most_repeats + 1)
         return [one_experiment(self.spec, cell, repeat) for cell in self.spec.cells() for repeat in repeats]
 
-    def _runs(self, cells: Sequence[CellSpec]) -> dict[str, Run]:
+    def _runs(self, cells: Sequence[CellSpec]) -> dict[str, LoadRun]:
         names = [cell.experiment_id(repeat) for cell in cells for repeat in range(1, self.spec.most_repeats + 1)]
         for name in names:
             folder = self.folder.final_folder(name)

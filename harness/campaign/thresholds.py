@@ -277,7 +277,7 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
     found = {each.name: Status.INVALID.value if each.damage else each.status.value for each in analysis.experiments}
     found |= {each.name: MISSING for each in analysis.unfinished}
     others_fit = any(each.status is not Status.INVALID for each in analysis.experiments)
-    answers = explained(analysis.ladders) | {
+    answers = explained(analysis.stress_series) | {
         each.name for each in analysis.experiments if is_answer(each.data.manifest, others_fit=others_fit)
     }
     return {name: status for name, status in found.items() if name not in answers}

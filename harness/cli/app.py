@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness import __version__
-from harness.cli import campaign, node, output, probe, profile, publishing, results, scenarios
+from harness.cli import campaign, node, output, profile, publishing, results, scenarios
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,13 +41,18 @@ _EXAMPLES = {
 
 
 _SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
-_REMOVED = {
+_IN_FILE = "It is a key of the campaign file: write that with `harness profile ... --write FILE`, edit it, and run it."
+_REMOVED: dict[tuple[str, ...], str] = {
     (
         "archive",
     ): "Take a snapshot of Prometheus (its API admin/tsdb/snapshot); a Prometheus on it serves `harness export --from`.",
     (
         "leaderboard",
     ): "`harness status DIR` prints one table of all campaigns in a folder, `harness compare` says what a difference is worth.",
+    **{
+        ("profile", option): _IN_FILE
+        for option in ("--name", "--seed", "--threads", "--timeout-s", "--warmup-requests")
+    },
     ("publish", "--sign"): _SIGN,
     ("verify", "--signed-by"): _SIGN,
     (
@@ -156,7 +161,6 @@ def _root(
 
 campaign.register(app)
 profile.register(app)
-probe.register(app)
 results.register(app)
 publishing.register(app)
 scenarios.register(app)

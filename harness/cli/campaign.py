@@ -69,7 +69,7 @@ def init(
     if purpose == "profile":
         raise UsageError(
             "a profile of one workload needs no campaign file, so none was written.",
-            advice="harness profile resnet50 --capacity knee",
+            advice="harness profile resnet50 --capacity knee, and with --write FILE the file of that campaign",
         )
     if file.exists():
         raise UsageError(f"{file} exists already, and is not written over.", advice="Give another name, or remove it.")

@@ -50,7 +50,7 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
     from harness.analysis.pages.tables import short_table
     from harness.analysis.questions.condition_overhead import interference
 
-    for sentence in headline(analysis, bests(analysis.spec, analysis.ladders), interference(analysis)):
+    for sentence in headline(analysis, bests(analysis.spec, analysis.stress_series), interference(analysis)):
         if sentence not in told:
             output.sentence(sentence)
     for family in families(analysis):

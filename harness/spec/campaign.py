@@ -352,7 +352,7 @@ class CampaignSpec(StrictModel):
     def cells(self) -> list[CellSpec]:
         """The matrix as listed, limits of MPS, time slices and conditions in a row; without exclusive where replicas outnumber GPUs."""
         if self.stress is not None:
-            return [cell for ladder in self.series() for cell in ladder]
+            return [cell for cells in self.series() for cell in cells]
         conditions: list[ConditionSpec | None] = [*self.conditions] or [None]
         matrix = itertools.product(self.workloads, self.sharing, self.replicas)
         cells = [

@@ -85,6 +85,18 @@ def test_what_loadgen_says_of_its_test_is_known_before_the_end_and_its_service_t
     assert len(served.service_ns) > 0
 
 
+def test_kernels_are_traced_once_the_recording_is_over_and_before_the_pod_goes(deploy, driver):
+    deployment, folder = deploy(experiment(replicas=1, workload={"trace": True}))
+    assert "trace" not in deployment.statuses()[0]
+
+    assert list(deployment.stop(timeout_s=DRAINED_S)) == []
+
+    kept = json.loads((layout.replica_folder(folder, 0) / "replica.json").read_text())
+    assert "does not use torch" in deployment.statuses()[0]["trace"]["absent"]
+    assert kept["trace"] == deployment.statuses()[0]["trace"]
+    assert driver.left() == []
+
+
 def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver):
     backend = KubernetesBackend(server.spec(kind="job"), "c0ffee")
     deployment, folder = deploy(experiment(replicas=2), by=backend)

@@ -9,7 +9,7 @@ import pytest
 from harness.analysis import goodput
 from harness.analysis.pages.tables import goodput_table
 from harness.analysis.statistics import Estimate
-from harness.analysis.stress import FailureMode, Grade, LoadPoint, Run, Served, StressSeries, search, series_of
+from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, Served, StressSeries, search, series_of
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
@@ -28,11 +28,11 @@ def near(mean, half):
 
 def run(throughput, p99_s, *, half=0.01, status=Status.VALID, reasons=()):
     figures = {"throughput": near(throughput, half * throughput), "latency_p99_exact": near(p99_s, half * p99_s)}
-    return Run(status, reasons, figures)
+    return LoadRun(status, reasons, figures)
 
 
 def dead(code, reason="it did not live."):
-    return Run(Status.INVALID, [(code, reason)], {})
+    return LoadRun(Status.INVALID, [(code, reason)], {})
 
 
 def searched(runs, *, repeats=1, **stress):
@@ -175,7 +175,7 @@ def test_a_good_point_that_does_not_hold_again_gives_way_to_the_one_below():
 
 
 def test_a_point_without_an_interval_counts_as_it_is():
-    few = Run(
+    few = LoadRun(
         Status.VALID, [], {"throughput": near(20, 1), "latency_p99_exact": Estimate(0.06, None, None, 9, None, "few")}
     )
 
@@ -185,7 +185,7 @@ def test_a_point_without_an_interval_counts_as_it_is():
 
 
 def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
-    few = Run(
+    few = LoadRun(
         Status.VALID,
         [],
         {"throughput": near(2, 0.1), "latency_p99_exact": Estimate(math.nan, None, None, 9, None, "too few")},
@@ -199,7 +199,7 @@ def test_a_percentile_that_was_not_measured_makes_a_point_doubtful():
 
 @pytest.mark.parametrize("limit", [{}, {"p99": 50}])
 def test_a_run_of_which_nothing_was_measured_is_doubtful(limit):
-    series = searched({1: Run(Status.VALID, [], {})}, most=1, latency_limit_ms=limit)
+    series = searched({1: LoadRun(Status.VALID, [], {})}, most=1, latency_limit_ms=limit)
 
     assert [point.grade for point in series.points] == [Grade.DOUBTFUL]
     assert series.last_good is None
@@ -208,7 +208,7 @@ def test_a_run_of_which_nothing_was_measured_is_doubtful(limit):
 
 def test_a_last_good_point_whose_repeats_lack_their_logs_is_told_without_a_rate():
     series = StressSeries("tiny", StressLoad.REPLICAS, campaign(StressSpec()).series()[0][0])
-    run_without = Run(Status.VALID, [], {})
+    run_without = LoadRun(Status.VALID, [], {})
     series.points = [LoadPoint(series.lowest, 1, run_without, Grade.GOOD)]
     series.last_good, series.repeats = series.points[0], [run_without]
 
@@ -317,7 +317,9 @@ def served(rate, capacity, *, doubt=0.0, servers=1, energy_j=None):
     outcome = Outcome.NOT_DECIDABLE if abs(rate / capacity - 1) < doubt else outcome
     unmet = "" if outcome is Outcome.PASS else f"first token p99 300 ms: {outcome}"
     figures = {"throughput": near(rate * servers, 0.01 * rate)}
-    return Run(Status.VALID, [], figures, Served(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1))
+    return LoadRun(
+        Status.VALID, [], figures, Served(outcome, unmet, rate * servers, 32.0 * rate * servers, energy_j, 1)
+    )
 
 
 def answered(spec, run_at):

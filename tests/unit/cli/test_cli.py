@@ -55,6 +55,7 @@ def test_help_names_every_command_and_every_exit_code():
     ("words", "instead"),
     [
         (["archive", "results/x", "--out", "kept"], "snapshot"),
+        (["profile", "resnet50", "--seed", "3"], "--write FILE"),
         (["leaderboard", "results"], "harness status"),
         (["publish", "results/x", "--sign=key"], "minisign"),
         (["verify", "x.tar.xz", "--signed-by", "signers"], "minisign"),
