@@ -384,22 +384,11 @@ def _relate_to_one_replica(cells: Sequence[Cell]) -> None:
             cell.absent |= {"speed_up": str(error), "efficiency": str(error)}
             continue
         cell.speed_up = speed_up
-        cell.efficiency = _scaled(speed_up, 1 / cell.replicas)
+        cell.efficiency = speed_up.scaled(1 / cell.replicas)
 
 
 def _one(figures: Sequence[float]) -> Estimate:
     return Estimate(1.0, None, None, len(figures), None, "one by definition")
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(
-        estimate.mean * factor,
-        None if estimate.low is None else estimate.low * factor,
-        None if estimate.high is None else estimate.high * factor,
-        estimate.n,
-        estimate.cv,
-        estimate.note,
-    )
 
 
 def _unfinished(

@@ -136,15 +136,15 @@ def environment(manifests: Iterable[Manifest]) -> dict[str, str]:
 
 
 def _differences(facts: dict[str, Callable[[Manifest], str]], manifests: list[Manifest]) -> list[str]:
-    values = {name: sorted({fact(manifest) for manifest in manifests}) for name, fact in facts.items()}
+    values = {name: list(dict.fromkeys(map(fact, manifests))) for name, fact in facts.items()}  # as the arms stand
     return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]
 
 
 def _workload_differences(manifests: list[Manifest]) -> list[str]:
-    values: dict[str, set[str]] = {}
+    values: dict[str, dict[str, None]] = {}
     for manifest in manifests:
         workload = manifest.experiment.workload
         settings = {name: getattr(workload, name) for name in _WORKLOAD} | {"options": workload.options}
         for name, value in settings.items():
-            values.setdefault(f"{workload.name}'s {name}", set()).add(str(value))
-    return [f"{name}: {' against '.join(sorted(found))}." for name, found in values.items() if len(found) > 1]
+            values.setdefault(f"{workload.name}'s {name}", {})[str(value)] = None
+    return [f"{name}: {' against '.join(found)}." for name, found in values.items() if len(found) > 1]

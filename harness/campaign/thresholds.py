@@ -50,15 +50,17 @@ class Thresholds:
         wanted: what to fail on.
         baseline: campaign to compare with, where that is not the first of several given.
         within: relative difference from the baseline that counts as none.
+        latency_limit_s: p99 that every configuration has to keep, in place of the campaign's objective.
     """
 
     wanted: frozenset[FailOn]
     baseline: Path | None = None
     within: float = WITHIN_PERCENT / 100
+    latency_limit_s: float | None = None
 
     def refuse_without_slo(self, spec: CampaignSpec) -> None:
         """Raise UsageError where an objective is asked about that the campaign does not have."""
-        if FailOn.SLO in self.wanted and spec.slo is None:
+        if FailOn.SLO in self.wanted and spec.slo is None and self.latency_limit_s is None:
             raise UsageError(
                 "--fail-on slo: the campaign file has no `slo`.", advice="Add e.g. slo: {latency_p99_ms: 500}"
             )
@@ -97,11 +99,10 @@ class Thresholds:
     def of_plan(self, spec: CampaignSpec, findings: Sequence[Finding]) -> Judgement:
         """What is known before anything runs: what preflight found, and an objective that the recording is too short for."""
         failures: list[HarnessError] = []
-        if self.wanted:
-            try:
-                refuse_errors(findings)
-            except PreflightError as error:
-                failures.append(error)
+        try:
+            refuse_errors(findings)
+        except PreflightError as error:
+            failures.append(error)
         if FailOn.SLO in self.wanted and (short := too_short(spec)):
             failures.append(
                 ObjectiveMissedError(
@@ -224,16 +225,23 @@ def thresholds(
 
 
 def thresholds_of_comparison(
-    fail_on: Sequence[FailOn] | None, campaigns: int, within_percent: float | None = None
+    fail_on: Sequence[FailOn] | None,
+    campaigns: int,
+    within_percent: float | None = None,
+    latency_limit_ms: float | None = None,
 ) -> Thresholds:
-    """The same for campaigns of which the first is the baseline. Raises UsageError where it is the only one."""
+    """The same for campaigns of which the first is the baseline; with a limit of the p99, that is the objective.
+
+    Raises UsageError where a regression is asked about and the baseline is the only campaign.
+    """
     wanted = frozenset(fail_on or ())
     if FailOn.REGRESSION in wanted and campaigns < 2:
         raise UsageError(
             "--fail-on regression compares campaigns, and one was given.",
             advice="Give the baseline first, then the new one.",
         )
-    return _made(wanted, None, within_percent)
+    limit_s = None if latency_limit_ms is None else latency_limit_ms / 1e3
+    return replace(_made(wanted, None, within_percent), latency_limit_s=limit_s)
 
 
 def _made(wanted: frozenset[FailOn], baseline: Path | None, within_percent: float | None) -> Thresholds:
@@ -262,11 +270,26 @@ def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> J
         prefix = f"{analysis.name}/" if others else ""
         statuses |= {f"{prefix}{name}": status for name, status in _statuses(analysis).items()}
         if FailOn.SLO in asked.wanted:
-            slo |= {f"{prefix}{name}": judged for name, judged in objectives(analysis.folder).items()}
+            limit_s = asked.latency_limit_s
+            judged = objectives(analysis.folder) if limit_s is None else _kept(analysis, limit_s)
+            slo |= {f"{prefix}{name}": outcome for name, outcome in judged.items()}
     compared = asked.against_baseline(first)
     if FailOn.REGRESSION in asked.wanted:
         compared += [(other.name, reproduction(first, other, within=asked.within)) for other in others]
     return asked.judge(statuses, slo, compared)
+
+
+def _kept(analysis: CampaignAnalysis, limit_s: float) -> dict[str, dict[str, Any]]:
+    """Whether each configuration keeps a limit of its p99 with its whole interval over the repeats."""
+    from harness.analysis.contrasts.outcome import Outcome, keeps
+
+    return {
+        "/".join(map(str, filter(None, cell.key))): {
+            "outcome": (keeps(p99, limit_s) if p99 else Outcome.NOT_DECIDABLE).value
+        }
+        for cell in analysis.cells
+        for p99 in [cell.estimates.get("latency_p99_exact")]
+    }
 
 
 def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:

@@ -240,9 +240,15 @@ def _refuse_other_figures(found: "Reproduction", archive: Path, again: Sequence[
     from harness.errors import NotReproducedError
 
     different = [cell for cell in found.cells if cell.outcome is Outcome.DIFFERS]
+    advice = "See first what differs in the environment, which is listed above; harness report shows the runs."
     if different:
         names = ", ".join("/".join(map(str, filter(None, cell.key))) for cell in different)
         raise NotReproducedError(
             f"{again[0]} does not give the figures of {archive}: {len(different)} of {len(found.cells)} cells differ ({names}).",
-            advice="See first what differs in the environment, which is listed above; harness report shows the runs.",
+            advice=advice,
+        )
+    if not found.counted(Outcome.AGREES):
+        raise NotReproducedError(
+            f"{again[0]} agrees with {archive} in none of {len(found.cells)} cells: what was measured decides nothing.",
+            advice=advice,
         )

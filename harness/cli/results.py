@@ -180,7 +180,7 @@ def compare(
     from harness.analysis.questions.recommendation import choices
     from harness.campaign.thresholds import judge_analyses, thresholds_of_comparison
 
-    thresholds = thresholds_of_comparison(fail_on, len(campaigns), within)
+    thresholds = thresholds_of_comparison(fail_on, len(campaigns), within, latency_limit_ms)
     query = comparison_query(latency_limit_ms, price_per_gpu_hour, price_per_kwh, currency)
     with gathered(campaigns, by, unlike=unlike) as comparison:
         judged = judge_analyses(thresholds, comparison.analyses)

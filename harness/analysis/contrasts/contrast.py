@@ -92,14 +92,15 @@ class Contrast:
 
 
 def corrected(test: LogRatio, others: Iterable[float], share: float = 1.0) -> tuple[Estimate, float, float]:
-    """The ratio of a test that has a p, its p, and that after Holm's correction with the p of the others.
+    """The ratio of a test that has a p, its p, and that after Holm's correction with those of the others, which are careful ones.
 
     ``share``: of the usual error of 5 % (see ``statistics.student``).
     """
-    p = min((test.p or 0.0) / share, 1.0)
-    after = holm([p, *others])[0]
-    widened = p / after if p < SIGNIFICANCE <= after else 1.0
-    return test.estimate(widened * share), p, after
+    p, careful = (min((known.p or 0.0) / share, 1.0) for known in (test, test.careful))
+    after = holm([careful, *others])[0]
+    if p < SIGNIFICANCE <= after:
+        return test.careful.estimate(careful / after * share), p, after
+    return test.estimate(share), p, after
 
 
 _Arm = tuple[str, frozenset[Path], tuple[object, ...]]
@@ -187,7 +188,7 @@ class Contrasts:
         if (arms, kind, metrics) not in self._families:
             sides = [[cell for cell in self._of(arm[1]) if _arm(cell, kind) == arm] for arm in arms]
             self._families[arms, kind, metrics] = {
-                _place(x, y, name): min(test.p / shared(x, y), 1.0)
+                _place(x, y, name): min((test.careful.p or 0.0) / shared(x, y), 1.0)
                 for x in sides[0]
                 for y in sides[-1]
                 if differing(x, y) == kind

@@ -49,10 +49,8 @@ class Left:
         """``62.2 % of its throughput kept (58.5 to 66.2)``."""
         if self.worst is None:
             return "no figure"
-        lost, bounds = self.worst.percent, ""
-        if lost.low is not None and lost.high is not None:
-            bounds = f" ({number(100 - lost.high)} to {number(100 - lost.low)})"
-        return f"{number(100 - lost.mean)} % of its throughput kept{bounds}"
+        interval = ratio_interval(self.worst.contrast.ratio.scaled(100))
+        return f"{number(100 - self.worst.percent.mean)} % of its throughput kept{f' ({interval})' if interval else ''}"
 
     @property
     def where(self) -> str:
@@ -202,7 +200,8 @@ def _choose(
         share = shared(*(cell for contrast in overheads for cell in (contrast.baseline, contrast.candidate)))
         gain = test.estimate(share)
         if test.p is not None:
-            others = [other.p / share for key, other in tests.items() if key != own and other.p is not None]
+            ps = (other.careful.p for key, other in tests.items() if key != own)
+            others = [min(other / share, 1.0) for other in ps if other is not None]
             gain, _, p = corrected(test, others, share)
     words = f"{service.workload}, {replicas_in_words(service.replicas)}"
     return IsolationChoice(

@@ -26,7 +26,7 @@ NO_SPREAD = "the runs of each side are all equal: the figure is too coarse to sh
 _SAME = 1e-9
 """Figures that differ by less, relatively, are equal but for the arithmetic."""
 _LEAST_CORRELATION, _MOST_CORRELATION = -0.1, 0.8
-_UNSURE = 4.5
+_UNSURE = 4.0
 _WIDEST = 300.0
 """Of the logarithm of a factor: more is no number."""
 
@@ -55,6 +55,11 @@ class Estimate:
     def half_width(self) -> float | None:
         """Half of the interval; None when there is none."""
         return None if self.low is None or self.high is None else (self.high - self.low) / 2
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same in another unit; ``factor`` is positive."""
+        low, high = (None if end is None else end * factor for end in (self.low, self.high))
+        return replace(self, mean=self.mean * factor, low=low, high=high)
 
 
 def t_interval(values: Sequence[float], share: float = 1.0) -> Estimate:
@@ -167,6 +172,15 @@ class LogRatio:
     def p(self) -> float | None:
         """Of Student's t against a ratio of 1; None without an error."""
         return None if self.error is None else float(2 * student_cdf(self.freedom, -abs(self.centre) / self.error))
+
+    @property
+    def careful(self) -> LogRatio:
+        """The same with the degrees of freedom of the shorter arm (Hsu 1938), for a p that is to be corrected.
+
+        The correction asks for p far below 5 %. There Welch's number, which is an estimate, errs: of families of five, three runs
+        against three with spreads of 5 and 0.5 %, 8 % hold a false alarm; with these 3 %.
+        """
+        return replace(self, freedom=min(self.freedom, max(self.n - 1, 1)))
 
     def estimate(self, share: float = 1.0) -> Estimate:
         """The ratio with its 95 % interval; ``share``: see ``student``."""

@@ -9,6 +9,7 @@ from harness.analysis.campaign import analyse
 from harness.analysis.contrasts.comparison import By, CellKey, Comparison, gather, gathered
 from harness.analysis.contrasts.contrast import Contrast
 from harness.analysis.contrasts.outcome import Outcome
+from harness.analysis.narrative import answers
 from harness.analysis.report import report_of
 from harness.analysis.summary import headline
 from harness.campaign.publish import publish
@@ -166,6 +167,13 @@ def test_mps_is_a_side_for_each_of_its_limits_and_every_table_names_them(tmp_pat
     assert {row["mps_limits"] for row in headline(analysis)} == {"", "10 GB", "1/N", "1/N, 10 GB"}
 
 
+def test_a_replica_that_served_nothing_is_told(slicing: Path) -> None:
+    analysis = analyse(slicing)
+    last = analysis.cells[-1]
+    last.experiments[0].measured.replica_throughput[:] = [95.0, 95.0, 0.0]
+    assert "3 replicas, of which 1 served nothing, serve" in " ".join(answers(analysis))
+
+
 def test_a_campaign_and_its_archive_are_one(slicing: Path, tmp_path: Path) -> None:
     archive = publish(slicing, tmp_path / "published.tar.xz")
     with (
@@ -184,6 +192,12 @@ def test_unlike_machines_are_refused_unless_told(slicing: Path, tmp_path: Path) 
     assert "--unlike" in refused.value.advice
     assert refused.value.exit_code == 2
     assert "GPU driver: 580.95.05 against 590.1." in gather([slicing, other], unlike=True).unlike
+
+
+def test_what_differs_stands_in_the_order_of_the_campaigns(slicing: Path, tmp_path: Path) -> None:
+    other = write_campaign(tmp_path / "other", replicas=[1], repeats=1, shape=replace(SHAPE, driver="1.0", seed=2))
+    for folders, told in (([slicing, other], "580.95.05 against 1.0"), ([other, slicing], "1.0 against 580.95.05")):
+        assert f"GPU driver: {told}." in gather(folders, unlike=True).unlike
 
 
 def test_a_campaign_that_changed_machines_between_its_modes_is_refused_too(tmp_path: Path) -> None:

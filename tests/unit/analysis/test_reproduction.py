@@ -248,6 +248,12 @@ def test_the_table_fits_eighty_columns_and_the_reasons_stand_below_it(
     assert max(map(len, lines[start:])) <= 80
 
 
+def test_what_agrees_nowhere_is_not_reproduced(archive: Path, folder: Callable[..., Path]) -> None:
+    done = run(archive, "--against", folder("undecided", seed=300, repeats=1), "--json")
+    assert json.loads(done.stdout)["outcome"] == "not decidable"
+    assert isinstance(done.exception, NotReproducedError)
+
+
 @pytest.mark.parametrize("beside", [["--force"], ["--results", "results"], ["--max-repeats", "9"]])
 def test_what_has_no_effect_beside_against_is_refused(archive: Path, alike: Path, beside: list[str]) -> None:
     done = run(archive, "--against", alike, *beside)

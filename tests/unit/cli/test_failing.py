@@ -145,20 +145,19 @@ def test_a_baseline_is_looked_at_before_hours_of_running(
     assert "100 %" in failure(plan(tmp_path, PLAN, *asked, baseline, "--within", "100")).message
 
 
-@pytest.mark.parametrize("asked", ["invalid", "degraded"])
+@pytest.mark.parametrize("asked", [[], ["invalid"], ["degraded"]])
 def test_a_plan_that_preflight_refuses_fails_as_its_run_would(
-    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
         Finding(Severity.ERROR, "disk", "the disk is full.", "Free some."),
         Finding(Severity.WARNING, "load", "busy."),
     ]
     monkeypatch.setattr(preflight, "check", lambda *_: found)
-    assert plan(tmp_path, PLAN).exception is None
-    done = plan(tmp_path, PLAN, "--fail-on", asked, "--json")
+    done = plan(tmp_path, PLAN, *(word for reason in asked for word in ("--fail-on", reason)), "--json")
     assert isinstance(failure(done), PreflightError)
     reasons = [(each["reason"], each["exit_code"]) for each in json.loads(done.stdout)["failed_on"]]
-    assert reasons == [("preflight", 3), *([("degraded", 14)] if asked == "degraded" else [])]
+    assert reasons == [("preflight", 3), *([("degraded", 14)] if asked == ["degraded"] else [])]
 
 
 def test_a_plan_with_warnings_fails_where_degraded_runs_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +238,14 @@ def test_a_comparison_takes_the_first_campaign_as_the_baseline(baseline: Path, s
         assert not thresholds.judge_analyses(
             thresholds.thresholds_of_comparison([FailOn.REGRESSION], 2, within), pair
         ).failures
+
+
+def test_a_limit_of_the_p99_is_the_objective_of_any_workload(baseline: Path) -> None:
+    p99_ms = [1e3 * cell.estimates["latency_p99_exact"].mean for cell in analyse(baseline).cells]
+    for limit_ms, code in ((3 * max(p99_ms), 0), (max(p99_ms), 11), (min(p99_ms) / 3, 11)):
+        done = call("compare", baseline, "--latency-limit-ms", limit_ms, "--fail-on", "slo", "--json")
+        reasons = [each["exit_code"] for each in json.loads(done.stdout)["failed_on"]]
+        assert reasons == [code] * bool(code)
 
 
 def test_of_several_failures_all_are_told_and_the_lowest_code_is_taken() -> None:
