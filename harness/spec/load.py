@@ -21,9 +21,6 @@ from harness.spec.workload import REMOVED_OPTIONS, WORKLOAD_OPTIONS
 from harness.spec.yaml_tree import Fault, read_tree
 
 MAX_FAULTS = 50
-_NUMBERS = {"int_type", "float_type"}
-_PLAIN = 1e15
-"""Below it a number is written with its digits alone."""
 
 
 def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> CampaignSpec:
@@ -61,27 +58,43 @@ def parse_campaign(text: str, *, origin: str, metrics: Collection[str] = ()) -> 
 
 def _described(tree: yaml.Node, fault: Any) -> Fault:
     """Line and sentence of one fault found by pydantic."""
-    kind, given = fault["type"], fault["input"]
-    line, node, place = _met(tree, fault["loc"])
-    if kind == "missing":
+    given, (line, node, place) = fault["input"], _met(tree, fault["loc"])
+    if fault["type"] == "missing":
         return line, f"`{_dotted((*place, fault['loc'][-1]))}` is missing."
-    where = f"`{_dotted(place)}`: " if place else ""
-    if kind == "extra_forbidden":
+    if fault["type"] == "extra_forbidden":
         return line, f"unknown key `{_dotted(place)}`{_nearest(str(place[-1]), _known_keys(place[:-1]))}"
-    if kind == "list_type":
-        return (
-            line,
-            f"{where}a list is needed{'.' if isinstance(given, dict) else f' (found {given!r}): write [{given}].'}",
-        )
-    if kind == "model_type" and isinstance(given, str) and place[-2:-1] in {("workloads",), ("conditions",)}:
-        return line, f"{where}an object is needed (found {given!r}): write {{name: {given}}}."
-    if kind in _NUMBERS and (meant := _number_meant(given, whole=kind == "int_type")):
-        return line, f"{where}{in_words(fault)} (found the text {given!r}): write {meant}."
-    named = re.findall(r"`([\w.]+)`", fault["msg"]) if kind == "value_error" else []
+    named = re.findall(r"`([\w.]+)`", fault["msg"]) if fault["type"] == "value_error" else []
     lines = (_met(node, tuple(name.split(".")), line)[0] for name in named)
     shown = "" if isinstance(given, dict | list) else f" (found {given!r})"
-    hint = _meant(str(given), fault["msg"]) if kind == "enum" else ""
-    return next((of_field for of_field in lines if of_field != line), line), f"{where}{in_words(fault)}{shown}.{hint}"
+    where = f"`{_dotted(place)}`: " if place else ""
+    message = f"{where}{in_words(fault)}{shown}.{_hint(fault, place)}"
+    return next((of_field for of_field in lines if of_field != line), line), message
+
+
+def _hint(fault: Any, place: Location) -> str:
+    """What was probably meant, where that can be told."""
+    kind, given = fault["type"], fault["input"]
+    if kind == "list_type" and not isinstance(given, dict):
+        return f" Write [{given}]."
+    if kind == "model_type" and isinstance(given, str) and place[-2:-1] in {("workloads",), ("conditions",)}:
+        return f" Write {{name: {given}}}."
+    if (
+        kind in {"int_type", "float_type"}
+        and isinstance(given, str)
+        and re.fullmatch(r"-?\d+(\.\d*)?(e\d{1,2})?", given)
+    ):
+        number = float(given)
+        return f" It is a text: write {number:.15g}." if kind == "float_type" or not number % 1 else ""
+    return _meant(given, fault["msg"]) if kind == "enum" else ""
+
+
+def _meant(given: str, message: str) -> str:
+    if given in REMOVED_OPTIONS:
+        return f" It was removed: say {REMOVED_OPTIONS[given]}."
+    if any(given in options for options in WORKLOAD_OPTIONS.values()):
+        return f" Did you mean `options: {{{given}: true}}`?"
+    close = difflib.get_close_matches(str(given), re.findall("'([^']+)'", message), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _met(node: yaml.Node, place: Location, line: int = 0) -> tuple[int, yaml.Node, Location]:
@@ -113,25 +126,6 @@ def _in_file(place: Location, data: Any) -> Location:
         return ("workloads", written[int(place[1])], *place[2:])
     except (TypeError, ValueError, IndexError):  # no list, or told already
         return place
-
-
-def _number_meant(given: Any, *, whole: bool) -> str:
-    """The number that a text stands for, as YAML writes it; empty where there is none."""
-    try:
-        number = float(given) if isinstance(given, str) else _PLAIN
-    except ValueError:
-        return ""
-    return f"{number:.15g}" if abs(number) < _PLAIN and not (whole and number % 1) else ""
-
-
-def _meant(given: str, message: str) -> str:
-    """What was probably meant by a value that is none of those listed."""
-    if given in REMOVED_OPTIONS:
-        return f" It was removed: say {REMOVED_OPTIONS[given]}."
-    if any(given in options for options in WORKLOAD_OPTIONS.values()):
-        return f" Did you mean `options: {{{given}: true}}`?"
-    close = difflib.get_close_matches(given, re.findall("'([^']+)'", message), n=1, cutoff=0.5)
-    return f" Did you mean {close[0]}?" if close else ""
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
