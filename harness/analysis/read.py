@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from harness.analysis.statistics.distributions import Floats
 from harness.errors import ResultsPathError
-from harness.metrics.csv_reader import Columns, Texts, read_columns, read_together
+from harness.metrics.csv_reader import CodedTexts, Columns, read_columns, read_together
 from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
 from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
@@ -219,7 +219,7 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
             yield event
 
 
-def _commonest(reasons: Texts) -> str:
+def _commonest(reasons: CodedTexts) -> str:
     counts = np.bincount(reasons.places, minlength=len(reasons.words)).tolist()
     given = {text: count for text, count in zip(reasons.words, counts, strict=True) if text}
     return max(given, key=given.__getitem__) if given else "nothing was recorded"

@@ -41,7 +41,6 @@ def publish(
         out: the archive, a new file ending in ``.tar.xz``; None: beside ``path``, named like the campaign.
         citation: who made it and on what terms; None: nobody says.
         resolution_ns: condense it: instants are rounded to this, in a form that packs well; None: every file as it is.
-        bounds: of what it may hold.
         say: told what a reader of the set should know, e.g. that experiments are missing.
         partial: publish what is finished of a campaign that is not.
 

@@ -36,9 +36,7 @@ def collect_again(source: Path, out: Path, *, url: str | None, timeout_s: float)
 
     Args:
         source: an experiment, whose CSVs come to lie in ``out``; or a campaign: in a folder each below it.
-        out: new folder.
         url: of the server that has the samples; None: the one that recorded them.
-        timeout_s: of one query.
     """
     folders = experiments_in(source)
     recorded = [recorded_window(folder) for folder in folders]

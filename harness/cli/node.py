@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.node.reboot import RebootReport
     from harness.node.runner import RunRequest
     from harness.node.summary import RunSummary
-    from harness.node.verify import Verdict
+    from harness.node.verify import NodeVerdict
 
 Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
@@ -243,12 +243,12 @@ def _print_summary(summary: "RunSummary") -> None:
     output.result(f"{summary.status.value}: {summary.changed} {what}, {output.duration(summary.duration_s)}.")
 
 
-def _verdict_document(verdicts: "Sequence[Verdict]") -> dict[str, object]:
+def _verdict_document(verdicts: "Sequence[NodeVerdict]") -> dict[str, object]:
     first, *others = (verdict.to_dict() for verdict in verdicts)
     return {**first, "ok": all(verdict.ok for verdict in verdicts), "others": others}
 
 
-def _print_verdict(verdict: "Verdict") -> None:
+def _print_verdict(verdict: "NodeVerdict") -> None:
     output.result(f"{verdict.host} (boot {verdict.boot_id})")
     rows = [["ok" if check.ok else "NO", check.name, "" if check.ok else check.found] for check in verdict.checks]
     output.table(["", "check", "found"], [*rows, *(["--", each.name, each.reason] for each in verdict.not_applicable)])
@@ -258,7 +258,7 @@ def _print_verdict(verdict: "Verdict") -> None:
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
 
 
-def _require_well(verdicts: "Sequence[Verdict]") -> None:
+def _require_well(verdicts: "Sequence[NodeVerdict]") -> None:
     from harness.errors import NodeError
 
     failed = [f"{verdict.host} {check.name}" for verdict in verdicts for check in verdict.failed]

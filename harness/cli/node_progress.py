@@ -9,9 +9,25 @@ from contextlib import contextmanager
 from rich.markup import escape
 
 from harness.cli import output
-from harness.node.events import Listener, NodeEvent, Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
+from harness.node.events import (
+    Listener,
+    NodeEvent,
+    OutputLine,
+    PlayStarted,
+    RunEnded,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+)
 
-_ORDER = (Outcome.FAILED, Outcome.UNREACHABLE, Outcome.CHANGED, Outcome.OK, Outcome.IGNORED, Outcome.SKIPPED)
+_ORDER = (
+    TaskOutcome.FAILED,
+    TaskOutcome.UNREACHABLE,
+    TaskOutcome.CHANGED,
+    TaskOutcome.OK,
+    TaskOutcome.IGNORED,
+    TaskOutcome.SKIPPED,
+)
 
 
 @contextmanager
@@ -34,7 +50,7 @@ class TaskLines:
     def __init__(self, running: Callable[[str], object] | None = None) -> None:
         self._running = running or (lambda _: None)
         self._task: TaskStarted | None = None
-        self._outcomes: Counter[Outcome] = Counter()
+        self._outcomes: Counter[TaskOutcome] = Counter()
         self._errors: list[str] = []
 
     def __call__(self, event: NodeEvent) -> None:
@@ -49,7 +65,7 @@ class TaskLines:
                 self._running(f"{event.role}: {event.name}")
             case TaskEnded():
                 self._outcomes[event.outcome] += 1
-                if event.error and event.outcome is not Outcome.IGNORED:
+                if event.error and event.outcome is not TaskOutcome.IGNORED:
                     self._errors += [f"  {event.host} | {line}" for line in event.error.splitlines()]
             case OutputLine():
                 output.note(event.text)

@@ -19,7 +19,7 @@ _FILE = re.compile(r"_r(?P<replicas>\d+)_(?P<metric>[a-z0-9_]+)_\d{8}T\d{6}Z\.cs
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
+class CodedTexts:
     """A column of texts of which there are few different ones.
 
     Attributes:
@@ -30,17 +30,17 @@ class Texts:
     words: list[str]
     places: NDArray[np.int32]
 
-    def of(self, rows: slice) -> Texts:
+    def of(self, rows: slice) -> CodedTexts:
         """The same of some rows."""
         places = self.places[rows]
         used, first = np.unique(places, return_index=True)
         used = used[np.argsort(first)]
         renumbered = np.empty(len(self.words), np.int32)
         renumbered[used] = np.arange(len(used))
-        return Texts([self.words[place] for place in used], renumbered[places])
+        return CodedTexts([self.words[place] for place in used], renumbered[places])
 
 
-Columns = tuple[NDArray[np.float64], Texts, NDArray[np.float64], Texts]
+Columns = tuple[NDArray[np.float64], CodedTexts, NDArray[np.float64], CodedTexts]
 """Seconds since row 0, the series' name, the value (NaN where missing) and the reason (empty where none) of each row."""
 
 
@@ -140,9 +140,9 @@ def _parsed(content: bytes) -> Columns:
     return numbers[:, 0], _texts(names), numbers[:, 1], _texts(reasons)
 
 
-def _texts(column: Any) -> Texts:
+def _texts(column: Any) -> CodedTexts:
     places = np.asarray(np.from_dlpack(column.indices), dtype=np.int32)
-    return Texts(column.dictionary.to_pylist(), places)
+    return CodedTexts(column.dictionary.to_pylist(), places)
 
 
 def _read(path: Path, columns: Columns | None) -> dict[str, SeriesColumns]:
@@ -161,7 +161,7 @@ def _no_csv(path: Path, error: Exception) -> MetricsError:
 
 
 def _one(
-    rows: NDArray[np.bool_], elapsed_s: NDArray[np.float64], values: NDArray[np.float64], reasons: Texts
+    rows: NDArray[np.bool_], elapsed_s: NDArray[np.float64], values: NDArray[np.float64], reasons: CodedTexts
 ) -> SeriesColumns:
     counts = np.bincount(reasons.places[rows], minlength=len(reasons.words)).tolist()
     given = {text: count for text, count in sorted(zip(reasons.words, counts, strict=True)) if text and count}

@@ -27,7 +27,7 @@ REQUESTS_AT, SUM_AT, COUNT_AT, BUCKETS_AT = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PublishedFamily:
     """Where something that only some workloads publish lies in ``ReplicaSample.counters``.
 
     Attributes:
@@ -51,7 +51,7 @@ class ReplicaSample:
 
     bounds: NDArray[np.float64]
     counters: NDArray[np.float64]
-    families: Mapping[str, Family] = field(default_factory=dict)
+    families: Mapping[str, PublishedFamily] = field(default_factory=dict)
 
 
 class ReplicaParser:
@@ -62,7 +62,7 @@ class ReplicaParser:
         self._wanted = 0
         self._expected = 0
         self._bounds: NDArray[np.float64] = np.empty(0)
-        self._families: Mapping[str, Family] = {}
+        self._families: Mapping[str, PublishedFamily] = {}
 
     def parse(self, text: str) -> ReplicaSample:
         """Read one answer.
@@ -108,11 +108,11 @@ class ReplicaParser:
                 raise MetricsError(f"the answer has no {name}")
         self._places = dict.fromkeys(series, -1) | dict.fromkeys(keys[_REQUESTS], REQUESTS_AT)
         latency = self._place_histogram(keys, _LATENCY, SUM_AT)
-        families: dict[str, Family] = {}
+        families: dict[str, PublishedFamily] = {}
         end = BUCKETS_AT + len(latency.bounds)
         for name in sorted(PUBLISHED_COUNTERS & keys.keys()):
             self._places |= dict.fromkeys(keys[name], end)
-            families[name] = Family(end)
+            families[name] = PublishedFamily(end)
             end += 1
         for name in sorted(PUBLISHED_HISTOGRAMS):
             if all(part in keys for part in _parts(name)):
@@ -123,7 +123,7 @@ class ReplicaParser:
         self._bounds = np.array(latency.bounds)
         self._families = families
 
-    def _place_histogram(self, keys: Mapping[str, list[str]], name: str, at: int) -> Family:
+    def _place_histogram(self, keys: Mapping[str, list[str]], name: str, at: int) -> PublishedFamily:
         """Give a histogram's sum, count and buckets consecutive places from ``at`` on."""
         total, count, bucket = _parts(name)
         bound_of = {key: _bound(key) for key in keys[bucket]}
@@ -132,7 +132,7 @@ class ReplicaParser:
             raise MetricsError(f'the answer has no {bucket}{{le="+Inf"}}')
         self._places |= dict.fromkeys(keys[total], at) | dict.fromkeys(keys[count], at + 1)
         self._places |= {key: at + 2 + bounds.index(bound) for key, bound in bound_of.items()}
-        return Family(at, tuple(bounds))
+        return PublishedFamily(at, tuple(bounds))
 
 
 def _parts(histogram: str) -> tuple[str, str, str]:

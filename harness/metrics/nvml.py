@@ -61,9 +61,6 @@ class GpuFacts:
     Attributes:
         uuid: what CUDA_VISIBLE_DEVICES may call it; means the same to every process, unlike its number.
         compute_mode: default, exclusive-process, prohibited; empty when the device does not tell.
-        mig: it is divided into instances.
-        mig_uuids: the instances there are.
-        processes: ids of the processes that compute on it.
         near_cpus: those of its NUMA node; none where the driver does not tell.
     """
 

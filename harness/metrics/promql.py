@@ -19,14 +19,9 @@ class Dialect:
 
     Attributes:
         by: label whose value tells replicas apart.
-        replicas: matchers of the replicas' own metrics; never empty.
         containers: matchers of the replicas' CPU and memory; never empty.
-        gpus: matchers of the devices' metrics.
-        node: matchers of the node's metrics.
         node_label: label that tells nodes apart on the nodes' metrics; empty: there is one node.
         gpu_node_label: the same on the devices' metrics; empty: every device is on one node.
-        cpu_seconds: counter of a replica's CPU seconds.
-        memory_bytes: gauge of a replica's memory.
         container_age_steps: how many steps old a sample of these two may be. A kubelet measures containers by a jittering
             clock of its own and its samples keep that time, so that two scrapes in time can bring samples nearly two
             steps apart.
@@ -65,7 +60,6 @@ class Beside:
 
     Attributes:
         workload: what they run; it begins the names of their series.
-        dialect: that selects them alone.
         replicas: label values, in the order of ``<workload>/replica-0``...
     """
 
@@ -90,12 +84,9 @@ def cluster(
     everything twice. Nodes are never mixed: each has series of its own.
 
     Args:
-        namespace: of the pods.
-        pods: regular expression of their names.
         nodes: only these nodes and their devices; none: all.
         gpus: further matchers of the devices' metrics.
         node: further matchers of the nodes' metrics.
-        labels: how this Prometheus names pods and nodes.
         container: whose processors and memory count; empty: all of a pod.
     """
     names = labels or Labels()
@@ -143,9 +134,6 @@ def render(
     """PromQL of one metric.
 
     Args:
-        metric: of the catalogue.
-        dialect: how this Prometheus names things.
-        window_s: of rates and quantiles.
         bounds: values of ``le`` to read, as the server spells them; none: every bucket.
         merge: add up the buckets of one replica's series; not needed where each replica has one series, and slow.
     """

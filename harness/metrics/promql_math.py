@@ -41,8 +41,6 @@ def extrapolated_rate(times_ms: list[int], samples: Vector, start_ms: int, end_m
     Args:
         times_ms: sample times, ascending; shape (n,).
         samples: counter values; shape (n, k).
-        start_ms: start of the window.
-        end_ms: end of the window.
 
     Returns:
         Shape (k,); None with fewer than two samples.

@@ -70,15 +70,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One remark on the data.
-
-    Attributes:
-        severity: what it means for the verdict.
-        code: of the reason, for programs.
-        metric: the metric it is about; empty for all of them.
-        message: what was found, in a full sentence.
-        advice: what to do next; empty when nothing needs doing.
-    """
+    """One remark on the data."""
 
     severity: Severity
     code: ReasonCode

@@ -52,13 +52,8 @@ class Recorder:
     """Records one experiment.
 
     Args:
-        targets: the replicas, ready to serve.
-        metrics: what to record, e.g. ``select("all")``.
         step_s: seconds between rows; whole milliseconds.
         window_s: how far rates and quantiles look back; a whole number of steps, at least two.
-        sink: takes the rows of each grid time.
-        clock: real or simulated.
-        sources: what is read; None: this machine.
         used_gpus: UUIDs of the devices that are read of this machine; None: all of them.
         wake: ends the recording early when set.
         on_tick: called after each row with rows done and rows in all.
@@ -105,7 +100,6 @@ class Recorder:
 
         Args:
             start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-            rows: rows per series.
 
         Raises:
             UsageError: ``start_s`` is not on the grid.

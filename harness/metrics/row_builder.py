@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from harness.metrics.catalogue import GPU_SOURCES, PRESSURE_SOURCES, Kind, Metric, Source
-from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, Family, ReplicaSample
+from harness.metrics.exposition import BUCKETS_AT, COUNT_AT, REQUESTS_AT, SUM_AT, PublishedFamily, ReplicaSample
 from harness.metrics.promql_math import MS_PER_S, CounterWindow, RunningTotal, Vector, histogram_quantile
 from harness.metrics.rows import Row
 from harness.metrics.scrape import Missing
@@ -32,7 +32,7 @@ class _Replica:
         self.cpu = CounterWindow(window_ms)
         self.total = RunningTotal()
         self.bounds: Vector = np.empty(0)
-        self.families: Mapping[str, Family] = {}
+        self.families: Mapping[str, PublishedFamily] = {}
         self.sample: ReplicaSample | Missing = Missing(TOO_FEW)
         self.usage: ProcessUsage | Missing = Missing(TOO_FEW)
         self.rates: Vector | None = None
@@ -56,12 +56,7 @@ class _Replica:
 
 
 class _Group:
-    """The replicas of one workload: they are pooled with each other, and with nobody else.
-
-    Args:
-        series: name of the pooled series.
-        replicas: at least one.
-    """
+    """The replicas of one workload: they are pooled with each other, and with nobody else."""
 
     def __init__(self, series: str, replicas: Sequence[_Replica]) -> None:
         self.series = series
@@ -102,8 +97,6 @@ class TickComputer:
     Args:
         targets: the replicas, neighbours among them, in the order of the readings.
         metrics: what to compute; metrics that are absent on this machine must not be among them.
-        gpu_count: devices in every reading.
-        window_ms: how far rates and quantiles look back.
         gpu_replica_pids: process ids of one target, to find its share of a device's memory.
     """
 
@@ -261,7 +254,7 @@ def _published(metric: Metric, replicas: Sequence[_Replica]) -> Value:
     return 100.0 * sums[0] / sum(sums) if sum(sums) > 0 else Missing(NO_TIME)
 
 
-def _part(family: Family, rates: Vector) -> Vector:
+def _part(family: PublishedFamily, rates: Vector) -> Vector:
     """A histogram's sum, count and buckets out of all rates of a replica."""
     return rates[family.at : family.at + BUCKETS_AT - SUM_AT + len(family.bounds)]
 

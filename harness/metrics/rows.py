@@ -49,8 +49,6 @@ class Column:
     """One series over many grid times.
 
     Attributes:
-        metric: name in the catalogue.
-        series: as of a row.
         values: one per grid time; anything where ``reasons`` says why there is none.
         reasons: why the value is missing; empty when it is not.
     """

@@ -109,11 +109,7 @@ class _ReconnectedError(Exception):
 
 
 class Scraper:
-    """Reads the ``/metrics`` of every replica.
-
-    Args:
-        urls: one address per replica, in the order of the results.
-    """
+    """Reads the ``/metrics`` of every replica."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self._connections = [_Connection(url) for url in urls]

@@ -19,10 +19,8 @@ class SteadyState:
     """The judgement on one series.
 
     Attributes:
-        judged: the series is long enough to tell.
         steady: at least its last three windows agree within 10 %.
         from_row: first row of the windows that agree; None when not steady.
-        means: of the windows, in order.
     """
 
     judged: bool

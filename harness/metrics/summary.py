@@ -46,13 +46,6 @@ class RecordingSummary:
     Attributes:
         start_s: grid time of row 0, seconds since the epoch.
         end_s: grid time of the last row written; None when there is none.
-        step_s: seconds between rows.
-        rows: rows written per series.
-        stopped: the recording was woken and ended early.
-        lateness: of the ticks.
-        metrics: by name, of those that this machine can give.
-        absent: reasons by name, of those that it cannot.
-        warnings: sentences for the verdict.
         answered_within_s: how long after its row's time, at most, a reading had its last answer; None: a server scraped, which
             reads before that time.
         identities: what a series stands for, by series name (pod, node, device), where names alone do not say.
@@ -176,7 +169,6 @@ class Recording(Protocol):
 
         Args:
             start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-            rows: rows per series.
 
         Raises:
             MetricsError: nothing can be recorded at all; what is missing in part is in the rows, with its reason.

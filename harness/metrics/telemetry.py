@@ -78,11 +78,7 @@ class TelemetrySummary:
     """One telemetry series.
 
     Attributes:
-        rows: readings written.
-        interval_s: asked for, between two readings.
         skipped: readings left out because the one before took too long.
-        lateness: of the readings.
-        gpus: devices read.
         gpu_absent: why there is none; empty when there is.
         missing: reasons by column, of the values that the driver did not give.
     """
@@ -128,10 +124,8 @@ class Telemetry(threading.Thread):
     """Writes ``telemetry.csv`` from ``start()`` to ``finish()``.
 
     Args:
-        path: the file; it must not exist.
         interval_s: seconds between two readings.
         clock: real time; a simulated one would spin.
-        source: the devices; None: this machine's.
 
     Raises:
         StorageError: the file cannot be created.

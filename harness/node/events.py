@@ -12,7 +12,7 @@ MAX_ERROR_CHARACTERS = 2000
 OUTSIDE_ROLES = "(play)"
 
 
-class Outcome(StrEnum):
+class TaskOutcome(StrEnum):
     """How a task ended on one host."""
 
     OK = "ok"
@@ -55,7 +55,7 @@ class TaskEnded:
     host: str
     name: str
     role: str
-    outcome: Outcome
+    outcome: TaskOutcome
     duration_s: float | None = None
     error: str = ""
     path: str = ""
@@ -82,10 +82,10 @@ NodeEvent = PlayStarted | TaskStarted | TaskEnded | OutputLine | RunEnded
 Listener = Callable[[NodeEvent], None]
 
 _RESULTS = {
-    "runner_on_ok": Outcome.OK,
-    "runner_on_skipped": Outcome.SKIPPED,
-    "runner_on_failed": Outcome.FAILED,
-    "runner_on_unreachable": Outcome.UNREACHABLE,
+    "runner_on_ok": TaskOutcome.OK,
+    "runner_on_skipped": TaskOutcome.SKIPPED,
+    "runner_on_failed": TaskOutcome.FAILED,
+    "runner_on_unreachable": TaskOutcome.UNREACHABLE,
 }
 _TALK = {"verbose", "error", "warning", "system_warning", "deprecated"}
 _SAYING = {"debug", "ansible.builtin.debug"}
@@ -140,13 +140,13 @@ def _item_error(item: Mapping[str, Any]) -> str:
     return f"{label}: {host_error(item)}" if label else host_error(item)
 
 
-def _task_ended(at_s: float, outcome: Outcome, data: Mapping[str, Any]) -> TaskEnded:
+def _task_ended(at_s: float, outcome: TaskOutcome, data: Mapping[str, Any]) -> TaskEnded:
     result: Mapping[str, Any] = data.get("res") or {}
-    failed = outcome in {Outcome.FAILED, Outcome.UNREACHABLE}
-    if outcome is Outcome.OK and result.get("changed"):
-        outcome = Outcome.CHANGED
-    elif outcome is Outcome.FAILED and data.get("ignore_errors"):
-        outcome = Outcome.IGNORED
+    failed = outcome in {TaskOutcome.FAILED, TaskOutcome.UNREACHABLE}
+    if outcome is TaskOutcome.OK and result.get("changed"):
+        outcome = TaskOutcome.CHANGED
+    elif outcome is TaskOutcome.FAILED and data.get("ignore_errors"):
+        outcome = TaskOutcome.IGNORED
     duration = data.get("duration")
     return TaskEnded(
         at_s=at_s,

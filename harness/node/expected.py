@@ -87,7 +87,6 @@ class NodeSharing:
         slices: per GPU or MIG instance; 1 in mode exclusive and of claims.
         mig_profiles: of the instances that every GPU is divided into; empty: instances are taken as they are.
         gpus_assumed: how many GPUs count where none can be asked.
-        smoke: whether a CUDA kernel has to have run.
     """
 
     mode: str
@@ -118,13 +117,11 @@ class NodeSharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class ManagedDriver:
     """A managed NVIDIA driver.
 
     Attributes:
-        version: of the driver and of Fabric Manager.
         modules: auto, open or proprietary.
-        fabric_manager: its package.
     """
 
     version: str
@@ -132,7 +129,7 @@ class Driver:
     fabric_manager: str
 
     @classmethod
-    def from_variables(cls, variables: Mapping[str, Any]) -> Driver | None:
+    def from_variables(cls, variables: Mapping[str, Any]) -> ManagedDriver | None:
         """Make it of resolved variables; None where the driver is not managed."""
         if variables.get("nvidia_driver_state") != "managed":
             return None
@@ -147,7 +144,6 @@ class Profile:
     Attributes:
         gpu_clock_mhz, gpu_power_w: what every GPU is held at; 0: left free.
         reserved_cpus: the first so many are the system's.
-        quiet_units: masked.
     """
 
     gpu_clock_mhz: int
@@ -173,7 +169,6 @@ class Expected:
     """What one node is judged by.
 
     Attributes:
-        kind: control_plane or worker.
         packages: Debian package -> upstream version, held.
         nvidia_packages: the same, where the node has a GPU.
         gpu: auto, required, absent or assumed (see the inventory).
@@ -181,10 +176,7 @@ class Expected:
         profile: how steady the machine is to be, or None where it is as the distribution runs it.
         driver: the driver that is kept at one version, or None where somebody else installs it.
         users: whose ``~/.kube/config`` reaches the cluster.
-        workload_image: reference of the image that replicas run in.
-        namespace: where replicas are made.
         endpoint: name or address, with a port, under which the API server is reached; empty: its machine's address.
-        proxied: whether what is fetched goes through a proxy.
         network: who makes the pod network: calico, bridge or none (somebody else).
         harness_users: whose ``~/.kube/harness.conf`` is let in there.
     """
@@ -198,7 +190,7 @@ class Expected:
     gpu: str
     driver_min: str
     profile: Profile | None
-    driver: Driver | None
+    driver: ManagedDriver | None
     handler: str
     node_name: str
     pod_cidr: str
@@ -241,7 +233,7 @@ class Expected:
             gpu=variables["nvidia_toolkit_gpu"],
             driver_min=str(variables["preflight_gpu_driver_min"]),
             profile=Profile.from_variables(variables),
-            driver=Driver.from_variables(variables),
+            driver=ManagedDriver.from_variables(variables),
             handler=variables["nvidia_toolkit_handler"],
             node_name=variables["control_plane_node_name" if control_plane else "worker_node_name"],
             pod_cidr=variables["control_plane_pod_cidr"],

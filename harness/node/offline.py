@@ -67,9 +67,7 @@ class OfflineList:
 
     Attributes:
         distribution_packages: names in the distribution's own archive; which versions is the distribution's matter.
-        images: fully qualified references.
         image_sources: image -> where it is fetched from: itself, or its place in a mirror.
-        images_insecure: the mirror of images speaks plain http.
         requirements: what pip installs into the workload image, one requirement each.
         architecture: of packages and images, as Debian calls it.
         index: where pip finds it; empty: where it is told on the machine, or upstream.

@@ -17,7 +17,7 @@ from harness.errors import NodeError, StorageError, UsageError
 from harness.node.events import Listener
 from harness.node.runner import NodeRunner, RunRequest, resolve
 from harness.node.summary import RunSummary
-from harness.node.verify import Verdict, VerifyRequest, verify
+from harness.node.verify import NodeVerdict, VerifyRequest, verify
 
 SITE = Path("site.yml")
 REBOOT = Path("playbooks/reboot.yml")
@@ -33,7 +33,7 @@ class BootState:
     checks: tuple[str, ...]
 
     @classmethod
-    def of(cls, verdict: Verdict) -> BootState:
+    def of(cls, verdict: NodeVerdict) -> BootState:
         """The state that a verdict describes."""
         return cls(verdict.host, verdict.boot_id, tuple(check.name for check in verdict.checks))
 
@@ -45,12 +45,10 @@ class RebootReport:
     Attributes:
         reboot_s: seconds of the reboot itself, until the machine answered; None when somebody else rebooted it.
         recovery_s: seconds from then until nothing failed any more (or the waiting was over).
-        converge: the run after the reboot.
-        problems: empty when the node survived.
     """
 
     before: Sequence[BootState]
-    after: Sequence[Verdict]
+    after: Sequence[NodeVerdict]
     reboot_s: float | None
     recovery_s: float
     converge: RunSummary
@@ -76,14 +74,7 @@ class RebootReport:
 
 @dataclass(slots=True)
 class RebootTest:
-    """The test, step by step.
-
-    Args:
-        project: folder with the playbooks.
-        request: which nodes, and how long they may take to recover.
-        listener: gets the events of the playbooks.
-        step: told each step in a sentence.
-    """
+    """The test, step by step."""
 
     project: Path
     request: VerifyRequest
@@ -159,7 +150,7 @@ class RebootTest:
         return runner.run(RunRequest(playbook, inventory=self.request.inventory, limit=self.request.limit))
 
 
-def compare(before: Sequence[BootState], after: Sequence[Verdict]) -> list[str]:
+def compare(before: Sequence[BootState], after: Sequence[NodeVerdict]) -> list[str]:
     """What is wrong with the nodes after the reboot, in sentences."""
     problems = []
     now = {verdict.host: verdict for verdict in after}

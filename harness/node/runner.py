@@ -54,9 +54,6 @@ class RunRequest:
     Attributes:
         playbook: path, absolute or below the project.
         inventory: path of the inventory; None: the one that ``ansible.cfg`` names.
-        limit: host pattern; empty: all hosts of the plays.
-        tags: run only tasks with one of these tags.
-        check: change nothing, say what would change.
         variables: non-secret extra variables; they can be seen in the process list.
         timeout_s: stop the run after this many seconds; None: never.
     """

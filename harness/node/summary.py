@@ -1,6 +1,6 @@
 """What one run did: outcome, what failed and why, what changed, seconds and tasks per role.
 
-Where sudo or ssh of a host lets nobody work on it, the words that Ansible hands on say so: an ``Obstacle``, and what to do then.
+Where sudo or ssh of a host lets nobody work on it, the words that Ansible hands on say so: an ``AccessObstacle``, and what to do then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from harness.node.errors import NodeAccessError, NodeTimeoutError, NodeUnreachableError, TaskFailedError
-from harness.node.events import NodeEvent, Outcome, OutputLine, RunEnded, TaskEnded, TaskStarted
+from harness.node.events import NodeEvent, OutputLine, RunEnded, TaskEnded, TaskOutcome, TaskStarted
 
 _KEPT_LINES = 40
 
@@ -32,13 +32,11 @@ class Access(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class AccessObstacle:
     """One of them.
 
     Attributes:
-        words: pattern of what Ansible, ssh or sudo says.
         what: a sentence, with {host}.
-        advice: what to do next.
     """
 
     code: Access
@@ -47,8 +45,8 @@ class Obstacle:
     advice: str
 
 
-def _obstacle(code: Access, words: str, what: str, advice: str) -> Obstacle:
-    return Obstacle(code, re.compile(words), what, advice)
+def _obstacle(code: Access, words: str, what: str, advice: str) -> AccessObstacle:
+    return AccessObstacle(code, re.compile(words), what, advice)
 
 
 # The first that fits: what is said of a login also says that the connection has ended.
@@ -100,7 +98,7 @@ LOST = _obstacle(
 )
 
 
-def obstacle(error: str, *, had_answered: bool) -> Obstacle | None:
+def obstacle(error: str, *, had_answered: bool) -> AccessObstacle | None:
     """What the words of a failure mean; None where it is none of these.
 
     had_answered: whether the host had done something in this run, so that an end of the connection came in its middle.
@@ -137,7 +135,6 @@ class RoleTiming:
 
     Attributes:
         tasks: tasks begun, handlers included.
-        changed: results that changed a host.
         duration_s: wall-clock seconds from the start of each task to the start of the next, summed.
     """
 
@@ -154,7 +151,6 @@ class RunSummary:
     Attributes:
         hosts: per host, how many tasks ended ok, changed, skipped, failures, dark (unreachable), rescued, ignored.
         failures: what failed and was not rescued.
-        roles: in the order in which they ran.
         output: last lines Ansible said outside of tasks.
     """
 
@@ -180,7 +176,7 @@ class RunSummary:
         return sum(counts["changed"] for counts in self.hosts.values())
 
     @property
-    def obstacle(self) -> Obstacle | None:
+    def obstacle(self) -> AccessObstacle | None:
         """What keeps this machine from working on the host that failed first; None where the failure is another."""
         if not self.failures or self.status is RunStatus.TIMEOUT:
             return None
@@ -274,10 +270,10 @@ class SummaryBuilder:
 
     def _end(self, event: TaskEnded) -> None:
         record = TaskRecord(event.host, event.role, event.name, event.path, event.error)
-        if event.outcome is Outcome.CHANGED:
+        if event.outcome is TaskOutcome.CHANGED:
             self._role(event.role).changed += 1
             self._changes.append(record)
-        elif event.outcome in {Outcome.FAILED, Outcome.UNREACHABLE}:
+        elif event.outcome in {TaskOutcome.FAILED, TaskOutcome.UNREACHABLE}:
             self._failures.setdefault(event.host, []).append(record)
 
     def _close_task(self, at_s: float) -> None:

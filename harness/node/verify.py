@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.node.checks import Check, Node, registered
+from harness.node.checks import Node, NodeCheck, registered
 from harness.node.checks.registry import CannotLookError, NotApplicableError
 from harness.node.errors import NodeUnreachableError
 from harness.node.expected import OPTIONAL_VARIABLES, REQUIRED_VARIABLES, Expected
@@ -54,7 +54,7 @@ class NotApplicableCheck:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class NodeVerdict:
     """All checks of one node at one time."""
 
     host: str
@@ -95,7 +95,7 @@ class VerifyRequest:
     wait_s: float = 0.0
 
 
-def verify(project: Path, request: VerifyRequest) -> list[Verdict]:
+def verify(project: Path, request: VerifyRequest) -> list[NodeVerdict]:
     """The verdict on every node of the request, in the inventory's order.
 
     Raises UsageError for an area that does not exist, NodeError where a node cannot be judged at all.
@@ -112,7 +112,7 @@ def verify(project: Path, request: VerifyRequest) -> list[Verdict]:
     return verdicts
 
 
-def selected(areas: Sequence[str]) -> list[Check]:
+def selected(areas: Sequence[str]) -> list[NodeCheck]:
     """The checks of these areas, or all."""
     known = {check.area for check in registered()} | {ROLES_AREA}
     unknown = sorted(set(areas) - known)
@@ -123,7 +123,7 @@ def selected(areas: Sequence[str]) -> list[Check]:
     return [check for check in registered() if not areas or check.area in areas]
 
 
-def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[Verdict]) -> None:
+def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[NodeVerdict]) -> None:
     """Add to each verdict whether the roles find their own work done; reads only."""
     play = RunRequest(VERIFY_PLAYBOOK, inventory=request.inventory, limit=request.limit)
     summary = NodeRunner(project).run(play)
@@ -136,10 +136,10 @@ def _ask_roles(project: Path, request: VerifyRequest, verdicts: Sequence[Verdict
         verdict.checks.append(CheckResult(f"{ROLES_AREA}/verify", ok, expected, found or "all passed", advice))
 
 
-def judge(host: str, node: Node, checks: Sequence[Check]) -> Verdict:
+def judge(host: str, node: Node, checks: Sequence[NodeCheck]) -> NodeVerdict:
     """Run the checks that apply to this node."""
     boot_id = (node.machine.read("/proc/sys/kernel/random/boot_id") or "").strip()
-    verdict = Verdict(host, boot_id, datetime.now(UTC).isoformat(timespec="seconds"), [])
+    verdict = NodeVerdict(host, boot_id, datetime.now(UTC).isoformat(timespec="seconds"), [])
     for check in checks:
         if node.expected.kind not in check.kinds:
             verdict.not_applicable.append(NotApplicableCheck(check.name, f"this node is a {node.expected.kind}"))
@@ -151,7 +151,7 @@ def judge(host: str, node: Node, checks: Sequence[Check]) -> Verdict:
     return verdict
 
 
-def run_check(check: Check, node: Node) -> CheckResult:
+def run_check(check: NodeCheck, node: Node) -> CheckResult:
     """One check; raises NotApplicableError where the node cannot be judged by it."""
     try:
         seen = check.function(node)
@@ -163,24 +163,24 @@ def run_check(check: Check, node: Node) -> CheckResult:
     return _failed(check, node.machine, seen.expected, seen.found)
 
 
-def _failed(check: Check, machine: Machine, expected: str, found: str) -> CheckResult:
+def _failed(check: NodeCheck, machine: Machine, expected: str, found: str) -> CheckResult:
     journal = machine.journal(check.unit, _JOURNAL_LINES) if check.unit else []
     return CheckResult(check.name, ok=False, expected=expected, found=found, advice=check.advice, journal=journal)
 
 
 def _judge_until(
-    project: Path, host: str, expected: Expected, checks: Sequence[Check], request: VerifyRequest
-) -> Verdict:
+    project: Path, host: str, expected: Expected, checks: Sequence[NodeCheck], request: VerifyRequest
+) -> NodeVerdict:
     """Judge afresh, over a connection of its own each time, until all is well or the time is over."""
 
-    def once() -> Verdict:
+    def once() -> NodeVerdict:
         with connect(project, host, request.inventory) as machine:
             return judge(host, Node(machine, expected), checks)
 
     return until_ok(once, wait_s=request.wait_s if checks else 0.0)
 
 
-def until_ok(once: Callable[[], Verdict], *, wait_s: float, retry_s: float = _RETRY_S) -> Verdict:
+def until_ok(once: Callable[[], NodeVerdict], *, wait_s: float, retry_s: float = _RETRY_S) -> NodeVerdict:
     """The first verdict without a failure, or the last one in ``wait_s`` seconds.
 
     A machine that does not answer is asked again too; raises NodeUnreachableError where it is silent at the end.

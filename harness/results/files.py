@@ -96,8 +96,6 @@ def atomic_write(path: Path, data: bytes | str, *, replace: bool = False) -> Non
     """Write a file so that it is there whole or not at all, even under SIGKILL or a power cut.
 
     Args:
-        path: the file; its folder must exist.
-        data: the content; text is written as UTF-8.
         replace: overwrite what is there; otherwise an existing file is an error.
 
     Raises:

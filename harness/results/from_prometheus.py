@@ -42,7 +42,6 @@ class ExportRequest:
         start: ISO-8601 with a zone; floored to the step.
         namespace: of the pods, in a cluster; None: ``job`` names a scrape job without one.
         by: label that tells replicas apart, without a cluster.
-        metrics: names in the catalogue; None: all.
     """
 
     url: str
@@ -61,15 +60,12 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RecordedWindow:
     """What to collect: which replicas, which grid, which metrics.
 
     Attributes:
-        workload: first part of the file names.
         replicas: label values, in the order of ``replica-0``...
         start_s: grid time of row 0, seconds since the epoch.
-        rows: rows of every series.
-        beside: neighbours, whose series are collected, too.
         on_gpus: the dialect selects the GPUs in use, whose telemetry is collected, too.
     """
 
@@ -113,13 +109,13 @@ def export_folder(request: ExportRequest) -> dict[str, Any]:
     _refuse_existing(request.out)
     with PrometheusServer(request.url, timeout_s=request.timeout_s) as server:
         replicas = _replicas(server, dialect, start_s, request)
-        window = Window(
+        window = RecordedWindow(
             request.workload, dialect, replicas, start_s, round(steps) + 1, request.step_s, request.window_s, metrics
         )
         return collect(server, request.out, window)
 
 
-def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, Window]]) -> list[dict[str, Any]]:
+def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, RecordedWindow]]) -> list[dict[str, Any]]:
     """Collect windows into a folder each, as ``collect`` does, with no more queries at once than one alone asks.
 
     Raises what ``collect`` raises, for the first of them that failed; those before it are whole by then.
@@ -134,17 +130,11 @@ def collect_each(wanted: Sequence[tuple[PrometheusServer, Path, Window]]) -> lis
 
 
 def collect(
-    server: PrometheusServer, out: Path, window: Window, *, pool: ThreadPoolExecutor | None = None
+    server: PrometheusServer, out: Path, window: RecordedWindow, *, pool: ThreadPoolExecutor | None = None
 ) -> dict[str, Any]:
     """Collect one window: one CSV per metric, the GPUs' telemetry, and ``export.json``, whose content is returned.
 
     The folder appears whole.
-
-    Args:
-        server: where the samples are.
-        out: new folder.
-        window: what to collect.
-        pool: that asks; None: one of its own.
 
     Raises:
         ConflictError: the folder exists.
@@ -167,7 +157,7 @@ def collect(
 
 
 def _collect_into(
-    server: PrometheusServer, folder: Path, window: Window, pool: ThreadPoolExecutor | None
+    server: PrometheusServer, folder: Path, window: RecordedWindow, pool: ThreadPoolExecutor | None
 ) -> dict[str, Any]:
     with ExperimentWriter(
         folder,
@@ -206,7 +196,7 @@ def _collect_into(
     return found
 
 
-def recorded_window(folder: Path) -> tuple[PrometheusSource, Window]:
+def recorded_window(folder: Path) -> tuple[PrometheusSource, RecordedWindow]:
     """The window of a finished experiment, by its manifest, and where its metrics are.
 
     Raises:
@@ -214,7 +204,7 @@ def recorded_window(folder: Path) -> tuple[PrometheusSource, Window]:
     """
     manifest, origin = read_manifest(folder), read_source(folder)
     spec = manifest.experiment
-    return origin, Window(
+    return origin, RecordedWindow(
         workload=spec.workload.name,
         dialect=origin.dialect(),
         replicas=origin.pods,

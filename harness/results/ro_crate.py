@@ -43,12 +43,9 @@ class About:
     """What the crate says beside its files.
 
     Attributes:
-        name: of the campaign's folder.
-        description: in a sentence.
         begun, ended: UTC, ISO-8601; of the measurements.
         version: of the harness that recorded.
         facts: of machine and software, e.g. ``GPU driver`` to its version.
-        citation: who made it.
     """
 
     name: str
@@ -162,10 +159,7 @@ class Citation:
     """How a set is cited. What is empty was not given.
 
     Attributes:
-        title: of the set.
-        authors: in their order.
         licence: the URL of its terms.
-        url: where it is published.
     """
 
     title: str = ""

@@ -70,7 +70,6 @@ def fill_absent(paths: Mapping[str, Path], grid: Grid, reasons: Mapping[str, str
 
     Args:
         paths: metric to its CSV, which need not exist.
-        grid: the times.
         reasons: metric to the reason for its absence.
         series: metric to the series its rows are filed under (``all``, ``gpu`` or ``node``).
     """

@@ -32,11 +32,7 @@ class Problem:
     """One thing that is not as the manifest says.
 
     Attributes:
-        path: the file or folder.
-        message: what is wrong, in a full sentence.
         expected: what the manifest says; empty when it says nothing about it.
-        found: what is there.
-        advice: what to do.
     """
 
     path: Path

@@ -34,11 +34,7 @@ class ExperimentWriter:
 
     Args:
         folder: the attempt's folder; made when it is not there.
-        workload: first part of the file names.
-        replicas: second part of the file names.
-        metrics: names of the metrics to write; one file each.
         start_s: UTC start of the recording, seconds since the epoch; row 0.
-        step_s: seconds between two rows.
 
     Raises:
         ConflictError: one of the files exists.

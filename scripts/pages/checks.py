@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.node.checks import registered
-from harness.node.checks.registry import CONTROL_PLANE, WORKER, Check
+from harness.node.checks.registry import CONTROL_PLANE, WORKER, NodeCheck
 from harness.node.verify import ROLES_AREA
 
 _HEAD = """# The verdict on a node
@@ -54,7 +54,7 @@ def page() -> str:
     return _HEAD.format(count=len(checks), roles=ROLES_AREA) + rows
 
 
-def _row(check: Check) -> str:
+def _row(check: NodeCheck) -> str:
     holds = (check.function.__doc__ or "").splitlines()[0]
     where = "every node" if check.kinds >= {CONTROL_PLANE, WORKER} else next(iter(check.kinds)).replace("_", " ")
     return f"| `{check.name}` | {holds} | {where} |\n"

@@ -30,7 +30,7 @@ from harness.metrics.catalogue import select
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import WORKERS
 from harness.metrics.promql import cluster
-from harness.results.from_prometheus import Window, collect_each
+from harness.results.from_prometheus import RecordedWindow, collect_each
 from tests.benchmarks.export_speed import ROWS, STEP_S, WINDOW_S, lines
 from tests.integration.metrics.prometheus_server import prometheus
 
@@ -64,7 +64,7 @@ def backfill(folder: Path, plan: list[tuple[str, int, int]]) -> Path:
 def ours(url: str, plan: list[tuple[str, int, int]], out: Path) -> None:
     """Export everything."""
     windows = [
-        Window(
+        RecordedWindow(
             workload=workload,
             dialect=cluster("inference", f"{workload}-{replicas}-.*"),
             replicas=[f"{workload}-{replicas}-{pod}" for pod in range(replicas)],

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.node.checks import Check, Node, registered
+from harness.node.checks import Node, NodeCheck, registered
 from harness.node.checks.registry import NotApplicableError
 from harness.node.verify import run_check
 
 
 @pytest.mark.parametrize("check", registered(), ids=lambda check: check.name)
-def test_node(node: Node, check: Check) -> None:
+def test_node(node: Node, check: NodeCheck) -> None:
     if node.expected.kind not in check.kinds:
         pytest.skip(f"this node is a {node.expected.kind}")
     try:

@@ -67,7 +67,7 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryAnswer:
     """The series of one answer, at least one, and what the server remarked on it."""
 
     series: list[Series]
@@ -77,15 +77,15 @@ class Answer:
 class Queryable(Protocol):
     """What an export asks of a server; see ``PrometheusServer`` for what each call raises."""
 
-    def query(self, promql: str, time_s: float | None = None) -> Answer:
+    def query(self, promql: str, time_s: float | None = None) -> QueryAnswer:
         """Evaluate at one instant."""
         ...
 
-    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> QueryAnswer:
         """Evaluate on a grid."""
         ...
 
-    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> QueryAnswer:
         """The samples themselves."""
         ...
 
@@ -163,7 +163,7 @@ class PrometheusServer:
         how = {"headers": self._headers, "verify": self._verify, "cert": self._cert, "renew": self._renew}
         return PrometheusServer(self.url, timeout_s=timeout_s, **how)  # type: ignore[arg-type]
 
-    def query(self, promql: str, time_s: float | None = None) -> Answer:
+    def query(self, promql: str, time_s: float | None = None) -> QueryAnswer:
         """Evaluate at one instant; None: now, by the server's own clock.
 
         Raises:
@@ -175,7 +175,7 @@ class PrometheusServer:
             params["time"] = _timestamp(to_ms(time_s))
         return self._ask(promql, lambda client: client.custom_query(promql, params=params, timeout=self._timeout_s))
 
-    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> QueryAnswer:
         """Evaluate at ``start + k * step``, the end included; at most 11,000 points.
 
         Raises:
@@ -203,7 +203,7 @@ class PrometheusServer:
             ),
         )
 
-    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> QueryAnswer:
         """The samples themselves, in ``(start, end]``, with their own timestamps: no look-back, no limit of points.
 
         Raises:
@@ -219,7 +219,7 @@ class PrometheusServer:
         ]
         if not kept:
             raise NoDataError(f"{self} has no sample of {_clip(selector)} in the range.")
-        return Answer(kept, answer.notes)
+        return QueryAnswer(kept, answer.notes)
 
     def read(self, path: str, **params: str) -> Any:
         """What the server says of itself: ``data`` of the answer to ``GET /api/v1/<path>``, e.g. ``targets``.
@@ -243,11 +243,11 @@ class PrometheusServer:
 
         return self._call(path, call)
 
-    def _ask(self, promql: str, call: Callable[[PrometheusConnect], Any]) -> Answer:
+    def _ask(self, promql: str, call: Callable[[PrometheusConnect], Any]) -> QueryAnswer:
         series = _series(self._call(promql, call), str(self))
         if not series:
             raise NoDataError(f"{self} has nothing that matches {_clip(promql)}.")
-        return Answer(series, self._local.session.notes)
+        return QueryAnswer(series, self._local.session.notes)
 
     def _call(self, what: str, call: Callable[[PrometheusConnect], Any]) -> Any:
         try:
@@ -308,9 +308,6 @@ class RetryingServer:
     """Asks a server as often as it takes; safe to use from several threads.
 
     Args:
-        server: the one that is asked.
-        clock: real or simulated.
-        patience_s: for how long the server may be away at a stretch.
         notice: told once per stretch that it is away.
     """
 
@@ -324,19 +321,19 @@ class RetryingServer:
         self._lock = threading.Lock()
         self._away_since_s: float | None = None
 
-    def query(self, promql: str, time_s: float | None = None) -> Answer:
+    def query(self, promql: str, time_s: float | None = None) -> QueryAnswer:
         """As the server's own."""
         return self._ask(lambda: self._server.query(promql, time_s))
 
-    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> Answer:
+    def query_range(self, promql: str, start_ms: int, end_ms: int, step_ms: int) -> QueryAnswer:
         """As the server's own."""
         return self._ask(lambda: self._server.query_range(promql, start_ms, end_ms, step_ms))
 
-    def raw(self, selector: str, start_ms: int, end_ms: int) -> Answer:
+    def raw(self, selector: str, start_ms: int, end_ms: int) -> QueryAnswer:
         """As the server's own."""
         return self._ask(lambda: self._server.raw(selector, start_ms, end_ms))
 
-    def _ask(self, call: Callable[[], Answer]) -> Answer:
+    def _ask(self, call: Callable[[], QueryAnswer]) -> QueryAnswer:
         while True:
             try:
                 answer = call()

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from harness.clock import Clock
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import PROCESS_SOURCES, Kind, Level, Metric
-from harness.metrics.prometheus.adapter import MAX_POINTS, Answer, Queryable, Series
+from harness.metrics.prometheus.adapter import MAX_POINTS, Queryable, QueryAnswer, Series
 from harness.metrics.prometheus.series import (
     ALL_NODES,
     NO_SAMPLE,
     CountedTotal,
-    Grid,
+    ExportGrid,
     Key,
     averaged,
     by_labels,
@@ -56,14 +56,8 @@ class ExportSummary:
 
     Attributes:
         start_s: grid time of row 0, seconds since the epoch.
-        end_s: grid time of the last row.
-        step_s: seconds between rows.
-        rows: rows written per series.
         replicas: label values of the measured ones, in the order of ``replica-0``, ``replica-1``...
-        metrics: by name, of those that the server has.
-        absent: reasons by name, of those that it has not.
         identities: what each series stands for, by series name: labels and their values.
-        notes: the server's warnings and infos.
     """
 
     start_s: float
@@ -96,14 +90,7 @@ def export(
     """Export ``rows`` rows of every series.
 
     Args:
-        server: where the metrics are.
-        metrics: what to export.
-        dialect: how this server names things.
         start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-        rows: rows per series.
-        step_s: seconds between rows.
-        window_s: of rates and quantiles.
-        sink: takes the rows of each grid time.
         replicas: label values in the order of ``replica-0``...; None: those that the server has, sorted.
         beside: neighbours, whose replicas get series of their own.
         clock: to wait until the last row's scrapes are stored; None: they are.
@@ -115,7 +102,7 @@ def export(
         PrometheusError: the server refused, timed out or answered with an error.
         StorageError: the sink cannot write.
     """
-    grid = Grid(to_ms(start_s), to_ms(step_s), to_ms(window_s), rows)
+    grid = ExportGrid(to_ms(start_s), to_ms(step_s), to_ms(window_s), rows)
     if grid.start_ms % grid.step_ms:
         raise UsageError(
             f"The export cannot start at {start_s:.3f}: it is no whole multiple of the step.",
@@ -157,16 +144,12 @@ def _results(pending: Mapping[str, Future[list[Series]]]) -> dict[str, list[Seri
 
 
 def _write(
-    exports: Sequence[_Export], metrics: Sequence[Metric], grid: Grid, chunks: Sequence[Grid], sink: RowSink
+    exports: Sequence[_Export], metrics: Sequence[Metric], grid: ExportGrid, chunks: Sequence[ExportGrid], sink: RowSink
 ) -> ExportSummary:
     """Write every chunk: metric by metric as answers come where the sink can, else grid time by grid time.
 
     Args:
         exports: of the measured replicas, then of each neighbour.
-        metrics: of the first of them.
-        grid: all rows.
-        chunks: its parts.
-        sink: takes the rows.
     """
     statistics = RowStatistics()
     present = [metric for metric in metrics if any(metric in one.present for one in exports)]
@@ -209,7 +192,7 @@ class _Export:
         pool: ThreadPoolExecutor,
         metrics: Sequence[Metric],
         dialect: Dialect,
-        grid: Grid,
+        grid: ExportGrid,
         replicas: Sequence[str] | None,
         *,
         in_one: bool,
@@ -248,7 +231,7 @@ class _Export:
         """Whether it has columns of a metric; what nobody publishes is missing once, with the measured replicas."""
         return not self._neighbour or (metric.level is Level.REPLICA and metric in present)
 
-    def ask(self, chunk: Grid) -> Callable[[Metric], list[Column]]:
+    def ask(self, chunk: ExportGrid) -> Callable[[Metric], list[Column]]:
         """Send off every question of a chunk; what is returned waits for one metric's columns, and each may be had once."""
         heavy = [metric for metric in self.present if metric.quantile is not None]
         reading = self._read_raw(chunk) if self._raw_of_all is None else {}
@@ -276,7 +259,7 @@ class _Export:
     def _range_columns(
         self,
         metric: Metric,
-        chunk: Grid,
+        chunk: ExportGrid,
         samples: Sequence[Series],
         each: Future[list[Series]],
         pooled: Future[list[Series]] | None,
@@ -309,7 +292,7 @@ class _Export:
             present = measured(samples, grid_ms, self._age_ms(metric))
             yield column(metric, self._pooled, chunk, pooled.result(), present, unmeasured=NO_REPLICA)
 
-    def _counter_columns(self, metric: Metric, chunk: Grid, samples: Sequence[Series]) -> Iterator[Column]:
+    def _counter_columns(self, metric: Metric, chunk: ExportGrid, samples: Sequence[Series]) -> Iterator[Column]:
         """Columns of a metric that is counted on raw samples."""
         grid_ms, labels = chunk.times_ms(), self._labels[metric.name]
         fresh = [
@@ -327,28 +310,28 @@ class _Export:
         anywhere = measured(samples, grid_ms, chunk.step_ms)
         yield cells(metric, self._pooled, np.nansum(np.stack(every), axis=0), anywhere, NO_REPLICA)
 
-    def _fetch(self, metric: Metric, chunk: Grid, queries: Queries) -> _Asked:
+    def _fetch(self, metric: Metric, chunk: ExportGrid, queries: Queries) -> _Asked:
         each = self._pool.submit(self._range, queries.each, chunk)
         pooled = queries.pooled and metric.kind is not Kind.GAUGE
         return each, self._pool.submit(self._range, queries.pooled, chunk) if pooled else None
 
-    def _range(self, promql: str, chunk: Grid) -> list[Series]:
+    def _range(self, promql: str, chunk: ExportGrid) -> list[Series]:
         try:
             return self._keep(self._server.query_range(promql, chunk.start_ms, chunk.end_ms, chunk.step_ms))
         except NoDataError:
             return []
 
-    def _raw(self, selector: str, chunk: Grid) -> list[Series]:
+    def _raw(self, selector: str, chunk: ExportGrid) -> list[Series]:
         try:
             return self._keep(self._server.raw(selector, chunk.start_ms - chunk.window_ms, chunk.end_ms))
         except NoDataError:
             return []
 
-    def _keep(self, answer: Answer) -> list[Series]:
+    def _keep(self, answer: QueryAnswer) -> list[Series]:
         self.notes.update(dict.fromkeys(answer.notes))
         return answer.series
 
-    def _bounds(self, chunk: Grid, requests: Sequence[Series]) -> list[str]:
+    def _bounds(self, chunk: ExportGrid, requests: Sequence[Series]) -> list[str]:
         """The buckets that quantiles of this chunk need; none of them where that cannot be known: then all are read."""
         if has_reset(requests):
             return []
@@ -375,12 +358,12 @@ class _Export:
         steps = self._dialect.container_age_steps if metric.source in PROCESS_SOURCES else 1
         return steps * self._grid.step_ms
 
-    def _read_raw(self, chunk: Grid) -> dict[str, Future[list[Series]]]:
+    def _read_raw(self, chunk: ExportGrid) -> dict[str, Future[list[Series]]]:
         """The samples of every metric, by selector."""
         selectors = dict.fromkeys(queries.raw for queries in self._queries.values())
         return {selector: self._pool.submit(self._raw, selector, chunk) for selector in selectors}
 
-    def _ask_light(self, chunk: Grid, metrics: Sequence[Metric]) -> _Pending:
+    def _ask_light(self, chunk: ExportGrid, metrics: Sequence[Metric]) -> _Pending:
         """What the server evaluates, but for quantiles, which want to know the buckets first."""
         light = [metric for metric in metrics if metric.quantile is None and metric.promql]
         return {metric.name: self._fetch(metric, chunk, self._queries[metric.name]) for metric in light}

@@ -31,14 +31,8 @@ class PrometheusRecorder:
     """Records one experiment from the server that scrapes it.
 
     Args:
-        server: where the metrics are.
-        dialect: how this server names the replicas, their nodes and devices.
         replicas: label values (pod names), in the order of ``replica-0``...
-        beside: neighbours, which are recorded, too.
-        metrics: what to record.
         step_s: seconds between rows; the server should scrape as often.
-        window_s: how far rates and quantiles look back.
-        sink: takes the rows, all at the end.
         clock: real time; a server has no other.
         wake: ends the recording early when set.
         on_tick: called at each grid time with rows done and rows in all.
@@ -88,7 +82,6 @@ class PrometheusRecorder:
 
         Args:
             start_s: grid time of row 0, seconds since the epoch; a whole multiple of the step.
-            rows: rows per series.
 
         Raises:
             UsageError: ``start_s`` is not on the grid.

@@ -80,7 +80,6 @@ class CountedTotal:
 
         Args:
             samples: raw samples that no earlier call was given.
-            grid_ms: the chunk's grid times.
         """
         new = {tuple(sorted(one.labels.items())): one for one in samples}
         columns = [
@@ -138,7 +137,6 @@ def mixed(metric: Metric, samples: Sequence[Series]) -> str:
     """Why samples with one key cannot be one thing: two things had it at the same time; empty when they can.
 
     Args:
-        metric: of the catalogue.
         samples: raw samples with the same key. One thing after another is fine: an exporter that was restarted.
     """
     names = _TELLING[metric.level][:1]
@@ -193,7 +191,7 @@ def used_bounds(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class ExportGrid:
     """Row ``k`` of an export is at ``start + k * step``, in ms since the epoch."""
 
     start_ms: int
@@ -210,17 +208,17 @@ class Grid:
         """Every grid time; shape (rows,)."""
         return self.start_ms + self.step_ms * np.arange(self.rows, dtype=np.int64)
 
-    def chunks(self, limit: int = MAX_POINTS) -> Iterator[Grid]:
+    def chunks(self, limit: int = MAX_POINTS) -> Iterator[ExportGrid]:
         """Consecutive grids of at most ``limit`` rows, without gap or duplicate."""
         for first in range(0, self.rows, limit):
             rows = min(limit, self.rows - first)
-            yield Grid(self.start_ms + first * self.step_ms, self.step_ms, self.window_ms, rows)
+            yield ExportGrid(self.start_ms + first * self.step_ms, self.step_ms, self.window_ms, rows)
 
 
 def column(
     metric: Metric,
     name: str,
-    chunk: Grid,
+    chunk: ExportGrid,
     answers: Sequence[Series],
     present: NDArray[np.bool_],
     unmeasured: str = NO_SAMPLE,

@@ -113,7 +113,7 @@ def _parse(content: bytes) -> Any:
     return answer
 
 
-class _Reader(socket.SocketIO):
+class _DeadlineReader(socket.SocketIO):
     """Reads until the timeout that the socket had at first is over."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -131,23 +131,23 @@ class _Reader(socket.SocketIO):
         return super().readinto(buffer)
 
 
-class _Response(http.client.HTTPResponse):
+class _DeadlineResponse(http.client.HTTPResponse):
     def __init__(self, sock: socket.socket, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self.fp.close()
-        self.fp = io.BufferedReader(_Reader(sock))
+        self.fp = io.BufferedReader(_DeadlineReader(sock))
 
 
-class _Connection(HTTPConnection):
-    response_class = _Response
+class _DeadlineConnection(HTTPConnection):
+    response_class = _DeadlineResponse
 
 
 class _SecureConnection(HTTPSConnection):
-    response_class = _Response
+    response_class = _DeadlineResponse
 
 
 class _Pool(HTTPConnectionPool):
-    ConnectionCls = _Connection
+    ConnectionCls = _DeadlineConnection
 
 
 class _SecurePool(HTTPSConnectionPool):

@@ -22,11 +22,8 @@ class PrometheusSource:
     """Pods of a cluster and the Prometheus that scrapes them.
 
     Attributes:
-        url: of the server, as the harness reached it.
-        namespace: of the pods.
         pods: their names, in the order of ``replica-0``, ``replica-1``...
         nodes: names of the nodes that they ran on, each once; empty: every node that the server knows.
-        labels: how this server names pods and nodes.
         gpus: UUIDs of the devices that the replicas are on; empty: every device of the nodes.
         gpus_why: why it is every device of the nodes; empty when it is not.
         container: whose processors and memory are the replica's; empty: all containers' of its pod.

@@ -67,10 +67,7 @@ class PrometheusTelemetry:
     rows.
 
     Args:
-        path: the file; it must not exist.
-        interval_s: seconds between two scrapes, as the campaign asks for.
         clock: of this machine; the samples have the server's.
-        where: the server, asked at the end.
     """
 
     def __init__(self, path: Path, *, interval_s: float, clock: Clock, where: Where) -> None:
@@ -113,13 +110,8 @@ def collect_telemetry(
     """Write every sample of some seconds of the GPUs in use; no file where there is none, and the summary says so.
 
     Args:
-        path: the file; it must not exist.
-        server: that has the samples.
-        dialect: how it names the GPUs in use.
         start_s: since the epoch; samples after it count, and ``elapsed_s`` is since it.
         end_s: since the epoch; samples until it count.
-        interval_s: seconds between two scrapes, as the campaign asks for.
-        pool: that asks; None: one of its own.
 
     Raises:
         PrometheusError: the server refused, timed out or answered with an error.

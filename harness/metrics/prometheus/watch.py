@@ -32,11 +32,8 @@ class Watch:
 
     Args:
         server: asked with a short timeout, so that a look never holds the recording up.
-        metrics: that are being recorded.
-        dialect: how this server names things.
         names: of the replicas, the neighbours' among them, by key, for the sentences.
         stale_s: how old a sample may be.
-        beside: neighbours, which are watched, too.
     """
 
     def __init__(
@@ -184,13 +181,7 @@ def last_error(target: Target) -> str:
 
 
 def twice(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
-    """Which replica the server scrapes more than once, so that whatever is summed is too high; empty: none, or it does not tell.
-
-    Args:
-        server: asked once.
-        label: whose value tells replicas apart.
-        replicas: values of the label.
-    """
+    """Which replica the server scrapes more than once, so that whatever is summed is too high; empty: none, or it does not tell."""
     try:
         targets = active(server)
     except (PrometheusError, KeyError, TypeError):
@@ -203,13 +194,7 @@ def twice(server: PrometheusServer, label: str, replicas: Collection[str]) -> st
 
 
 def why_unseen(server: PrometheusServer, label: str, replicas: Collection[str]) -> str:
-    """What keeps the server from seeing some of these replicas; empty when its targets do not tell.
-
-    Args:
-        server: asked once.
-        label: whose value tells replicas apart.
-        replicas: values of the label.
-    """
+    """What keeps the server from seeing some of these replicas; empty when its targets do not tell."""
     try:
         targets = active(server)
         found = {one["labels"].get(label, ""): one for one in targets}

@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.node.checks.crio import DROP_INS, RUNTIME_ADVICE, judge_packages, old_runtimes, settings, version_parts
 from harness.node.checks.registry import CannotLookError, Node, NotApplicableError, Observation, check, listed
-from harness.node.expected import Driver
+from harness.node.expected import ManagedDriver
 
 _CONFIG = "/etc/nvidia-container-runtime/config.toml"
 DRIVER = "/proc/driver/nvidia/version"
@@ -143,7 +143,7 @@ def devices_are_described(node: Node) -> Observation:
     )
 
 
-def managed(node: Node) -> Driver:
+def managed(node: Node) -> ManagedDriver:
     """The driver that the role keeps; raises NotApplicableError where it keeps none."""
     require_gpu(node)
     if node.expected.driver is None:

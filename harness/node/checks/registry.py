@@ -79,12 +79,11 @@ CheckFunction = Callable[[Node], Observation]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class NodeCheck:
     """One check.
 
     Attributes:
         name: ``area/subject``; the area is what ``--only`` selects by.
-        advice: what to do when it fails.
         unit: systemd unit whose journal explains a failure; empty: none does.
         kinds: kinds of node it judges.
     """
@@ -101,7 +100,7 @@ class Check:
         return self.name.partition("/")[0]
 
 
-_checks: list[Check] = []
+_checks: list[NodeCheck] = []
 
 
 def check(
@@ -110,13 +109,13 @@ def check(
     """Put a function on the list of checks."""
 
     def register(function: CheckFunction) -> CheckFunction:
-        _checks.append(Check(name, function, advice, unit, frozenset(kinds)))
+        _checks.append(NodeCheck(name, function, advice, unit, frozenset(kinds)))
         return function
 
     return register
 
 
-def registered() -> tuple[Check, ...]:
+def registered() -> tuple[NodeCheck, ...]:
     """Every check in the order in which it was written."""
     return tuple(_checks)
 

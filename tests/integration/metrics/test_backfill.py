@@ -9,7 +9,7 @@ from prometheus_api_client import PrometheusConnect
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE, STANDARD, select
-from harness.metrics.exposition import BUCKETS_AT, Family, ReplicaSample
+from harness.metrics.exposition import BUCKETS_AT, PublishedFamily, ReplicaSample
 from harness.metrics.prometheus.adapter import MAX_POINTS, PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.prometheus.series import NO_SAMPLE
@@ -36,10 +36,10 @@ FIRST_TOKEN_BOUNDS = (0.002, 0.004, 0.008, 0.016, np.inf)
 TOKENS_AT = BUCKETS_AT + len(BOUNDS)
 ACTIVE_AT, IDLE_AT, FIRST_TOKEN_AT = TOKENS_AT + 1, TOKENS_AT + 2, TOKENS_AT + 3
 FAMILIES = {
-    "inference_client_output_tokens_total": Family(TOKENS_AT),
-    "inference_active_seconds_total": Family(ACTIVE_AT),
-    "inference_idle_seconds_total": Family(IDLE_AT),
-    "inference_client_ttft_seconds": Family(FIRST_TOKEN_AT, FIRST_TOKEN_BOUNDS),
+    "inference_client_output_tokens_total": PublishedFamily(TOKENS_AT),
+    "inference_active_seconds_total": PublishedFamily(ACTIVE_AT),
+    "inference_idle_seconds_total": PublishedFamily(IDLE_AT),
+    "inference_client_ttft_seconds": PublishedFamily(FIRST_TOKEN_AT, FIRST_TOKEN_BOUNDS),
 }
 LONG_ROWS = MAX_POINTS + 1500
 SPARSE_SCRAPES = 40

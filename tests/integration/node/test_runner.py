@@ -16,7 +16,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.node.errors import NodeInterruptedError, NodeTimeoutError, PlaybookError
-from harness.node.events import NodeEvent, Outcome, TaskEnded, TaskStarted
+from harness.node.events import NodeEvent, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.runner import NodeRunner, RunRequest
 from harness.node.summary import RunStatus, RunSummary
 from harness.supervisor import descendants
@@ -90,7 +90,7 @@ def test_a_run_reports_changes_timings_and_every_event(project: Path) -> None:
     assert first.changed == 1
     assert [record.task for record in first.changes] == ["Change"]
     assert [event.name for event in events if isinstance(event, TaskStarted)] == ["Say", "Change"]
-    assert [event.outcome for event in events if isinstance(event, TaskEnded)] == [Outcome.OK, Outcome.CHANGED]
+    assert [event.outcome for event in events if isinstance(event, TaskEnded)] == [TaskOutcome.OK, TaskOutcome.CHANGED]
     assert first.roles[0].tasks == 2
     assert 0 < first.roles[0].duration_s < first.duration_s
     assert NodeRunner(project).run(request).require_ok().changed == 0

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import NoDataError, UsageError
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus.adapter import Answer, Series
+from harness.metrics.prometheus.adapter import QueryAnswer, Series
 from harness.metrics.prometheus.series import device_names, identity, key_labels, mixed, natural, node_names
 from harness.metrics.prometheus.source import PrometheusSource
 from harness.metrics.promql import Labels, cluster, local, one_of, render
@@ -92,7 +92,9 @@ class Knows:
         if not self.uuids:
             raise NoDataError("nothing matches.")
         known = zip(self.uuids, self.values, strict=True)
-        return Answer([Series({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known])
+        return QueryAnswer(
+            [Series({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known]
+        )
 
 
 @pytest.mark.parametrize(

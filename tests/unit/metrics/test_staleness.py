@@ -1,7 +1,7 @@
 import numpy as np
 
 from harness.metrics.prometheus.adapter import Series
-from harness.metrics.prometheus.series import CountedTotal, Grid, by_labels, has_reset, measured
+from harness.metrics.prometheus.series import CountedTotal, ExportGrid, by_labels, has_reset, measured
 
 
 def series(times_ms, values=None, **labels):
@@ -67,7 +67,7 @@ def test_series_are_grouped_by_the_replicas_label():
 
 
 def test_chunks_cover_the_grid_once():
-    grid = Grid(5000, 100, 400, 25)
+    grid = ExportGrid(5000, 100, 400, 25)
     chunks = list(grid.chunks(10))
     assert [chunk.rows for chunk in chunks] == [10, 10, 5]
     assert np.concatenate([chunk.times_ms() for chunk in chunks]).tolist() == grid.times_ms().tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.node.errors import NodeAccessError, NodeUnreachableError, TaskFailedError
-from harness.node.events import Outcome, RunEnded, TaskEnded
+from harness.node.events import RunEnded, TaskEnded, TaskOutcome
 from harness.node.summary import OBSTACLES, Access, RunSummary, SummaryBuilder, obstacle
 
 # Met on machines: sudo 1.9.13, OpenSSH 9.2, ansible-core 2.19 and newer.
@@ -31,11 +31,11 @@ LOST = [
 ]
 
 
-def summary(error: str, *, ok: int = 2, outcome: Outcome = Outcome.FAILED) -> RunSummary:
+def summary(error: str, *, ok: int = 2, outcome: TaskOutcome = TaskOutcome.FAILED) -> RunSummary:
     """A run that ended with this error at its last task, after so many that went well."""
     builder = SummaryBuilder("site.yml", check_mode=False, started_s=0.0)
     builder.add(TaskEnded(1.0, "node", "Look", "preflight", outcome, error=error))
-    dark = outcome is Outcome.UNREACHABLE
+    dark = outcome is TaskOutcome.UNREACHABLE
     counts = dict.fromkeys(("changed", "skipped", "rescued", "ignored"), 0)
     builder.add(RunEnded(2.0, {"node": {**counts, "ok": ok, "failures": int(not dark), "dark": int(dark)}}))
     return builder.build(3.0, exit_code=4 if dark else 2, timed_out=False)
@@ -79,10 +79,10 @@ def test_a_run_says_what_stands_in_the_way_where_and_what_to_do_next() -> None:
 
 def test_a_host_that_goes_away_in_the_middle_is_told_from_one_that_never_answered() -> None:
     with pytest.raises(NodeAccessError, match="The connection to node was lost") as raised:
-        summary(LOST[0], outcome=Outcome.UNREACHABLE).require_ok()
+        summary(LOST[0], outcome=TaskOutcome.UNREACHABLE).require_ok()
     assert "run it again" in str(raised.value.advice)
     with pytest.raises(NodeUnreachableError, match="did not answer"):
-        summary(LOST[1], ok=0, outcome=Outcome.UNREACHABLE).require_ok()
+        summary(LOST[1], ok=0, outcome=TaskOutcome.UNREACHABLE).require_ok()
 
 
 def test_a_run_that_went_well_has_none() -> None:

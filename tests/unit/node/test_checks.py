@@ -11,7 +11,7 @@ import pytest
 from harness.node.checks import kubernetes, registered
 from harness.node.checks.registry import CONTROL_PLANE, WORKER
 from harness.node.machine import CommandOutput, PackageState
-from harness.node.verify import Verdict, judge
+from harness.node.verify import NodeVerdict, judge
 from tests.node.mirror.recorders import service_dns
 from tests.support.fake_machine import FakeMachine
 from tests.unit.ansible.tree import module
@@ -56,11 +56,11 @@ WORKER_FAULTS: dict[str, tuple[Break, set[str]]] = {
 }
 
 
-def verdict(paper: FakeMachine, **changes: Any) -> Verdict:
+def verdict(paper: FakeMachine, **changes: Any) -> NodeVerdict:
     return judge("n", node(paper, **changes), HERE)
 
 
-def worker_verdict(paper: FakeMachine) -> Verdict:
+def worker_verdict(paper: FakeMachine) -> NodeVerdict:
     return judge("n", node(paper, group_names=["nodes", "workers"]), EVERYWHERE)
 
 

@@ -2,11 +2,11 @@ from typing import Any
 
 from harness.node.events import (
     MAX_ERROR_CHARACTERS,
-    Outcome,
     OutputLine,
     PlayStarted,
     RunEnded,
     TaskEnded,
+    TaskOutcome,
     TaskStarted,
     clip,
     host_error,
@@ -39,23 +39,23 @@ def test_a_task_outside_roles_says_so() -> None:
 
 def test_a_result_that_changed_is_changed() -> None:
     event = ended(raw("runner_on_ok", host="n", task="t", role="swap", res={"changed": True}, duration=0.25))
-    assert event == TaskEnded(1767323045.5, "n", "t", "swap", Outcome.CHANGED, 0.25)
+    assert event == TaskEnded(1767323045.5, "n", "t", "swap", TaskOutcome.CHANGED, 0.25)
 
 
 def test_a_failure_carries_the_hosts_words_and_the_place() -> None:
     event = ended(raw("runner_on_failed", host="n", task="t", task_path="/x/y.yml:3", res={"msg": "no", "rc": 1}))
-    assert (event.outcome, event.error, event.path) == (Outcome.FAILED, "no", "/x/y.yml:3")
+    assert (event.outcome, event.error, event.path) == (TaskOutcome.FAILED, "no", "/x/y.yml:3")
     assert event.duration_s is None
 
 
 def test_an_ignored_failure_is_no_failure() -> None:
     event = ended(raw("runner_on_failed", host="n", task="t", ignore_errors=True, res={"msg": "no"}))
-    assert event.outcome is Outcome.IGNORED
+    assert event.outcome is TaskOutcome.IGNORED
 
 
 def test_unreachable_has_its_reason() -> None:
     event = ended(raw("runner_on_unreachable", host="n", task="t", res={"msg": "timed out", "unreachable": True}))
-    assert (event.outcome, event.error) == (Outcome.UNREACHABLE, "timed out")
+    assert (event.outcome, event.error) == (TaskOutcome.UNREACHABLE, "timed out")
 
 
 def test_the_recap_counts_every_host_even_the_dark_ones() -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from harness.cli.node_progress import TaskLines, task_listener
-from harness.node.events import Outcome, OutputLine, PlayStarted, RunEnded, TaskEnded, TaskStarted
+from harness.node.events import OutputLine, PlayStarted, RunEnded, TaskEnded, TaskOutcome, TaskStarted
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -10,7 +10,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return captured.err.splitlines()
 
 
-def ended(outcome: Outcome, host: str = "a", error: str = "") -> TaskEnded:
+def ended(outcome: TaskOutcome, host: str = "a", error: str = "") -> TaskEnded:
     return TaskEnded(1.0, host, "Install", "crio", outcome, error=error)
 
 
@@ -18,7 +18,7 @@ def test_each_task_has_its_line_once_it_has_ended(capsys: pytest.CaptureFixture[
     lines = TaskLines()
     lines(PlayStarted(0.0, "Node"))
     lines(TaskStarted(0.0, "Install", "crio"))
-    lines(ended(Outcome.CHANGED))
+    lines(ended(TaskOutcome.CHANGED))
     assert told(capsys) == ["== Node"]
     lines(TaskStarted(2.5, "Configure", "crio"))
     assert told(capsys) == ["crio: Install  changed  2.5 s"]
@@ -29,8 +29,8 @@ def test_each_task_has_its_line_once_it_has_ended(capsys: pytest.CaptureFixture[
 def test_several_hosts_are_counted_the_worst_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = TaskLines()
     lines(TaskStarted(0.0, "Install", "crio"))
-    for host, outcome in [("a", Outcome.OK), ("b", Outcome.OK), ("c", Outcome.FAILED)]:
-        lines(ended(outcome, host, "no space\nleft" if outcome is Outcome.FAILED else ""))
+    for host, outcome in [("a", TaskOutcome.OK), ("b", TaskOutcome.OK), ("c", TaskOutcome.FAILED)]:
+        lines(ended(outcome, host, "no space\nleft" if outcome is TaskOutcome.FAILED else ""))
     lines(RunEnded(1.0, {}))
     assert told(capsys) == ["crio: Install  1 failed, 2 ok  1.0 s", "  c | no space", "  c | left"]
 
@@ -38,7 +38,7 @@ def test_several_hosts_are_counted_the_worst_first(capsys: pytest.CaptureFixture
 def test_an_ignored_failure_is_not_shouted(capsys: pytest.CaptureFixture[str]) -> None:
     lines = TaskLines()
     lines(TaskStarted(0.0, "Install", "crio"))
-    lines(ended(Outcome.IGNORED, error="no"))
+    lines(ended(TaskOutcome.IGNORED, error="no"))
     lines(RunEnded(1.0, {}))
     assert told(capsys) == ["crio: Install  ignored  1.0 s"]
 

@@ -8,15 +8,15 @@ from harness.node import reboot
 from harness.node.events import NodeEvent
 from harness.node.reboot import BootState, RebootTest, compare, unconverged
 from harness.node.summary import RunStatus, RunSummary, TaskRecord
-from harness.node.verify import CheckResult, Verdict, VerifyRequest
+from harness.node.verify import CheckResult, NodeVerdict, VerifyRequest
 
 GOOD = CheckResult("swap/now", ok=True, expected="none", found="none")
 BAD = CheckResult("swap/now", ok=False, expected="none", found="/swap.img", advice="turn it off")
 OTHER = CheckResult("crio/service", ok=True, expected="active", found="active")
 
 
-def verdict(boot_id: str, *checks: CheckResult, host: str = "n") -> Verdict:
-    return Verdict(host, boot_id, "2026-01-01T00:00:00+00:00", list(checks))
+def verdict(boot_id: str, *checks: CheckResult, host: str = "n") -> NodeVerdict:
+    return NodeVerdict(host, boot_id, "2026-01-01T00:00:00+00:00", list(checks))
 
 
 def run(*, changed: int = 0, failures: Sequence[TaskRecord] = ()) -> RunSummary:
@@ -69,7 +69,7 @@ def test_a_second_run_that_fails_is_a_problem() -> None:
 class Story:
     """The machine as the test meets it: verdicts one after another, runs written down."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: Verdict, connection: str = "ssh") -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *verdicts: NodeVerdict, connection: str = "ssh") -> None:
         self.verdicts = list(verdicts)
         self.waits: list[float] = []
         self.runs: list[str] = []
@@ -79,7 +79,7 @@ class Story:
         monkeypatch.setattr(reboot, "resolve", lambda *_, **__: {"n": {"ansible_connection": connection}})
         monkeypatch.setattr(RebootTest, "_play", self._play)
 
-    def _verify(self, _project: Path, request: VerifyRequest) -> list[Verdict]:
+    def _verify(self, _project: Path, request: VerifyRequest) -> list[NodeVerdict]:
         self.waits.append(request.wait_s)
         return [self.verdicts.pop(0)]
 

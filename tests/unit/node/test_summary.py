@@ -4,7 +4,7 @@ import pytest
 
 from harness.errors import NodeError
 from harness.node.errors import NodeTimeoutError, NodeUnreachableError, TaskFailedError
-from harness.node.events import NodeEvent, Outcome, OutputLine, RunEnded, TaskEnded, TaskStarted
+from harness.node.events import NodeEvent, OutputLine, RunEnded, TaskEnded, TaskOutcome, TaskStarted
 from harness.node.summary import RunStatus, SummaryBuilder
 
 ZERO = {"ok": 0, "changed": 0, "skipped": 0, "failures": 0, "dark": 0, "rescued": 0, "ignored": 0}
@@ -18,7 +18,7 @@ def builder(*events: NodeEvent) -> SummaryBuilder:
 
 
 def failed(host: str, task: str, error: str = "no", at_s: float = 1.0, role: str = "crio") -> TaskEnded:
-    return TaskEnded(at_s, host, task, role, Outcome.FAILED, 0.1, error, "roles/crio/tasks/main.yml:7")
+    return TaskEnded(at_s, host, task, role, TaskOutcome.FAILED, 0.1, error, "roles/crio/tasks/main.yml:7")
 
 
 def recap(at_s: float = 10.0, **hosts: dict[str, int]) -> RunEnded:
@@ -41,7 +41,7 @@ def test_seconds_per_role_are_wall_clock_from_task_to_task() -> None:
 
 def test_a_run_without_recap_closes_its_last_task_at_the_last_event() -> None:
     summary = builder(
-        TaskStarted(0.0, "a", "swap"), TaskEnded(4.0, "n", "a", "swap", Outcome.OK), OutputLine(0.0, "Killed")
+        TaskStarted(0.0, "a", "swap"), TaskEnded(4.0, "n", "a", "swap", TaskOutcome.OK), OutputLine(0.0, "Killed")
     ).build(110.0, exit_code=137, timed_out=False)
     assert summary.roles[0].duration_s == 4.0
     assert summary.status is RunStatus.FAILED
@@ -50,7 +50,7 @@ def test_a_run_without_recap_closes_its_last_task_at_the_last_event() -> None:
 def test_changes_name_their_task_and_count_by_the_recap() -> None:
     summary = builder(
         TaskStarted(0.0, "a", "swap"),
-        TaskEnded(1.0, "n", "a", "swap", Outcome.CHANGED, path="p:1"),
+        TaskEnded(1.0, "n", "a", "swap", TaskOutcome.CHANGED, path="p:1"),
         recap(n={"ok": 1, "changed": 1}),
     ).build(101.0, exit_code=0, timed_out=False)
     assert summary.ok
@@ -86,7 +86,7 @@ def test_a_failed_task_becomes_an_error_with_cause_host_and_place() -> None:
 
 
 def test_unreachable_is_told_apart_from_failed() -> None:
-    event = TaskEnded(1.0, "n", "Gathering Facts", "(play)", Outcome.UNREACHABLE, None, "timed out")
+    event = TaskEnded(1.0, "n", "Gathering Facts", "(play)", TaskOutcome.UNREACHABLE, None, "timed out")
     summary = builder(event, recap(n={"dark": 1})).build(101.0, exit_code=4, timed_out=False)
     assert summary.status is RunStatus.UNREACHABLE
     with pytest.raises(NodeUnreachableError, match=r"Host n did not answer.*timed out"):

@@ -7,18 +7,18 @@ from harness.errors import UsageError
 from harness.node.checks import registered
 from harness.node.errors import NodeUnreachableError, PlaybookError
 from harness.node.expected import Expected
-from harness.node.verify import CheckResult, NotApplicableCheck, Verdict, judge, selected, until_ok
+from harness.node.verify import CheckResult, NodeVerdict, NotApplicableCheck, judge, selected, until_ok
 from tests.unit.node.healthy import BOOT_ID, VARIABLES, machine, node
 
 
-def verdict(*, ok: bool) -> Verdict:
-    return Verdict("n", BOOT_ID, "2026-01-01T00:00:00+00:00", [CheckResult("swap/now", ok, "none", "none")])
+def verdict(*, ok: bool) -> NodeVerdict:
+    return NodeVerdict("n", BOOT_ID, "2026-01-01T00:00:00+00:00", [CheckResult("swap/now", ok, "none", "none")])
 
 
-def answers(*given: Verdict | Exception) -> Callable[[], Verdict]:
+def answers(*given: NodeVerdict | Exception) -> Callable[[], NodeVerdict]:
     left = list(given)
 
-    def once() -> Verdict:
+    def once() -> NodeVerdict:
         answer = left.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -36,7 +36,7 @@ def test_the_document_has_the_promised_shape() -> None:
 
 
 def test_nothing_judged_is_not_well() -> None:
-    empty = Verdict("n", BOOT_ID, "", [], [NotApplicableCheck("kernel/psi", "told off")])
+    empty = NodeVerdict("n", BOOT_ID, "", [], [NotApplicableCheck("kernel/psi", "told off")])
     assert not empty.ok
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.metrics.prometheus.source import PrometheusSource
+from harness.results import from_prometheus
 from harness.results.from_prometheus import read_source, save_source
 
 
@@ -30,3 +33,12 @@ def test_the_neighbours_of_an_experiment_are_kept_and_older_files_have_none(tmp_
     assert not PrometheusSource.from_dict(
         {name: value for name, value in written.items() if name != "neighbours"}
     ).neighbours
+
+
+def test_the_last_rename_of_an_export_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(from_prometheus, "sync_folder", synced.append)
+    monkeypatch.setattr(from_prometheus, "_collect_into", lambda _server, folder, *_: folder.mkdir())
+    from_prometheus.collect(None, tmp_path / "out", None)  # type: ignore[arg-type]
+    assert synced == [tmp_path]
+    assert (tmp_path / "out").is_dir()
