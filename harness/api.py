@@ -270,7 +270,7 @@ def run(
         CampaignInterruptedError: a signal stopped it; ``harness resume`` goes on.
         HarnessError: see harness/errors.py for the others.
     """
-    from harness.backends.choose import make_backend
+    from harness.backends.base import make_backend
     from harness.campaign.events import Notice
     from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner

@@ -15,7 +15,7 @@ from harness.metrics.rows import RowSink
 from harness.metrics.summary import Recording
 from harness.metrics.telemetry import TelemetrySeries
 from harness.results.manifest import Provenance
-from harness.spec import ExperimentSpec, Timing
+from harness.spec import CampaignSpec, ExperimentSpec, Timing
 
 Notify = Callable[[str], None]
 """Takes a sentence for whoever watches the campaign."""
@@ -255,3 +255,19 @@ class Backend(Protocol):
             ReplicaDiedError: a replica ended by itself; the message holds its last log lines.
         """
         ...
+
+
+def make_backend(spec: CampaignSpec, campaign_id: str) -> Backend:
+    """Where the replicas of ``spec`` live; nothing is connected to or started yet.
+
+    Args:
+        spec: the campaign.
+        campaign_id: marks everything that the backend starts, so that a later harness finds strays.
+    """
+    if spec.backend == "kubernetes" and spec.kubernetes is not None:
+        from harness.backends.kubernetes.backend import KubernetesBackend
+
+        return KubernetesBackend(spec.kubernetes, campaign_id, spec.workloads)
+    from harness.backends.local import LocalBackend
+
+    return LocalBackend(campaign_id)

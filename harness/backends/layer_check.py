@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness.backends.orphans import CAMPAIGN_VARIABLE
+from harness.backends.supervised import CAMPAIGN_VARIABLE
 from harness.errors import Finding, Severity
 from harness.spec import ExperimentSpec, LayerSpec
 from harness.spec.replica import VARIABLES

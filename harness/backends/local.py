@@ -15,9 +15,8 @@ from harness import supervisor
 from harness.backends.base import KILLED_FOR_MEMORY, Notify, RecordingRequest, ReplicaDeath, Send, unheard
 from harness.backends.devices import device_environment, in_use, nvml_names_our_processes, used_gpus
 from harness.backends.local_check import check_machine
-from harness.backends.local_replica import LocalReplica, Seat, import_paths, seats, seats_with_cpus
-from harness.backends.orphans import CAMPAIGN_VARIABLE, end_strays
-from harness.backends.supervised import Lifeline, await_end
+from harness.backends.local_replica import LocalReplica, ReplicaSlot, import_paths, replica_slots, slots_with_cpus
+from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end, end_strays
 from harness.cgroup import Cgroup
 from harness.clock import Clock, SystemClock
 from harness.errors import BackendError, Finding, ReasonCode, ReplicaDiedError
@@ -132,18 +131,18 @@ class LocalDeployment:
                 limits=experiment.mps,
                 replicas_per_gpu=experiment.replicas_per_gpu,
             )
-            for position, seat in enumerate(seats_with_cpus(experiment, folder)):
+            for position, slot in enumerate(slots_with_cpus(experiment, folder)):
                 environment = {
-                    **replica_environment(seat, experiment.timing),
+                    **replica_environment(slot, experiment.timing),
                     **device_environment(experiment, position),
                     **self._sharing.environment(position),
                     CAMPAIGN_VARIABLE: campaign_id,
                 }
-                self._replicas.append(LocalReplica(seat, environment, self._lifeline))
+                self._replicas.append(LocalReplica(slot, environment, self._lifeline))
         except OSError as error:
             self.stop(timeout_s=experiment.drain_timeout_s)
             raise BackendError(
-                f"{seats(experiment, folder)[len(self._replicas)].name} could not be started: {error}.",
+                f"{replica_slots(experiment, folder)[len(self._replicas)].name} could not be started: {error}.",
                 advice="Check the limits on processes and memory (ulimit -a).",
             ) from error
         except BackendError:
@@ -162,14 +161,14 @@ class LocalDeployment:
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
         """What each measured replica wrote of itself; empty for one that has not."""
-        return [replica.status() for replica in self._replicas if not replica.seat.neighbour]
+        return [replica.status() for replica in self._replicas if not replica.slot.neighbour]
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """What the replicas of each neighbour wrote of themselves."""
         found: dict[str, list[Mapping[str, Any]]] = {}
         for replica in self._replicas:
-            if replica.seat.neighbour:
-                found.setdefault(replica.seat.neighbour, []).append(replica.status())
+            if replica.slot.neighbour:
+                found.setdefault(replica.slot.neighbour, []).append(replica.status())
         return found
 
     def recording(self, request: RecordingRequest) -> Recorder:
@@ -195,7 +194,7 @@ class LocalDeployment:
 
     def _gpus_in_use(self) -> frozenset[str]:
         """UUIDs of the GPUs that replicas and neighbours are on."""
-        return in_use(self._experiment, [(_device(one.seat.workload), one.status()) for one in self._replicas])
+        return in_use(self._experiment, [(_device(one.slot.workload), one.status()) for one in self._replicas])
 
     def hottest_celsius(self) -> None:
         """None: the GPUs are this machine's."""
@@ -218,7 +217,7 @@ class LocalDeployment:
                 replica.served = replica.served or replica.has_served()
             waiting = [replica for replica in self._replicas if not replica.served]
             if not waiting:
-                self._sharing.require_clients([(replica.seat.name, replica.gpu_pids()) for replica in self._replicas])
+                self._sharing.require_clients([(replica.slot.name, replica.gpu_pids()) for replica in self._replicas])
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
@@ -236,8 +235,8 @@ class LocalDeployment:
             # A client of MPS has been seen on the GPU already, and drivers do not agree how NVML lists it.
             if (
                 not self._sharing.seen_on_gpu
-                and replica.seat.workload.server
-                and replica.seat.workload.device is Device.CUDA
+                and replica.slot.workload.server
+                and replica.slot.workload.device is Device.CUDA
             ):
                 self._require_on_gpu(replica)
 
@@ -250,8 +249,8 @@ class LocalDeployment:
                 return
             if self._clock.now_s() >= deadline_s:
                 raise BackendError(
-                    f"the server of {replica.seat.name} answers requests, and none of its processes is on a GPU, although "
-                    f"the workload {replica.seat.workload.name} asks for device cuda.",
+                    f"the server of {replica.slot.name} answers requests, and none of its processes is on a GPU, although "
+                    f"the workload {replica.slot.workload.name} asks for device cuda.",
                     advice=f"See why in {replica.log.parent}, or set device: cpu if this is wanted.",
                     code=ReasonCode.NOT_ON_GPU,
                 )
@@ -275,8 +274,8 @@ class LocalDeployment:
         for replica in self._replicas:
             code = self._await_end(replica, deadline_s)
             if code is None:
-                problems.append(f"{replica.seat.name} did not drain within {timeout_s:g} s and was killed.")
-            elif code != 0 and (replica.seat.neighbour, replica.seat.index) not in dead:
+                problems.append(f"{replica.slot.name} did not drain within {timeout_s:g} s and was killed.")
+            elif code != 0 and (replica.slot.neighbour, replica.slot.index) not in dead:
                 death = self._death(replica, code)
                 if death.neighbour in crashing(
                     self._experiment.condition
@@ -308,8 +307,8 @@ class LocalDeployment:
                     on_death(self._deaths[-1])
 
     def _death(self, replica: LocalReplica, code: int) -> ReplicaDeath:
-        seat, said, reason = replica.seat, tuple(replica.last_lines()), self._killed_for_memory(code)
-        return ReplicaDeath(seat.index, self._clock.now_s(), code, said, reason, seat.neighbour)
+        slot, said, reason = replica.slot, tuple(replica.last_lines()), self._killed_for_memory(code)
+        return ReplicaDeath(slot.index, self._clock.now_s(), code, said, reason, slot.neighbour)
 
     def _killed_for_memory(self, code: int) -> str:
         """Why, where the kernel has killed for want of memory since the last death; empty: it has not."""
@@ -339,13 +338,13 @@ def _device(workload: WorkloadSpec) -> Device:
 
 def _refuse_silent_cpu(replica: LocalReplica) -> None:
     """A replica that should find the GPU by itself, and did not, would be measured for hours on the CPU."""
-    workload = replica.seat.workload
+    workload = replica.slot.workload
     if workload.device is not Device.AUTO or workload.own or replica.status().get("device") != "cpu":
         return
     gpus, _ = gpu_facts()
     if gpus:
         raise BackendError(
-            f"{replica.seat.name} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
+            f"{replica.slot.name} runs on the CPU although this machine has a GPU ({gpus[0].name}).",
             advice="Check that torch sees it (python -c 'import torch; torch.cuda.init()'), or set device: cpu if this is wanted.",
         )
 
@@ -356,22 +355,22 @@ _START_ADVICE = {
 }
 
 
-def replica_environment(seat: Seat, timing: Timing) -> dict[str, str]:
+def replica_environment(slot: ReplicaSlot, timing: Timing) -> dict[str, str]:
     """The settings of one replica, as ``python -m harness.replica`` reads them."""
     place = {
         "HOST": "127.0.0.1",
         "PORT": "0",
-        "REPLICA": str(seat.index),
-        "REPLICA_DIR": str(layout.replica_folder(seat.folder, seat.index)),
+        "REPLICA": str(slot.index),
+        "REPLICA_DIR": str(layout.replica_folder(slot.folder, slot.index)),
         "PYTHONPATH": import_paths(),
-        **({"REPLICA_CPUS": ",".join(map(str, seat.cpus))} if seat.cpus else {}),
+        **({"REPLICA_CPUS": ",".join(map(str, slot.cpus))} if slot.cpus else {}),
     }
-    if seat.workload.server is None:
-        return {**place, **ReplicaSpec.timed(seat.workload, timing).environment()}
+    if slot.workload.server is None:
+        return {**place, **ReplicaSpec.timed(slot.workload, timing).environment()}
     # The server has the harness's own environment, and none of the replica's settings.
     restore = {name: os.environ.get(name) for name in (*place, VARIABLE, *OF_ITS_START)}
     logger = [sys.executable, "-I", "-S", supervisor.__file__, supervisor.LOG]
-    return {**place, **ReplicaSpec.timed(seat.workload, timing, restore=restore, logger=logger).environment()}
+    return {**place, **ReplicaSpec.timed(slot.workload, timing, restore=restore, logger=logger).environment()}
 
 
 def _not_ready(waiting: Sequence[LocalReplica], timeout_s: float) -> str:
@@ -379,4 +378,4 @@ def _not_ready(waiting: Sequence[LocalReplica], timeout_s: float) -> str:
     said = " | ".join(first.last_lines()) or "it printed nothing"
     phase = first.status().get("phase", "starting")
     others = f" (and {len(waiting) - 1} more)" if len(waiting) > 1 else ""
-    return f"{first.seat.name}{others} did not serve within {timeout_s:g} s (phase {phase}); last lines: {said}."
+    return f"{first.slot.name}{others} did not serve within {timeout_s:g} s (phase {phase}); last lines: {said}."

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from harness.backends.cpus import check_cpus
-from harness.backends.devices import nvml_names_our_processes, places
+from harness.backends.devices import check_cpus, nvml_names_our_processes, places
 from harness.backends.layer_check import check_layer
 from harness.backends.server_check import check_server
 from harness.cgroup import Cgroup

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from harness.backends.cpus import deal
+from harness.backends.devices import deal_cpus
 from harness.backends.supervised import Lifeline
 from harness.errors import BackendError, HarnessError
 from harness.metrics.nvml import gpu_facts
@@ -32,7 +32,7 @@ WORKLOAD_COMMAND = (sys.executable, "-m", "harness.replica")
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ReplicaSlot:
     """Which replica of an experiment it is.
 
     Attributes:
@@ -57,32 +57,32 @@ class Seat:
         return f"replica {self.index}{f' of the neighbour {self.neighbour}' if self.neighbour else ''}"
 
 
-def seats(experiment: ExperimentSpec, folder: Path) -> list[Seat]:
+def replica_slots(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlot]:
     """Every replica of an experiment: the measured ones first, then its neighbours in the order of the file."""
     layer = experiment.condition.layer if experiment.condition else None
-    measured = [Seat(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
+    measured = [ReplicaSlot(experiment.workload, index, folder, layer=layer) for index in range(experiment.replicas)]
     beside = [
-        Seat(each.workload, index, layout.neighbour_folder(folder, each.workload.name), each.workload.name)
+        ReplicaSlot(each.workload, index, layout.neighbour_folder(folder, each.workload.name), each.workload.name)
         for each in experiment.neighbours
         for index in range(each.replicas)
     ]
     return [*measured, *beside]
 
 
-def seats_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[Seat]:
+def slots_with_cpus(experiment: ExperimentSpec, folder: Path) -> list[ReplicaSlot]:
     """The same, each with the CPUs of its own. Raises BackendError where there are too few."""
-    every = seats(experiment, folder)
-    if not any(seat.workload.cpus_per_replica for seat in every):
+    every = replica_slots(experiment, folder)
+    if not any(slot.workload.cpus_per_replica for slot in every):
         return every
     gpus, _ = gpu_facts()
-    return [replace(seat, cpus=own) for seat, own in zip(every, deal(experiment, gpus), strict=True)]
+    return [replace(slot, cpus=own) for slot, own in zip(every, deal_cpus(experiment, gpus), strict=True)]
 
 
 class LocalReplica:
     """A running replica, below its guard.
 
     Args:
-        seat: which one.
+        slot: which one.
         environment: its settings, beside this process's own.
         lifeline: ends it with the harness.
 
@@ -90,17 +90,17 @@ class LocalReplica:
         OSError: it cannot be started.
     """
 
-    def __init__(self, seat: Seat, environment: Mapping[str, str], lifeline: Lifeline) -> None:
-        self.seat = seat
+    def __init__(self, slot: ReplicaSlot, environment: Mapping[str, str], lifeline: Lifeline) -> None:
+        self.slot = slot
         self.served = False
-        self.log = layout.replica_log(seat.folder, seat.index)
-        self._folder = layout.replica_folder(seat.folder, seat.index)
+        self.log = layout.replica_log(slot.folder, slot.index)
+        self._folder = layout.replica_folder(slot.folder, slot.index)
         self._folder.mkdir(parents=True)
         self.guard: subprocess.Popen[bytes] = lifeline.start(
-            seat.layer.around(WORKLOAD_COMMAND) if seat.layer else WORKLOAD_COMMAND,
+            slot.layer.around(WORKLOAD_COMMAND) if slot.layer else WORKLOAD_COMMAND,
             log=self.log,
             # Not on the command line, where every user of the machine can read it.
-            environment={**environment, **(seat.layer.environment if seat.layer else {})},
+            environment={**environment, **(slot.layer.environment if slot.layer else {})},
         )
 
     def status(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class LocalReplica:
         status = self.status()
         if not {"pid", "port"} <= status.keys():
             raise BackendError(
-                f"{self.seat.name} has served, and {self._folder / 'replica.json'} does not say its process and port.",
+                f"{self.slot.name} has served, and {self._folder / 'replica.json'} does not say its process and port.",
                 advice="Nothing else may write to a campaign's folder while it runs; check the disk (dmesg, df -h).",
             )
         return status
@@ -124,11 +124,11 @@ class LocalReplica:
         """Where its metrics are read. What a command prefix of its layer uses counts as part of it."""
         status = self._known_status()
         pid = int(status.get("server_pid", status["pid"]))  # what the asking costs is no part of a server
-        if self.seat.layer is not None and self.seat.layer.prefix and "server_pid" not in status:
+        if self.slot.layer is not None and self.slot.layer.prefix and "server_pid" not in status:
             with suppress(psutil.Error):
                 pid = next((child.pid for child in psutil.Process(self.guard.pid).children()), pid)
         url = f"http://127.0.0.1:{status['port']}/metrics"
-        return ReplicaTarget(self.seat.index, pid, url, self.seat.neighbour)
+        return ReplicaTarget(self.slot.index, pid, url, self.slot.neighbour)
 
     def gpu_pids(self) -> set[int]:
         """The processes that may be on the GPU: the replica's own, or its server's with all below it."""
@@ -155,21 +155,21 @@ class LocalReplica:
 
     def require_layer(self) -> None:
         """Raise BackendError when it runs without the library of its layer, which the loader leaves out with a mere remark."""
-        preload = self.seat.layer.preload if self.seat.layer else None
+        preload = self.slot.layer.preload if self.slot.layer else None
         if preload is None:
             return
         library = str(Path(preload).resolve())
         if not any(library in _maps(process) for process in self._descendants()):
             raise BackendError(
-                f"{self.seat.name} runs without the layer's library {library}: the loader did not take it.",
+                f"{self.slot.name} runs without the layer's library {library}: the loader did not take it.",
                 advice=f"See what the loader says in {self.log}; the library must be built for this machine.",
             )
 
     def require_cpus(self) -> None:
         """Raise BackendError when Linux has it on other CPUs than those of its own."""
         found = self.status().get("cpus")
-        if self.seat.cpus and found != list(self.seat.cpus):
-            raise BackendError(f"{self.seat.name} should run on the CPUs {list(self.seat.cpus)}, and says {found}.")
+        if self.slot.cpus and found != list(self.slot.cpus):
+            raise BackendError(f"{self.slot.name} should run on the CPUs {list(self.slot.cpus)}, and says {found}.")
 
     def terminate(self) -> None:
         """Ask it to drain. A prefix that stays its parent may not pass signals on, so the replica itself gets it."""

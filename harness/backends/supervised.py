@@ -1,4 +1,7 @@
-"""Processes that cannot outlive the harness: every one has a guard as its parent."""
+"""Processes that cannot outlive the harness: every one has a guard as its parent.
+
+Should somebody kill the guards, too, the next harness finds what is left by the mark of its campaign.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from harness import supervisor
 
+CAMPAIGN_VARIABLE = "HARNESS_CAMPAIGN_ID"
+"""Every process of a campaign carries its id in the environment."""
+TERMINATE_S = 3.0
 END_S = 10.0
 """What a supervisor takes to end everything below it, and more."""
 
@@ -68,3 +76,33 @@ def await_end(process: subprocess.Popen[bytes], timeout_s: float = END_S) -> int
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return process.wait()
+
+
+def end_strays(campaign_id: str) -> list[str]:
+    """End every process that carries ``campaign_id``, this one and its children excepted.
+
+    Call only while holding the campaign's lock: then no living harness owns any of them.
+
+    Returns:
+        A sentence for each process ended.
+    """
+    mine = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+    strays = [
+        process for process in psutil.process_iter() if process.pid not in mine and _carries(process, campaign_id)
+    ]
+    sentences = []
+    for process in strays:
+        sentences.append(f"ended stray process {process.pid} of an earlier run.")
+        try:
+            process.kill()
+        except psutil.NoSuchProcess:
+            sentences.pop()
+    psutil.wait_procs(strays, timeout=TERMINATE_S)
+    return sentences
+
+
+def _carries(process: psutil.Process, campaign_id: str) -> bool:
+    try:
+        return process.environ().get(CAMPAIGN_VARIABLE) == campaign_id
+    except (psutil.AccessDenied, psutil.NoSuchProcess, psutil.ZombieProcess, OSError):
+        return False  # of another user, or gone: not ours to end

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from harness.backends.base import Backend, LoadPods
-from harness.backends.orphans import CAMPAIGN_VARIABLE
-from harness.backends.supervised import Lifeline, await_end
+from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors

@@ -7,8 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness.backends.base import IMAGE, Backend
-from harness.backends.choose import make_backend
+from harness.backends.base import IMAGE, Backend, make_backend
 from harness.campaign.folder import CampaignFolder, create
 from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, most
 from harness.campaign.source import CampaignSource

@@ -110,7 +110,7 @@ def plan(
     With --fail-on, exit as `run` would (3) where preflight refuses, and where the results could not pass: an objective
     that the recording is too short for (11), with `degraded` also where preflight warns (14).
     """
-    from harness.backends.choose import make_backend
+    from harness.backends.base import make_backend
     from harness.campaign import preflight
     from harness.campaign.plan import at_most_gb, certain, check_limits, estimate, expand, experiment_duration_s, most
     from harness.campaign.source import read_source
@@ -232,7 +232,7 @@ def run(
 
 def run_source(source: "CampaignSource", results: Path, asked: "Thresholds", *, force: bool, report: bool) -> None:
     """Run what a file or a command says, and tell what came of it."""
-    from harness.backends.choose import make_backend
+    from harness.backends.base import make_backend
     from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
@@ -289,7 +289,7 @@ def resume(
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Go on with a campaign that was interrupted or killed; what is finished is not repeated."""
-    from harness.backends.choose import make_backend
+    from harness.backends.base import make_backend
     from harness.campaign.folder import check_source, open_folder
     from harness.campaign.runner import CampaignRunner
     from harness.campaign.thresholds import thresholds

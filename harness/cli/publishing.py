@@ -190,7 +190,7 @@ def _runs(spec: "CampaignSpec") -> str:
 
 def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], results: Path, *, force: bool) -> Path:
     """Run the campaign to its end, after those of the same reproduction that ran before; returns its folder."""
-    from harness.backends.choose import make_backend
+    from harness.backends.base import make_backend
     from harness.campaign.preflight import prepare
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener

@@ -139,7 +139,7 @@ def test_what_is_no_campaign_is_refused(tmp_path: Path) -> None:
 def test_a_campaign_runs_with_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from harness.campaign import preflight, runner
 
-    monkeypatch.setattr("harness.backends.choose.make_backend", lambda _spec, _id=None, **_: FakeBackend())
+    monkeypatch.setattr("harness.backends.base.make_backend", lambda _spec, _id=None, **_: FakeBackend())
     monkeypatch.setattr(preflight, "make_backend", lambda _spec, **_: FakeBackend())
     fast = functools.partial(runner.CampaignRunner, clock=SimulatedClock(), gpus=FakeGpus)
     monkeypatch.setattr(runner, "CampaignRunner", fast)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from harness.backends.base import Notify
 from harness.backends.kubernetes.api import Api, OwnedObject
 from harness.backends.kubernetes.pods import own
-from harness.errors import BackendError
+from harness.errors import BackendError, Finding, Severity, counted
 from harness.sharing.modes import mode_of
 from harness.spec import ExperimentSpec, KubernetesSpec, Sharing
 
@@ -44,6 +44,13 @@ _COMING = "not yet ready"
 _OF_A_POD = re.compile(r"^Failed to prepare dynamic resources: ")
 _REQUEST = "gpu"
 """Name of the one request of a claim, and of a pod's one claim."""
+
+
+_DRIVER_ADVICE = "Install NVIDIA's DRA driver (docs/cluster.md has its settings), or: `sharing_by: device-plugin`."
+_TWICE_ADVICE = (
+    "Neither knows what the other gives away: take one of them from the node. Without the device plugin: keep its DaemonSet "
+    "from the node with a label. Without the driver: `sharing_by: device-plugin`, and the driver's DaemonSet likewise."
+)
 
 
 class Device(NamedTuple):
@@ -292,3 +299,73 @@ def _other(what: str) -> BackendError:
         f"{what}.",
         advice="Read the log of NVIDIA's DRA driver on that node, and: kubectl get resourceclaims --output yaml",
     )
+
+
+def check_claims(
+    api: Api, usable: Sequence[Object], spec: KubernetesSpec, experiments: Sequence[ExperimentSpec], campaign_id: str
+) -> Iterator[Finding]:
+    """Whether every experiment's claims can be had on the usable nodes. Raises ClusterError."""
+    if api.find(API) is None:
+        message = "the API server has no resource.k8s.io/v1."
+        yield Finding(
+            Severity.ERROR, "claims", message, "Use Kubernetes 1.34 or newer, or: `sharing_by: device-plugin`."
+        )
+        return
+    for name in dict.fromkeys(device_class(one.sharing) for one in experiments):
+        if api.find(f"{API}/deviceclasses/{name}") is None:
+            yield Finding(Severity.ERROR, "claims", f"there is no DeviceClass {name}.", _DRIVER_ADVICE)
+    nodes = {one["metadata"]["name"]: one for one in usable if spec.takes(one["metadata"].get("labels") or {})}
+    listed = [each for each in devices(api.list(SLICES)) if each[0] in nodes]
+    yield from _lent_twice(listed, nodes.values(), spec)
+    others = given(api.list(CLAIMS), campaign_id)
+    for mode in dict.fromkeys(one.sharing for one in experiments):
+        own = mode_of(mode).each_its_own
+        needed = max(one.cell.processes if own else shared_gpus(one) for one in experiments if one.sharing is mode)
+        yield from _check_mode(mode, needed, listed, others, nodes.keys())
+
+
+def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -> Iterator[Finding]:
+    """Whether the driver lists GPUs of nodes whose device plugin lends them, for campaigns without claims. Raises ClusterError."""
+    if spec.gpus_per_replica and api.find(API) is not None:
+        nodes = {one["metadata"]["name"]: one for one in usable if spec.takes(one["metadata"].get("labels") or {})}
+        listed = [each for each in devices(api.list(SLICES)) if each[0] in nodes]
+        yield from _lent_twice(listed, nodes.values(), spec)
+
+
+def _check_mode(
+    mode: Sharing,
+    needed: int,
+    listed: Sequence[tuple[str, Device, Object]],
+    others: dict[Device, str],
+    nodes: Iterable[str],
+) -> Iterator[Finding]:
+    fit = [device for _, device, attributes in listed if of_class(attributes, mode)]
+    what = "MIG instance" if mode_of(mode).own_instance else "GPU"
+    if not fit:
+        message = f"the ResourceSlices of {DRIVER} list no {what} on {', '.join(nodes) or 'any node'}."
+        yield Finding(Severity.ERROR, "claims", message, _DRIVER_ADVICE, away=True)  # as while the driver restarts
+        return
+    free = [device for device in fit if device not in others]
+    held = sorted({others[device] for device in fit if device in others})
+    if len(free) < needed:
+        message = f"{mode.value} needs {counted(needed, what)}, and {len(free)} of {len(fit)} are free"
+        holders = f"; the others belong to {', '.join(held)}" if held else ""
+        yield Finding(Severity.ERROR, "gpus", f"{message}{holders}.", "Use fewer replicas, or delete those ")
+
+
+def _lent_twice(
+    listed: Sequence[tuple[str, Device, Object]], nodes: Iterable[Object], spec: KubernetesSpec
+) -> Iterator[Finding]:
+    by_driver = {name for name, _, _ in listed}
+    for node in nodes:
+        lent = (node.get("status") or {}).get("allocatable") or {}
+        plugins = {
+            name: count for name, count in lent.items() if name.startswith("nvidia.com/") or name == spec.gpu_resource
+        }
+        both = [f"{count} {name}" for name, count in plugins.items() if int(count) > 0]
+        if both and node["metadata"]["name"] in by_driver:
+            message = (
+                f"node {node['metadata']['name']} lends its GPUs twice: {', '.join(both)} by the device plugin, and "
+                "the same to claims by the DRA driver."
+            )
+            yield Finding(Severity.ERROR, "claims", message, _TWICE_ADVICE)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from harness.backends.kubernetes import admission, claims_check, files, monitoring, nodes, objects, probe
+from harness.backends.kubernetes import admission, claims, files, monitoring, nodes, objects, probe
 from harness.backends.kubernetes import switching as switch
 from harness.backends.kubernetes.admission import PlannedPods
 from harness.backends.kubernetes.api import TRANSIENT, Api
@@ -137,11 +137,11 @@ def check_gpus(
     """Whether the usable nodes can give the experiments their GPUs, and share them so. Raises ClusterError."""
     if spec.by_claims:
         return [
-            *claims_check.check_claims(api, usable, spec, experiments, campaign_id),
+            *claims.check_claims(api, usable, spec, experiments, campaign_id),
             *nodes.check_devices(every_node, spec),
         ]
     pods = api.list("/api/v1/pods")
-    twice = _tried("claims", lambda: claims_check.check_lent_twice(api, usable, spec))
+    twice = _tried("claims", lambda: claims.check_lent_twice(api, usable, spec))
     if spec.device_plugin_configs is not None:
         return [
             *twice,

@@ -4,15 +4,15 @@ import types
 
 import pytest
 
-from harness.backends.local_replica import LocalReplica, Seat
+from harness.backends.local_replica import LocalReplica, ReplicaSlot
 from harness.errors import BackendError
 from harness.spec import WorkloadSpec
 
 
 @pytest.fixture
 def replica(tmp_path):
-    seat = Seat(WorkloadSpec(name="tiny", factory="a:b"), 0, tmp_path)
-    return LocalReplica(seat, {}, types.SimpleNamespace(start=lambda *_, **__: None))
+    slot = ReplicaSlot(WorkloadSpec(name="tiny", factory="a:b"), 0, tmp_path)
+    return LocalReplica(slot, {}, types.SimpleNamespace(start=lambda *_, **__: None))
 
 
 def test_the_end_of_a_log_is_told(replica):

@@ -8,7 +8,7 @@ import pytest
 from harness.backends import server_check
 from harness.backends.local import replica_environment
 from harness.backends.local_check import check_machine
-from harness.backends.local_replica import Seat
+from harness.backends.local_replica import ReplicaSlot
 from harness.backends.server_check import check_server
 from harness.replica.registry import find_factory
 from harness.replica.settings import from_environment
@@ -95,7 +95,7 @@ def test_the_replica_reads_what_the_campaign_file_says(tmp_path, monkeypatch):
         rate=4, ramp_to=8, protocol="openai-chat", model="m", ready={"path": "/health"}, env={"A": "{port}"}
     )
     settings = from_environment(
-        replica_environment(Seat(served, 0, tmp_path), Timing(step_s=1, stabilise_s=3, record_s=60))
+        replica_environment(ReplicaSlot(served, 0, tmp_path), Timing(step_s=1, stabilise_s=3, record_s=60))
     )
     assert settings.spec.workload == served
     assert served.server.target == "/v1/chat/completions"
