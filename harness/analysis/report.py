@@ -12,7 +12,6 @@ import jinja2
 import harness
 from harness.analysis import campaign_table, goodput, placement, summary
 from harness.analysis.axes import families
-from harness.analysis.axes_page import pictures as pictures_of_settings
 from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
 from harness.analysis.figure_style import Picture
@@ -30,7 +29,8 @@ from harness.analysis.narrative import absent_of, answers, caveats, remarks
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables
 from harness.analysis.questions.condition_overhead import Interference, interference
 from harness.analysis.scaling_plots import overview, scaling
-from harness.analysis.stress_plot import stress_curve
+from harness.analysis.settings_plots import pictures as pictures_of_settings
+from harness.analysis.settings_plots import stress_curve
 from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors

@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness import __version__
-from harness.cli import campaign, node, output, profile, publishing, results, scenarios
+from harness.cli import campaign, node, output, profile, publishing, results
 from harness.errors import UsageError
 
 if TYPE_CHECKING:
@@ -163,5 +163,4 @@ campaign.register(app)
 profile.register(app)
 results.register(app)
 publishing.register(app)
-scenarios.register(app)
 node.register(app)

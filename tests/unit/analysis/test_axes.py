@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from harness.analysis.axes import families, family_of_old
-from harness.analysis.axes_page import write_old_report
 from harness.analysis.campaign import CampaignAnalysis, analyse
 from harness.analysis.metrics.traced import shares_of
 from harness.analysis.report import report_of
+from harness.analysis.settings_plots import write_old_report
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import read_manifest
