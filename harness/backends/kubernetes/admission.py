@@ -227,14 +227,7 @@ def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Findin
 def check_quotas(
     api: Api, spec: KubernetesSpec, experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
 ) -> Iterator[Finding]:
-    """Which quotas are too small for all pods and objects of an experiment. Raises ClusterError.
-
-    Args:
-        api: of the cluster.
-        spec: how pods stand in it.
-        experiments: what each makes, all of it at once.
-        campaign_id: whose leftovers are deleted before anything is made.
-    """
+    """Which quotas are too small for all pods and objects of an experiment. Raises ClusterError."""
     for quota in api.list(f"/api/v1/namespaces/{spec.namespace}/resourcequotas"):
         name, hard = quota["metadata"]["name"], quota["spec"].get("hard") or {}
         used = (quota.get("status") or {}).get("used") or {}

@@ -5,102 +5,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from harness.backends.base import Notify, RecordingRequest, ReplicaDeath, Send, unheard
+from harness.backends.base import Notify, ReplicaDeath, Send, unheard
 from harness.backends.kubernetes import files, monitoring, objects, preflight, probe, switching
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.deployment import KubernetesDeployment, RecordingMaker
 from harness.backends.kubernetes.load_pods import LoadPods
 from harness.backends.kubernetes.objects import PodGroup
-from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, PodReplica
-from harness.backends.kubernetes.replica_check import APART_ADVICE, Status, apart, only_node_is_shared
+from harness.backends.kubernetes.pods import CAMPAIGN_LABEL
+from harness.backends.kubernetes.replica_check import only_node_is_shared
 from harness.clock import Clock, SystemClock
-from harness.errors import BackendError, ClusterError, Finding, ReasonCode, Severity
+from harness.errors import BackendError, ClusterError, Finding, Severity
 from harness.metrics.catalogue import CATALOGUE
-from harness.metrics.prometheus.telemetry import PrometheusTelemetry
-from harness.metrics.summary import Recording
-from harness.results.manifest import Provenance
 from harness.spec import ExperimentSpec, KubernetesSpec, WorkloadSpec
 
 SWEPT_GONE_S = 60.0
 SWEEP_POLL_S = 0.2
-
-
-class WithNeighbours:
-    """The measured replicas of one experiment and its neighbours, each workload with a deployment of its own.
-
-    Args:
-        measured: the replicas that the experiment is about.
-        beside: the neighbours, by workload.
-        by_node: replicas have a GPU or an instance each, or none: sharing the node is all that there is to see.
-    """
-
-    def __init__(
-        self, measured: KubernetesDeployment, beside: Mapping[str, KubernetesDeployment], *, by_node: bool
-    ) -> None:
-        self._measured, self._beside, self._by_node = measured, beside, by_node
-        self._all = [measured, *beside.values()]
-
-    @property
-    def deaths(self) -> Sequence[ReplicaDeath]:
-        """Replicas that have ended by themselves so far, the neighbours' among them."""
-        return [death for one in self._all for death in one.deaths]
-
-    def statuses(self) -> Sequence[Status]:
-        """What each measured replica says of itself. See KubernetesDeployment.statuses."""
-        return self._measured.statuses()
-
-    def neighbour_statuses(self) -> Mapping[str, Sequence[Status]]:
-        """The same of the replicas of each neighbour, by workload."""
-        return {name: one.statuses() for name, one in self._beside.items()}
-
-    def telemetry(self, path: Path) -> PrometheusTelemetry | None:
-        """Of the GPUs of all of them."""
-        return self._measured.telemetry(path, self._beside_replicas())
-
-    def hottest_celsius(self) -> float:
-        """Of the measured replicas' GPUs, which are those of the neighbours."""
-        return self._measured.hottest_celsius()
-
-    def provenance(self) -> Provenance:
-        """The nodes of the measured replicas, which are those of the neighbours."""
-        return self._measured.provenance()
-
-    def recording(self, request: RecordingRequest) -> Recording:
-        """Of the measured replicas, and of each neighbour by itself. Raises StorageError."""
-        return self._measured.recording(request, self._beside_replicas())
-
-    def _beside_replicas(self) -> list[PodReplica]:
-        return [replica for pods in self._beside.values() for replica in pods.replicas]
-
-    def start(self, abort: threading.Event) -> None:
-        """Begin everything and return when all have served, where they should be.
-
-        Raises:
-            ReplicaDiedError: one ended by itself.
-            BackendError: see KubernetesDeployment.start; or they do not share a GPU.
-        """
-        for one in self._all:
-            one.make(abort)
-        for one in self._all:  # the scheduler places a neighbour once a measured replica has its node
-            one.wait(abort)
-        why = apart(self._measured.statuses(), self.neighbour_statuses(), by_node=self._by_node)
-        if why:
-            raise BackendError(why, advice=APART_ADVICE, code=ReasonCode.NEIGHBOUR_APART)
-
-    def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
-        """From here on report each replica that ends."""
-        for one in self._all:
-            one.watch(on_death)
-
-    def stop(self, *, timeout_s: float) -> Sequence[str]:
-        """Fetch what was written and end everything; a node's sentence is said once."""
-        with ThreadPoolExecutor(len(self._all), thread_name_prefix="stop") as pool:
-            found = list(pool.map(lambda one: one.stop(timeout_s=timeout_s), self._all))
-        return list(dict.fromkeys(sentence for sentences in found for sentence in sentences))
 
 
 class KubernetesBackend:
@@ -235,15 +158,14 @@ class KubernetesBackend:
         abort: threading.Event,
         on_death: Callable[[ReplicaDeath], None],
         notice: Notify = unheard,
-    ) -> KubernetesDeployment | WithNeighbours:
+    ) -> KubernetesDeployment:
         """Bring about the sharing mode, start the replicas and return when each has served. See Backend.deploy."""
         self._switch(experiment, abort, notice)
-        part = self._measured(experiment, folder)
-        around = objects.neighbour_pods(part, self._spec, self._campaign_id)
-        measured = self._deployment(part, notice)
-        beside = {name: self._deployment(one, notice, name) for name, one in around.items()}
+        group = self._measured(experiment, folder)
+        around = objects.neighbour_pods(group, self._spec, self._campaign_id)
+        beside = {name: self._deployment(each, notice, neighbour=name) for name, each in around.items()}
         by_node = only_node_is_shared(experiment.sharing, self._spec.gpus_per_replica)
-        deployment = WithNeighbours(measured, beside, by_node=by_node) if beside else measured
+        deployment = self._deployment(group, notice, beside=beside, by_node=by_node)
         self._start(deployment, experiment, abort=abort, on_death=on_death)
         return deployment
 
@@ -264,13 +186,13 @@ class KubernetesBackend:
     def _measured(self, experiment: ExperimentSpec, folder: Path) -> PodGroup:
         return objects.measured_pods(experiment, folder, self._spec, self._campaign_id)
 
-    def _deployment(self, group: PodGroup, notice: Notify, neighbour: str = "") -> KubernetesDeployment:
-        record, clock = self._record, self._clock
-        return KubernetesDeployment(self.api, group, clock=clock, record=record, neighbour=neighbour, notice=notice)
+    def _deployment(self, group: PodGroup, notice: Notify, **around: Any) -> KubernetesDeployment:
+        how: dict[str, Any] = {"clock": self._clock, "record": self._record, "notice": notice, **around}
+        return KubernetesDeployment(self.api, group, **how)
 
     def _start(
         self,
-        deployment: KubernetesDeployment | WithNeighbours,
+        deployment: KubernetesDeployment,
         experiment: ExperimentSpec,
         *,
         abort: threading.Event,

@@ -109,12 +109,7 @@ def results(
 ) -> list[str]:
     """Fetch status, log and files of every replica; a sentence for each that could not be had.
 
-    Args:
-        api: of the cluster.
-        replicas: to ask.
-        folder: the attempt's.
-        routes: of the files.
-        restarted: pods with the containers of theirs that were started again, whose earlier log is kept, too.
+    ``restarted``: pods with the containers of theirs that were started again, whose earlier log is kept, too.
     """
     with ThreadPoolExecutor(max_workers=PARALLEL, thread_name_prefix="collect") as pool:
         fetched = pool.map(lambda replica: _results(api, replica, folder, routes, restarted), replicas)

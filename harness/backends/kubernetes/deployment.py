@@ -66,6 +66,8 @@ class KubernetesDeployment:
         clock: real time.
         record: makes the recorder.
         neighbour: the workload, where these pods are its and run beside measured ones; empty: they are measured.
+        beside: the neighbours of measured ones, by workload: begun, seen to share a GPU with them, and ended together.
+        by_node: sharing the node is all that there is to see, where replicas have no GPU, or one or an instance each.
         notice: told what is waited for longer than usual: the devices of claims, a queue that admits the Job.
     """
 
@@ -77,15 +79,14 @@ class KubernetesDeployment:
         clock: Clock,
         record: RecordingMaker = monitoring.recording,
         neighbour: str = "",
+        beside: Mapping[str, KubernetesDeployment] | None = None,
+        by_node: bool = False,
         notice: Notify = unheard,
     ) -> None:
         self._api, self._clock, self._record, self._neighbour = api, clock, record, neighbour
-        self.workload, self._spec, self._experiment, self._folder = (
-            group.workload,
-            group.spec,
-            group.experiment,
-            group.folder,
-        )
+        self.workload, self._spec, self._experiment = group.workload, group.spec, group.experiment
+        self._folder, self._beside, self._by_node = group.folder, beside or {}, by_node
+        self._all = [self, *self._beside.values()]
         self._news = threading.Event()
         selector = self.workload.selector
         self._owners = Watcher(api, self.workload.collection, labels=selector, listener=self._notify)
@@ -102,23 +103,29 @@ class KubernetesDeployment:
 
     @property
     def deaths(self) -> Sequence[ReplicaDeath]:
-        """Replicas that have ended by themselves so far."""
+        """Replicas that have ended by themselves so far, the neighbours' among them."""
+        return [*self._own_deaths(), *(death for each in self._beside.values() for death in each.deaths)]
+
+    def _own_deaths(self) -> Sequence[ReplicaDeath]:
         return self._monitor.deaths if self._monitor else ()
 
     def statuses(self) -> Sequence[Mapping[str, Any]]:
-        """What each replica says of itself now, or said last, and which pod, node and image it is."""
+        """What each measured replica says of itself now, or said last, and which pod, node and image it is."""
         if self.replicas and not self._stopped:
             self._refresh()
         return self._statuses
 
     def neighbour_statuses(self) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """None: these pods run one workload."""
-        return {}
+        """The same of the replicas of each neighbour, by workload."""
+        return {name: each.statuses() for name, each in self._beside.items()}
 
-    def telemetry(self, path: Path, beside: Sequence[PodReplica] = ()) -> PrometheusTelemetry | None:
-        """Of the GPUs of these replicas and of the neighbours ``beside``, as often as Prometheus scrapes their exporter."""
-        replicas = [*self.replicas, *beside]
-        return monitoring.telemetry(self._api, self._spec, replicas, path, self._experiment.timing, self._clock)
+    def _every_replica(self) -> list[PodReplica]:
+        return [replica for each in self._all for replica in each.replicas]
+
+    def telemetry(self, path: Path) -> PrometheusTelemetry | None:
+        """Of the GPUs of all replicas, as often as Prometheus scrapes their exporter."""
+        timing = self._experiment.timing
+        return monitoring.telemetry(self._api, self._spec, self._every_replica(), path, timing, self._clock)
 
     def hottest_celsius(self) -> float:
         """What Prometheus knows of the GPUs that the replicas were on."""
@@ -128,35 +135,34 @@ class KubernetesDeployment:
         """The nodes of the replicas, and this harness."""
         return nodes.provenance(self._nodes, self._statuses, this_machine().software)
 
-    def recording(self, request: RecordingRequest, beside: Sequence[PodReplica] = ()) -> Recording:
-        """From the Prometheus that watches the cluster, with the neighbours ``beside``. Raises StorageError."""
+    def recording(self, request: RecordingRequest) -> Recording:
+        """From the Prometheus that watches the cluster; of each neighbour by itself. Raises StorageError."""
         if self._monitor:
             self._monitor.tell(request.notice)
         if request.enough is not None:
-            self._tail = LogTail(
-                self._api,
-                self.replicas,
-                self._folder,
-                request.enough,
-                request.notice,
-                lambda: {death.replica for death in self.deaths},
-            )
+            dead = lambda: {death.replica for death in self._own_deaths()}  # noqa: E731
+            self._tail = LogTail(self._api, self.replicas, self._folder, request.enough, request.notice, dead)
             request = replace(request, enough=self._tail)
-        return self._record(self._api, self._spec, [*self.replicas, *beside], self._folder, request)
+        return self._record(self._api, self._spec, self._every_replica(), self._folder, request)
 
     def start(self, abort: threading.Event) -> None:
-        """Make the object and return when every replica has served.
+        """Make everything and return when every replica has served, where it should be.
 
         Raises:
             ReplicaDiedError: one ended by itself.
             AwayError, ImageError: a node does not get the image of a replica, now or at all.
-            BackendError: the cluster refuses or cannot place a replica, one did not serve in time, or ``abort`` was set.
+            BackendError: the cluster refuses or cannot place a replica, one did not serve in time or shares no GPU with a
+                neighbour, or ``abort`` was set.
         """
-        self.make(abort)
-        self.wait(abort)
+        for each in self._all:
+            each.make(abort)
+        for each in self._all:  # the scheduler places a neighbour once a measured replica has its node
+            each.wait(abort)
+        if self._beside:
+            replica_check.refuse_apart(self.statuses(), self.neighbour_statuses(), by_node=self._by_node)
 
     def make(self, abort: threading.Event) -> None:
-        """Make the object, the first half of ``start``."""
+        """Make the objects of these pods alone, the first half of ``start``."""
         if abort.is_set():
             raise BackendError("deploying was stopped before every replica had served.")
         self._owners.start()
@@ -165,20 +171,27 @@ class KubernetesDeployment:
         self._made_s = self._clock.now_s()
 
     def wait(self, abort: threading.Event) -> None:
-        """Return when every replica has served, the other half."""
+        """Return when every one of these pods has served, the other half."""
         self._wait_ready(abort)
         self._learn(self._api.until(abort))
 
     def watch(self, on_death: Callable[[ReplicaDeath], None]) -> None:
         """From here on report each replica that ends."""
         gpu_resource = "" if self._spec.by_claims or not self._spec.gpus_per_replica else self._spec.gpu_resource
-        self._monitor = PodMonitor(
-            self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource, on_death
-        )
+        of = (self._api, self.replicas, self._pods, self._folder, self._clock, gpu_resource)
+        self._monitor = PodMonitor(*of, on_death)
         self._monitor.start()
+        for each in self._beside.values():
+            each.watch(on_death)
 
     def stop(self, *, timeout_s: float) -> Sequence[str]:
-        """Fetch what the replicas wrote, end them, and wait until their pods are gone."""
+        """Fetch what the replicas wrote, end them, and wait until their pods are gone; a node's sentence is said once."""
+        with ThreadPoolExecutor(len(self._all), thread_name_prefix="stop") as pool:
+            ends = [self._stop, *(each.stop for each in self._beside.values())]
+            ended = list(pool.map(lambda end: end(timeout_s=timeout_s), ends))
+        return list(dict.fromkeys(sentence for sentences in ended for sentence in sentences))
+
+    def _stop(self, *, timeout_s: float) -> Sequence[str]:
         if self._stopped:
             return []
         self._stopped = True
@@ -337,7 +350,7 @@ class KubernetesDeployment:
         return [node for node in found if node is not None]
 
     def _collect(self) -> list[str]:
-        dead = {death.replica for death in self.deaths if death.exit_code is None}
+        dead = {death.replica for death in self._own_deaths() if death.exit_code is None}
         if self.replicas:
             over = self.over()
             alive = [one for one in self.replicas if one.index not in dead and one.pod not in over]

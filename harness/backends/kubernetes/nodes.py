@@ -155,14 +155,7 @@ def too_many(found: int, expected: int, where: str) -> str:
 def check_room(
     nodes: Sequence[Object], pods: Sequence[Object], experiments: Sequence[Sequence[PlannedPods]], campaign_id: str
 ) -> Iterator[Finding]:
-    """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more.
-
-    Args:
-        nodes: that are fit to take pods, whether or not a group's selector takes them.
-        pods: of the whole cluster.
-        experiments: what each makes, all of it at once.
-        campaign_id: of the campaign.
-    """
+    """What cannot be placed for its processors, memory or disk, whatever the scheduler does; it may refuse more. ``nodes``: that are fit to take pods."""
     found = dict(zip(map(name, nodes), rooms(nodes, pods, campaign_id), strict=True))
     most: dict[_PodKind, list[PlannedPods]] = {}
     needed: Amounts = {}

@@ -190,15 +190,7 @@ def _dealt(position: int, replicas: int, gpus: int) -> dict[int, int]:
 def load_job(
     experiment: ExperimentSpec, folder: Path, spec: KubernetesSpec, campaign_id: str, *, plan: str
 ) -> Workload:
-    """A Job with one pod for each shard of the load, away from the replicas where there is room.
-
-    Args:
-        experiment: of as many replicas as there are shards.
-        folder: the attempt's whose replicas are asked.
-        spec: of a Job without GPUs; its image holds the whole harness.
-        campaign_id: whose it is.
-        plan: of all shards.
-    """
+    """A Job with one pod for each shard of the load, away from the replicas where there is room."""
     made = workload(experiment, folder.with_name(f"{folder.name}-load"), spec, campaign_id)
     template = made.body["spec"]["template"]
     template["metadata"]["labels"][LOAD_LABEL] = "true"
@@ -379,14 +371,7 @@ def _template() -> jinja2.Template:
 
 @dataclass(frozen=True, slots=True)
 class PodGroup:
-    """One Deployment or Job of an attempt.
-
-    Attributes:
-        experiment: what it runs; of a neighbour or of the load, with its own workload and number.
-        spec: how its pods stand in the cluster.
-        folder: of what its pods write.
-        workload: the object.
-    """
+    """One Deployment or Job of an attempt."""
 
     experiment: ExperimentSpec
     spec: KubernetesSpec

@@ -40,12 +40,7 @@ class QueueWait:
         self.why = ""
 
     def poll(self, owner: Object, now_s: float) -> None:
-        """Read, every few seconds, why this Job is suspended; ``why`` is then a sentence, and empty where it is not.
-
-        Args:
-            owner: the Job, or a Deployment, which nothing suspends.
-            now_s: seconds since the epoch.
-        """
+        """Read, every few seconds, why this Job is suspended; ``why`` is then a sentence, and empty where it is not."""
         if not pods.suspended(owner):
             self.why, self._asked_s = "", -math.inf
             return

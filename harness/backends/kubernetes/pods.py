@@ -129,13 +129,7 @@ class PodReplica:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a pod, or its container, ended.
-
-    Attributes:
-        exit_code: None: there is none.
-        reason: in the words of the kubelet or of whoever ended it.
-        container: whose end it is.
-    """
+    """How a pod, or its container, ended."""
 
     exit_code: int | None
     reason: str
@@ -300,9 +294,6 @@ class Obstacle:
     """Why a pod does not come up.
 
     Attributes:
-        reason: the object's own word, e.g. ``ImagePullBackOff``.
-        message: the object's own sentence.
-        advice: what to do.
         of_an_image: that the node does not have.
         away: of an image: it may come by itself.
     """

@@ -34,15 +34,7 @@ def check(
     campaign_id: str,
     prometheus: Callable[[], PrometheusServer],
 ) -> list[Finding]:
-    """What would keep these experiments from running, or from meaning something.
-
-    Args:
-        api: of the cluster.
-        spec: what the campaign says of it.
-        experiments: that are going to run.
-        campaign_id: of the campaign, whose own pods hold no slice against it.
-        prometheus: makes the connection to the server that records.
-    """
+    """What would keep these experiments from running, or from meaning something."""
     try:
         every_node = api.list("/api/v1/nodes")
     except ClusterError as error:

@@ -318,17 +318,7 @@ def rehearse(
     clock: Clock,
     abort: threading.Event,
 ) -> list[Finding]:
-    """Ask everything of one replica that serves until it is answered, for a bounded time.
-
-    Args:
-        server: that scrapes it.
-        origin: of the replica's metrics.
-        metrics: that the campaign records.
-        timing: of the experiments: step and window.
-        scrape_interval_s: that the campaign assumes.
-        clock: real time.
-        abort: ends it early, without findings.
-    """
+    """Ask everything of one replica that serves until it is answered, for a bounded time."""
     return _Rehearsal(server, origin, metrics, timing, clock).run(scrape_interval_s, abort)
 
 

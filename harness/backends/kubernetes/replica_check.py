@@ -89,6 +89,12 @@ def only_node_is_shared(sharing: Sharing, gpus_per_replica: int) -> bool:
     return not gpus_per_replica or mode_of(sharing).each_its_own
 
 
+def refuse_apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> None:
+    """Refuse replicas that do not share a GPU with a neighbour. Raises BackendError; arguments as of ``apart``."""
+    if why := apart(measured, beside, by_node=by_node):
+        raise BackendError(why, advice=APART_ADVICE, code=ReasonCode.NEIGHBOUR_APART)
+
+
 def apart(measured: Sequence[Status], beside: Mapping[str, Sequence[Status]], *, by_node: bool) -> str:
     """Who is not where the others are, in a sentence; empty: every neighbour is beside a measured replica, and the other way round.
 

@@ -28,13 +28,7 @@ Named = dict[Right, str]
 
 
 def needed_rights(spec: KubernetesSpec, *, jobs: bool = False, given: bool = False) -> Named:
-    """Everything that a campaign does to the cluster.
-
-    Args:
-        spec: the cluster.
-        jobs: it makes Jobs beside its replicas, too.
-        given: files go into its pods.
-    """
+    """Everything that a campaign does to the cluster; with Jobs beside its replicas, and with files that go into its pods."""
     own, job = spec.namespace, spec.kind is WorkloadKind.JOB
     kinds = [("batch", "jobs")] * (job or jobs) + [("apps", "deployments")] * (not job) + [("", "configmaps")] * given
     by_claims = [(_RESOURCES, "resourceclaims"), (_RESOURCES, "resourceclaimtemplates")] if spec.by_claims else []
