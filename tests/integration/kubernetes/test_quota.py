@@ -86,6 +86,18 @@ def refused(api, made):
         return "".join(_refusal(api, one, body) for one, body in wanted.items())
 
 
+def agree(api, pods, kind, spec, server_asks):
+    """Preflight refuses a quota or a limit where the API server does."""
+    asked = experiment(replicas=1)
+    if server_asks:
+        asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
+    [group] = objects.all_pods(asked, pods, "c0ffee")
+    with in_force(api, kind, spec):
+        _, found = preflight._admitted(api, pods, [asked], "c0ffee")
+        said = refused(api, group.workload)
+    assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "server_asks"),
     [
@@ -115,16 +127,7 @@ def refused(api, made):
     ],
 )
 def test_preflight_refuses_what_the_api_server_refuses(api, server, kind, spec, server_asks):
-    asked = experiment(replicas=1)
-    if server_asks:
-        asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
-    spec_of_pods = server.spec()
-    [part] = objects.all_pods(asked, spec_of_pods, "c0ffee")
-    with in_force(api, kind, spec):
-        _, found = preflight._admitted(api, spec_of_pods, [asked], "c0ffee")
-        said = refused(api, part.workload)
-
-    assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+    agree(api, server.spec(), kind, spec, server_asks)
 
 
 @pytest.mark.parametrize("server_asks", [{}, LIMITED])
@@ -154,16 +157,7 @@ def test_preflight_refuses_what_the_api_server_refuses(api, server, kind, spec, 
 )
 @pytest.mark.parametrize("stated", [STATED, {}, {"limit": STATED["limit"], "client_limit": STATED["client_limit"]}])
 def test_preflight_refuses_of_what_is_stated_what_the_api_server_refuses(api, server, kind, spec, server_asks, stated):
-    asked = experiment(replicas=1)
-    if server_asks:
-        asked = asked.model_copy(update={"workload": WorkloadSpec(name="mine", server=server_asks)})
-    spec_of_pods = server.spec(**stated)
-    [part] = objects.all_pods(asked, spec_of_pods, "c0ffee")
-    with in_force(api, kind, spec):
-        _, found = preflight._admitted(api, spec_of_pods, [asked], "c0ffee")
-        said = refused(api, part.workload)
-
-    assert bool(said) is any(one.severity is Severity.ERROR for one in found), (said, found)
+    agree(api, server.spec(**stated), kind, spec, server_asks)
 
 
 def test_the_api_server_takes_every_shape_and_calls_it_by_its_class(api, server):

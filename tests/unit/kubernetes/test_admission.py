@@ -249,29 +249,6 @@ def test_a_quota_refuses_pods_that_do_not_state_what_it_counts(checked, spec, re
     assert all("must specify limits.cpu for: replica" in message for *_, message, _ in found)
 
 
-@pytest.mark.parametrize(
-    ("bounds", "refused"),
-    [
-        ({"type": "Container", "maxLimitRequestRatio": {"cpu": "3"}}, True),
-        ({"type": "Container", "maxLimitRequestRatio": {"cpu": "4", "memory": "2"}, "min": {"memory": "2Gi"}}, False),
-        ({"type": "Pod", "maxLimitRequestRatio": {"ephemeral-storage": "2"}}, True),
-        ({"type": "Pod", "max": {"memory": "3Gi"}}, True),
-        ({"type": "Pod", "max": {"memory": "4Gi"}}, False),
-        ({"type": "Container", "min": {"cpu": "1"}}, True),
-        ({"type": "Container", "max": {GPU: "0"}}, True),
-        ({"type": "Container", "default": {"cpu": "1", "memory": "1Gi"}}, False),
-    ],
-)
-def test_a_limit_range_that_refuses_what_replicas_state(checked, bounds, refused):
-    assert [each[:2] for each in checked(limits=[bounds], spec=STATED)] == [("quota", Severity.ERROR)] * refused
-
-
-def test_a_default_limit_below_what_is_reserved_is_refused(checked):
-    reserves = SPEC.model_copy(update={"reserve": {"memory": "16Gi"}})
-    found = checked(limits=[{"type": "Container", "default": {"memory": "8Gi"}}], spec=reserves)
-    assert [each[:2] for each in found] == [("quota", Severity.ERROR)]
-
-
 def test_default_limits_let_a_replica_in_and_throttle_it_and_count(checked):
     default = [{"type": "Container", "default": {"cpu": "2"}}]
     [(_, severity, message, _)] = checked({"limits.cpu": "64"}, limits=default)

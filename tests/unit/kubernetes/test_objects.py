@@ -70,6 +70,12 @@ def made(of=None, *, attempt="one-1", **changes):
     return workload(of or experiment(replicas=3), Path(attempt), KubernetesSpec(**changes), "c0ffee")
 
 
+def access(**changes):
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
+    text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()
+    return environment.from_string(text).render(ACCESS | changes)
+
+
 def container(body):
     (only,) = body["spec"]["template"]["spec"]["containers"]
     return only
@@ -78,15 +84,16 @@ def container(body):
 @pytest.mark.parametrize("minor", MINORS)
 @pytest.mark.parametrize("kind", ["deployment", "job"])
 @pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
-def test_what_is_made_is_valid(minor, kind, changes):
-    schemas.validate(made(kind=kind, **changes).body, minor)
+def test_what_is_made_is_valid_and_passes_the_pod_security_level_restricted(minor, kind, changes):
+    for of in (experiment(replicas=3), serving(command=["vllm", "serve"])):
+        body = made(of, kind=kind, **changes).body
+        schemas.validate(body, minor)
+        assert violations(body["spec"]["template"]["spec"]) == []
 
 
 @pytest.mark.parametrize("minor", MINORS)
 def test_the_rights_are_valid(minor):
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
-    text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()
-    documents = list(yaml.safe_load_all(environment.from_string(text).render(ACCESS)))
+    documents = list(yaml.safe_load_all(access()))
     assert len(documents) == 8
     for document in documents:
         schemas.validate(document, minor)
@@ -120,21 +127,12 @@ def test_files_come_as_config_maps_that_only_the_client_mounts(tmp_path, minor):
 
 
 def test_the_rights_of_the_example_are_those_of_the_template():
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
-    text = (ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text()
-
-    assert (ROOT / "examples/cluster/access.yaml").read_text().strip() == environment.from_string(text).render(
-        ACCESS
-    ).strip()
+    assert (ROOT / "examples/cluster/access.yaml").read_text().strip() == access().strip()
 
 
 def test_the_rights_of_one_namespace_take_nothing_from_another():
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=True)
-    template = environment.from_string((ROOT / "templates/kubernetes/workloads/access.yaml.j2").read_text())
-
     def objects(namespace):
-        documents = yaml.safe_load_all(template.render(ACCESS | {"access_namespace": namespace}))
-        named = [(one["kind"], one["metadata"]) for one in documents]
+        named = [(one["kind"], one["metadata"]) for one in yaml.safe_load_all(access(access_namespace=namespace))]
         return {(kind, metadata.get("namespace"), metadata["name"]) for kind, metadata in named}
 
     assert len(objects("inference")) == len(objects("team-b")) == 8
@@ -163,12 +161,6 @@ def test_a_replica_has_no_rights_no_limits_and_a_gpu(kind):
     assert only["resources"] == {"limits": {"nvidia.com/gpu": 1}}
     assert spec["runtimeClassName"] == "nvidia"
     assert all(set(volume) == {"name", "emptyDir"} for volume in spec["volumes"])
-
-
-@pytest.mark.parametrize("kind", ["deployment", "job"])
-@pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
-def test_a_replica_passes_the_pod_security_level_restricted(kind, changes):
-    assert violations(made(kind=kind, **changes).body["spec"]["template"]["spec"]) == []
 
 
 @pytest.mark.parametrize(
@@ -220,16 +212,6 @@ def test_the_settings_of_the_pods_are_where_the_cluster_looks_for_them():
     ):
         assert chosen["topologyKey"] == "kubernetes.io/hostname"
         assert chosen["labelSelector"]["matchLabels"].items() <= labels.items()
-
-
-@pytest.mark.parametrize("minor", MINORS)
-@pytest.mark.parametrize("kind", ["deployment", "job"])
-@pytest.mark.parametrize("changes", [{}, FULL, {"gpus_per_replica": 0, "runtime_class": None}])
-def test_a_pod_with_a_server_is_valid_and_passes_the_level_restricted(minor, kind, changes):
-    body = made(serving(command=["vllm", "serve"]), kind=kind, **changes).body
-
-    schemas.validate(body, minor)
-    assert violations(body["spec"]["template"]["spec"]) == []
 
 
 def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
