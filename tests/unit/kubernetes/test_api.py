@@ -48,23 +48,22 @@ def said(action):
     return caught.value
 
 
-def test_no_kubeconfig(spec, tmp_path):
-    error = said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "none"))))
-
-    assert f"There is no kubeconfig at {tmp_path / 'none'}" in error.message
-    assert "kubernetes.kubeconfig" in error.advice
-
-
-def test_a_wrong_context_is_answered_with_those_there_are(spec):
-    error = said(lambda: KubernetesApi(spec(context="prod")))
-
-    assert "has no context 'prod'; it has fake." in error.message
-
-
-def test_half_a_kubeconfig(spec, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kubeconfig": "none"}, "There is no kubeconfig at "),
+        ({"context": "prod"}, "has no context 'prod'; it has fake."),
+        ({"kubeconfig": "half"}, "cannot be"),
+    ],
+)
+def test_a_kubeconfig_that_is_of_no_use(spec, tmp_path, changes, words):
     (tmp_path / "half").write_text('{"apiVersion": "v1", "clusters": [')
+    place = {key: str(tmp_path / name) for key, name in changes.items() if key == "kubeconfig"}
 
-    assert "cannot be" in said(lambda: KubernetesApi(spec(kubeconfig=str(tmp_path / "half")))).message
+    error = said(lambda: KubernetesApi(spec(**changes | place)))
+
+    assert words in error.message
+    assert error.advice
 
 
 @pytest.mark.parametrize(

@@ -138,29 +138,19 @@ def test_of_a_cluster_whose_only_node_is_cordoned_nothing_is_said_of_its_gpus():
         assert {check for check, severity in findings(api, spec) if severity is Severity.ERROR} == {"nodes"}
 
 
-def test_a_prometheus_that_is_not_there_is_one_error():
-    found = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
-    assert [(one.check, one.severity) for one in found] == [("prometheus", Severity.ERROR)]
-    assert "cannot be reached" in found[0].message
-
-
-def test_no_cluster_is_one_error():
-    class Nobody(Api):
-        def list(self, *_, **__):
-            raise ClusterError("the API server at https://x cannot be reached.", advice="Is it running?")
-
-    [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
-    assert (found.check, found.severity, found.advice) == ("cluster", Severity.ERROR, "Is it running?")
-
-
 @pytest.mark.parametrize("status", [None, 503, 401])
 def test_an_api_server_that_does_not_answer_or_knows_us_no_more_is_away(status):
     class Nobody(Api):
         def list(self, *_, **__):
-            raise ClusterError("no.", status=status)
+            raise ClusterError("no.", advice="Is it running?", status=status)
 
     [found] = preflight.check(Nobody(), SPEC, [], campaign_id="mine", prometheus=NoPrometheus)
-    assert (found.check, found.severity, found.away) == ("cluster", Severity.ERROR, True)
+    assert (found.check, found.severity, found.advice, found.away) == (
+        "cluster",
+        Severity.ERROR,
+        "Is it running?",
+        True,
+    )
 
 
 def test_a_token_that_ends_between_experiments_is_waited_for_until_the_kubeconfig_has_another(tmp_path):
@@ -191,7 +181,8 @@ class RestartingPrometheus(NoPrometheus):
 @pytest.mark.parametrize(("server", "away"), [(NoPrometheus, False), (RestartingPrometheus, True)])
 def test_a_prometheus_that_does_not_answer_is_away_and_one_that_refuses_is_not(server, away):
     [found] = preflight.check(Api(), SPEC, [], campaign_id="mine", prometheus=server)
-    assert (found.check, found.away) == ("prometheus", away)
+    assert (found.check, found.severity, found.away) == ("prometheus", Severity.ERROR, away)
+    assert "cannot be reached" in found.message
 
 
 def restarted(node):
@@ -298,11 +289,21 @@ def test_nodes_that_the_affinity_leaves_out_lend_nothing(requirement, taken):
     assert f"there is room for {10 * len(taken)}" in found.message
 
 
-def test_more_replicas_than_slices():
-    [found] = gpu_findings([node(gpus=4)], [])
-    assert found.severity is Severity.ERROR
-    assert "8 replicas need 8 nvidia.com/gpu, and there is room for 4: n1 offers 4" in found.message
-    assert gpu_findings([node(gpus=4), node("n2", gpus=4)], []) == []
+@pytest.mark.parametrize(
+    ("gpus", "replicas", "each", "said"),
+    [
+        ([4], 8, 1, "8 replicas need 8 nvidia.com/gpu, and there is room for 4: n0 offers 4"),
+        ([4, 4], 8, 1, ""),
+        ([3, 3], 3, 2, "room for 2"),
+        ([0], 8, 1, "none of 1 usable nodes advertises nvidia.com/gpu"),
+        ([0], 8, 0, ""),
+    ],
+)
+def test_more_replicas_than_slices(gpus, replicas, each, said):
+    nodes = [node(f"n{index}", gpus=count) for index, count in enumerate(gpus)]
+    found = gpu_findings(nodes, [], replicas, KubernetesSpec(gpus_per_replica=each))
+    assert [one.severity for one in found] == [Severity.ERROR] * bool(said)
+    assert all(said in one.message for one in found)
 
 
 def test_neighbours_need_slices_too():
@@ -327,17 +328,6 @@ def test_what_replicas_reserve_is_counted_against_the_nodes():
     assert ("room", Severity.WARNING) not in findings(unreadable, SPEC, [experiment(replicas=4)]), "nobody had to ask"
 
 
-def test_slices_of_two_nodes_that_no_replica_fits_into():
-    spec = KubernetesSpec(gpus_per_replica=2)
-    [found] = gpu_findings([node(gpus=3), node("n2", gpus=3)], [], 3, spec)
-    assert "room for 2" in found.message
-
-
-def test_nobody_advertises_the_resource():
-    [found] = gpu_findings([node(gpus=0)], [])
-    assert "none of 1 usable nodes advertises nvidia.com/gpu" in found.message
-
-
 def test_foreign_pods_are_named_and_counted_and_ours_are_not():
     pods = [
         pod("notebook", 1),
@@ -352,10 +342,6 @@ def test_foreign_pods_are_named_and_counted_and_ours_are_not():
     assert foreign.severity is Severity.WARNING
     assert "default/notebook, default/initial." in foreign.message
     assert [one.severity for one in gpu_findings([node(gpus=11)], pods)] == [Severity.WARNING]
-
-
-def test_replicas_on_the_cpu_need_no_gpu():
-    assert gpu_findings([node(gpus=0)], [], spec=KubernetesSpec(gpus_per_replica=0)) == []
 
 
 def test_two_gpus_where_one_was_expected():

@@ -163,14 +163,7 @@ def test_a_server_that_ended_is_why_its_client_did():
     again = with_server(pod(), restartCount=1, lastState=terminated(2))
     assert pods.end_of(again) == pods.End(2, "", "server")
     assert pods.end_of(with_server(pod())) is None
-
-
-def test_an_image_of_a_server_that_is_not_there_is_stuck():
-    waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
-    one = with_server(pod(phase="Pending", ready=False), waiting)
-
-    assert str(pods.rollout(deployment(), [one], 2).stuck) == "ErrImagePull: no such image"
-    assert pods.waits_for(one) == "ErrImagePull: no such image"
+    assert pods.end_of(pod(last=terminated(7), restarts=1), restarts_before=1) is None, "from before it served"
 
 
 # As CRI-O 1.37 was heard to say it of registries that were made for it, but where it is of containerd.
@@ -248,10 +241,6 @@ def test_a_library_that_is_copied_or_has_no_image_yet():
     assert pods.not_copied(pod()) is None
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
     assert str(pods.rollout(deployment(), [with_layer(pod(), waiting)], 2).stuck) == "ErrImagePull: no such image"
-
-
-def test_restarts_from_before_it_served_are_no_end():
-    assert pods.end_of(pod(last=terminated(7), restarts=1), restarts_before=1) is None
 
 
 def test_a_node_says_why_it_cannot():
