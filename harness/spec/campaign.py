@@ -150,15 +150,19 @@ class CampaignSpec(StrictModel):
     @model_validator(mode="after")
     def _known_while_recording(self) -> CampaignSpec:
         timed = [
-            each.name
-            for each in self.workloads
-            if each.scenario is not None and each.scenario.kind is not ScenarioKind.HTTP
+            workload.name
+            for workload in self.workloads
+            if workload.scenario is not None and workload.scenario.kind is not ScenarioKind.HTTP
         ]
         if timed and self.timing.stop_when_known is not None:
             raise ValueError(
                 f"`timing.stop_when_known` would cut LoadGen's test of {timed[0]} short: remove one of the two."
             )
-        ramped = [each.name for each in self.workloads if each.server is not None and each.server.ramp_to is not None]
+        ramped = [
+            workload.name
+            for workload in self.workloads
+            if workload.server is not None and workload.server.ramp_to is not None
+        ]
         if ramped and self.timing.stop_when_known is not None:
             raise ValueError(
                 f"`timing.stop_when_known` takes the rate of {ramped[0]} to stay what it is, and `ramp_to` changes it: "
@@ -222,11 +226,11 @@ class CampaignSpec(StrictModel):
         if self.slo is None and (self.stress.price_per_gpu_hour, self.stress.price_per_kwh) != (None, None):
             raise ValueError("`stress` has prices for the tokens of servers within an objective: give the `slo`.")
         if self.stress.load is StressLoad.BATCH:
-            fixed = next((each.name for each in self.workloads if each.server or each.scenario), None)
+            fixed = next((workload.name for workload in self.workloads if workload.server or workload.scenario), None)
             if fixed is not None:
                 raise ValueError(f"the workload {fixed} has no batch to raise: that is of a model in the closed loop.")
         if self.stress.load is StressLoad.RATE:
-            without = next((each.name for each in self.workloads if not each.has_rate), None)
+            without = next((workload.name for workload in self.workloads if not workload.has_rate), None)
             if without is not None:
                 raise ValueError(
                     f"the workload {without} has no rate to raise: give it a `scenario` server or http, or its `server` a "
@@ -279,10 +283,10 @@ class CampaignSpec(StrictModel):
     @model_validator(mode="after")
     def _servers_that_run_already(self) -> CampaignSpec:
         running = [workload.name for workload in self.workloads if workload.server and workload.server.url]
-        asked = [mode.value for mode in self.sharing if mode is not Sharing.AS_FOUND]
-        if running and asked:
+        modes = [mode.value for mode in self.sharing if mode is not Sharing.AS_FOUND]
+        if running and modes:
             raise ValueError(
-                f"`sharing` {' and '.join(asked)}: {running[0]} runs already, and how it shares a GPU is as it was found. Leave "
+                f"`sharing` {' and '.join(modes)}: {running[0]} runs already, and how it shares a GPU is as it was found. Leave "
                 "`sharing` out; other workloads go into a campaign of their own."
             )
         if running and self.conditions:

@@ -130,7 +130,7 @@ class ConditionSpec(StrictModel):
     @property
     def in_words(self) -> str:
         """What is unlike running alone, e.g. ``l2-hog fills the cache that all share``; empty where nothing is."""
-        parts = [each.in_words for each in self.neighbours] + ([self.layer.in_words] if self.layer else [])
+        parts = [neighbour.in_words for neighbour in self.neighbours] + ([self.layer.in_words] if self.layer else [])
         return ", ".join(parts)
 
     @property
@@ -162,4 +162,4 @@ def waiting(condition: ConditionSpec | None) -> frozenset[str]:
 
 def _that_run(condition: ConditionSpec | None, targets: set[str]) -> frozenset[str]:
     beside = condition.neighbours if condition else []
-    return frozenset(each.workload.name for each in beside if each.workload.target in targets)
+    return frozenset(neighbour.workload.name for neighbour in beside if neighbour.workload.target in targets)

@@ -151,4 +151,4 @@ class PodSettings(StrictModel):
     def takes(self, labels: dict[str, str]) -> bool:
         """Whether the pods may stand on a node with these labels."""
         named = all(labels.get(key) == value for key, value in self.node_selector.items())
-        return named and all(one.holds(labels.get(one.key)) for one in self.node_affinity)
+        return named and all(rule.holds(labels.get(rule.key)) for rule in self.node_affinity)

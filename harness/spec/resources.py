@@ -49,10 +49,10 @@ Resources = Annotated[
 def refuse_lower(reserve: Mapping[Resource, str], limit: Mapping[Resource, str], prefix: str = "") -> None:
     """Raise ValueError where a limit is lower than what is reserved: no API server takes that."""
     for resource, most in limit.items():
-        asked = reserve.get(resource)
-        if asked is not None and _number(asked) > _number(most):
+        least = reserve.get(resource)
+        if least is not None and _number(least) > _number(most):
             raise ValueError(
-                f"`{prefix}reserve` asks for {asked} of {resource}, and `{prefix}limit` allows {most}: raise the limit, or reserve less."
+                f"`{prefix}reserve` asks for {least} of {resource}, and `{prefix}limit` allows {most}: raise the limit, or reserve less."
             )
 
 

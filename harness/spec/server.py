@@ -410,13 +410,13 @@ class ServerSpec(StrictModel):
 
     @model_validator(mode="after")
     def _told_its_port(self) -> ServerSpec:
-        told = any(PORT_PLACEHOLDER in text for text in self._texts)
-        if self.image and not told and self.port is None:
+        has_port = any(PORT_PLACEHOLDER in text for text in self._texts)
+        if self.image and not has_port and self.port is None:
             raise ValueError(
                 f"nothing tells the image its port: say {PORT_PLACEHOLDER} in `args`, `command` or `env`, or give the `port` that it takes "
                 "by itself."
             )
-        if self.command and not self.image and not told:
+        if self.command and not self.image and not has_port:
             raise ValueError(
                 f"neither `command` nor `env` holds {PORT_PLACEHOLDER}: every replica must be told its own port, "
                 "e.g. command: [serve, --port, '{port}']."
@@ -443,15 +443,15 @@ class ServerSpec(StrictModel):
     @model_validator(mode="after")
     def _images_and_sounds_have_a_place(self) -> ServerSpec:
         for name, given in (("image", self.requests.image), ("audio", self.requests.audio)):
-            told = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
+            in_body = self.protocol is Protocol.HTTP and f"{{{name}}}" in json.dumps(self.body)
             if given is None:
-                if told:
+                if in_body:
                     raise ValueError(f"`body` holds {{{name}}}, and nothing says what that is: give `requests.{name}`.")
             elif self.requests.file is not None:
                 raise ValueError(
                     f"`requests.file` says what is asked: leave `{name}` out, or put it into the file's `messages`."
                 )
-            elif self.protocol is not Protocol.OPENAI_CHAT and not told:
+            elif self.protocol is not Protocol.OPENAI_CHAT and not in_body:
                 raise ValueError(
                     f"`requests.{name}` goes with protocol openai-chat, or with http and a `body` that holds {{{name}}}."
                 )

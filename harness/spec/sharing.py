@@ -94,11 +94,11 @@ class MpsLimits(_Limits):
     def in_words(self) -> str:
         """E.g. ``1/N of the multiprocessors, 10 GB of GPU memory``; "no limit" without any."""
         share = self.share if isinstance(self.share, str) else f"{self.share:g} %"
-        told = [
+        limits = [
             "" if share == ALL else f"{share} of the multiprocessors",
             f"{self.pinned_memory_gb:g} GB of GPU memory" if self.pinned_memory_gb is not None else "",
         ]
-        return ", ".join(filter(None, told)) or "no limit"
+        return ", ".join(filter(None, limits)) or "no limit"
 
     def among(self, replicas: int) -> MpsLimits:
         """The same with its share as a percentage, for whoever does not see all of ``replicas``."""
@@ -178,5 +178,5 @@ def settings_under(sharing: Sharing, mps: MpsSpec | None, intervals: list[Interv
     if mps is not None and sharing is Sharing.MPS:
         return [(limits, None) for limits in mps.limits()]
     if intervals and sharing is Sharing.TIME_SLICING:
-        return [(None, TimeSlice(interval=one, swept=len(intervals) > 1)) for one in intervals]
+        return [(None, TimeSlice(interval=interval, swept=len(intervals) > 1)) for interval in intervals]
     return [(None, None)]

@@ -121,5 +121,5 @@ def _line(error: yaml.YAMLError, text: str) -> int:
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    told = [getattr(error, name, None) for name in ("context", "problem", "reason")]
-    return ", ".join(" ".join(str(part).split()) for part in told if part) or "it cannot be read"
+    parts = [getattr(error, name, None) for name in ("context", "problem", "reason")]
+    return ", ".join(" ".join(str(part).split()) for part in parts if part) or "it cannot be read"
