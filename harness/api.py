@@ -10,6 +10,7 @@ import io
 import json
 import shutil
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
@@ -161,7 +162,12 @@ class Campaign:
             raise ResultsPathError(
                 f"{path} holds no campaign.", advice="Give the folder of a campaign below results/, or a published set."
             )
-        self.experiments = [Experiment(folder, self._home) for folder in found]
+        self.experiments = []
+        for folder in found:
+            try:
+                self.experiments.append(Experiment(folder, self._home))
+            except ResultsPathError as error:  # of a damaged manifest: the others go on
+                warnings.warn(f"{folder.name} is left out: {error.message}", stacklevel=3)
 
     def __repr__(self) -> str:
         return f"<Campaign {self.name}: {len(self.experiments)} experiments>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,11 +14,11 @@ from harness.campaign.folder import open_folder
 from harness.campaign.journal import read_events
 from harness.campaign.plan import estimate
 from harness.campaign.planners import planner_of
-from harness.errors import ResultsPathError
+from harness.errors import HarnessError, ResultsPathError
 from harness.results.layout import CAMPAIGN_JSON
 from harness.results.manifest import read_manifest
 
-PENDING, RUNNING = "pending", "running"
+PENDING, RUNNING, DAMAGED = "pending", "running", "damaged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,12 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     for experiment in experiments:
         name = experiment.experiment_id
         if folder.final_folder(name).exists():
-            found = read_manifest(folder.final_folder(name)).verdict
-            statuses.append(ExperimentStatus(name, found.status.value, attempts[name], "; ".join(found.reasons)))
+            try:
+                verdict = read_manifest(folder.final_folder(name)).verdict
+                status, note = verdict.status.value, "; ".join(verdict.reasons)
+            except ResultsPathError as error:  # its manifest is damaged: the others are as they are
+                status, note = DAMAGED, error.message
+            statuses.append(ExperimentStatus(name, status, attempts[name], note))
             continue
         pending.append(experiment)
         to_go_s = estimate([experiment]).total_s
@@ -106,11 +111,15 @@ def campaign_status(path: Path, now_s: float | None = None) -> CampaignStatus:
     )
 
 
-def all_campaigns(results: Path) -> list[CampaignStatus]:
-    """Every campaign below ``results``, oldest first. Raises ResultsPathError when there is none."""
+def all_campaigns(results: Path, *, say: Callable[[str], None] = lambda _note: None) -> list[CampaignStatus]:
+    """Every campaign below ``results``, oldest first; ``say`` is told of one that cannot be read. Raises ResultsPathError when there is none."""
     folders = [path.parent for path in results.glob(f"*/{CAMPAIGN_JSON}")]
     if not folders:
         raise ResultsPathError(f"{results} holds no campaign.", advice="Start one with: harness run quickstart")
-    return [
-        campaign_status(folder) for folder in sorted(folders, key=lambda path: (path / CAMPAIGN_JSON).stat().st_mtime)
-    ]
+    campaigns = []
+    for folder in sorted(folders, key=lambda path: (path / CAMPAIGN_JSON).stat().st_mtime):
+        try:
+            campaigns.append(campaign_status(folder))
+        except HarnessError as error:
+            say(f"{folder.name} is left out: {error.message}")
+    return campaigns

@@ -375,7 +375,7 @@ def status(
     from harness.results.published import opened
 
     if campaign is None:
-        listed = all_campaigns(results)
+        listed = all_campaigns(results, say=lambda note: output.note(f"note: {note}"))
         if json:
             output.document([each.as_dict() for each in listed])
         else:

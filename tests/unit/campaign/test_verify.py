@@ -7,11 +7,12 @@ import shutil
 
 import pytest
 
+import harness
 from harness.analysis.campaign import analyse
 from harness.analysis.report import REPORT_MD, SUMMARY_CSV, SUMMARY_JSON
 from harness.campaign import folder as folders
 from harness.campaign.journal import Journal, read_events
-from harness.campaign.progress import campaign_status
+from harness.campaign.progress import all_campaigns, campaign_status
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError
@@ -276,6 +277,18 @@ def test_a_manifest_that_is_sealed_and_odd_is_named_and_the_others_go_on(path, f
     analysis = analyse(path)
     assert [experiment.name for experiment in analysis.experiments] == [TWO]
     assert [(each.name, field in each.reason) for each in analysis.unfinished] == [(ONE, True)]
+    statuses = {each.experiment_id: each.status for each in campaign_status(path).experiments}
+    assert (statuses[ONE], statuses[TWO] == "damaged") == ("damaged", False)
+    with pytest.warns(UserWarning, match=f"{ONE} is left out"):
+        assert len(harness.load(path).experiments) == 1
+
+
+def test_a_campaign_that_cannot_be_read_does_not_take_the_others_from_the_list(path):
+    bad = shutil.copytree(path, path.with_name("bad"))
+    (bad / "campaign.json").write_text("{")
+    notes = []
+    assert [each.campaign for each in all_campaigns(path.parent, say=notes.append)] == [path.name]
+    assert notes[0].startswith("bad is left out")
 
 
 def test_a_mode_that_nobody_knows_is_a_sentence(path):
