@@ -17,8 +17,9 @@ from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
-from harness.results.manifest import Status
+from harness.results.manifest import Manifest, Status
 from harness.results.verification import verify_experiment
+from harness.sharing.modes import mode_of
 from harness.spec import CampaignSpec, CellSpec
 from harness.spec.sharing import mode_in_words
 
@@ -136,6 +137,12 @@ class Cell:
         return self.key.mode
 
     @property
+    def mode_shown(self) -> str:
+        """The same for tables; ``CPU`` where no replica was on a GPU, so that none was shared."""
+        on_cpu = [_on_cpu(experiment.data.manifest) for experiment in self.used]
+        return "CPU" if on_cpu and all(on_cpu) and mode_of(self.sharing).takes_turns else self.mode
+
+    @property
     def used(self) -> list[Experiment]:
         """The repeats that enter the averages."""
         return [experiment for experiment in self.experiments if experiment.used]
@@ -164,6 +171,11 @@ class Cell:
         """One measure of every repeat used that has it."""
         found = (experiment.measured.figures.get(name) for experiment in self.used)
         return [figure for figure in found if figure is not None]
+
+
+def _on_cpu(manifest: Manifest) -> bool:
+    devices = {str(replica["device"]) for replica in manifest.replicas if replica.get("device")}
+    return devices == {"cpu"} or not (devices or manifest.provenance.gpus)
 
 
 def shared(*cells: Cell) -> float:

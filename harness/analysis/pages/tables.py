@@ -64,7 +64,7 @@ def _scaling_table(analysis: CampaignAnalysis, workload: str, cells: Sequence[Ce
         runs = f"{len(cell.used)}/{cell.planned}" if cell.planned else str(len(cell.used))
         values: dict[str, object] = {
             "replicas": cell.replicas,
-            "sharing": cell.mode,
+            "sharing": cell.mode_shown,
             "condition": cell.condition,
             "where": placement.of_cell(cell),
             "verdict": Entry("", badge=cell.badge),
@@ -210,7 +210,7 @@ def short_table(analysis: CampaignAnalysis, width: int) -> tuple[Table, list[str
     energies = any("energy" in cell.estimates for cell in analysis.cells)
     rows = []
     for cell in analysis.cells:
-        row = {"workload": cell.workload, "sharing": cell.mode, "replicas": str(cell.replicas)}
+        row = {"workload": cell.workload, "sharing": cell.mode_shown, "replicas": str(cell.replicas)}
         if any(other.condition for other in analysis.cells):
             row["condition"] = cell.condition
         rate = cell.estimates.get("throughput")

@@ -99,6 +99,16 @@ def test_columns_go_in_their_order_until_a_line_has_room(analysis, capsys, monke
     assert "sharing" in header  # two modes: without it, two lines would be of the same
 
 
+@pytest.mark.parametrize(("gpu", "shown_as"), [(True, "time-slicing"), (False, "CPU")])
+def test_a_run_without_a_gpu_is_shown_as_of_the_cpu_and_keeps_its_mode_in_files(tmp_path, gpu, shown_as):
+    folder = write_campaign(tmp_path / "made", replicas=[1], repeats=1, shape=replace(SHAPE, gpu=gpu))
+    (cell,) = analyse(folder).cells
+
+    assert (cell.sharing, cell.mode, cell.mode_shown) == ("time-slicing", "time-slicing", shown_as)
+    table, _ = tables.short_table(analyse(folder), 80)
+    assert shown_as in [str(value) for value in table.rows[0]]
+
+
 def test_long_names_are_shortened_when_nothing_else_can_go():
     row = {"workload": "w" * 41, "sharing": "time-slicing", "replicas": "8", "condition": "c" * 30, "verdict": "VALID"}
     rows = [row, row | {"sharing": "mps"}]
