@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from harness.analysis.contrasts.until_known import Progress, judge, share_of_look
+from harness.analysis.contrasts.until_known import RepeatProgress, judge, share_of_look
 from harness.analysis.metrics.catalogue import METRICS, OWN
 from harness.analysis.metrics.measured import Measured, measure
 from harness.analysis.read import ExperimentData, has_ended, last_steps, read_campaign, read_experiment
@@ -225,7 +225,7 @@ class CampaignAnalysis:
     cells: list[Cell]
     unfinished: list[Unfinished]
     stress_series: list[StressSeries] = field(default_factory=list)
-    progress: Progress | None = None
+    progress: RepeatProgress | None = None
     file_changed: bool = False
 
     @property
@@ -408,7 +408,7 @@ def _unfinished(
     spec: CampaignSpec | None,
     done: set[str],
     stress_series: Sequence[StressSeries],
-    progress: Progress | None,
+    progress: RepeatProgress | None,
 ) -> list[Unfinished]:
     if spec is None:
         return []

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from harness.analysis import goodput
-from harness.analysis.contrasts.until_known import Figures, Progress, judge
+from harness.analysis.contrasts.until_known import Figures, RepeatProgress, judge
 from harness.analysis.goodput import Best
 from harness.analysis.read import read_experiment
 from harness.analysis.stress import LoadRun, StressSeries, explained, run_of, search, series_of
@@ -236,7 +236,7 @@ class UntilKnownPlanner(Planner):
         self._say(f"{progress.summary} {why}".strip())
         return [] if why else block
 
-    def _why_it_ends(self, progress: Progress, block: list[ExperimentSpec]) -> str:
+    def _why_it_ends(self, progress: RepeatProgress, block: list[ExperimentSpec]) -> str:
         """Why no other block is begun; empty when one is."""
         if not progress.following:
             return "No repeats are left to do."

@@ -33,7 +33,7 @@ from itertools import count
 import numpy as np
 from scipy.stats import f_oneway
 
-from harness.analysis.contrasts.until_known import Progress, Question, State, judge, questions
+from harness.analysis.contrasts.until_known import RepeatProgress, RepeatQuestion, State, judge, questions
 from harness.analysis.read import read_experiment
 from harness.analysis.statistics import ratio, t_interval
 from harness.results.layout import experiment_folders
@@ -88,7 +88,7 @@ def campaign(sharing: str, replicas: str = "[1, 2]", workloads: str = "{name: re
 
 def hard_campaign(
     random: np.random.Generator, wanted: UntilKnown, cells: Sequence[CellSpec], kind: str
-) -> tuple[Progress, Callable[[Question], float]]:
+) -> tuple[RepeatProgress, Callable[[RepeatQuestion], float]]:
     """One campaign whose cells of 1 replica are equal and whose others differ by just more than what counts as equal."""
     draw, first, second, invalid = HARD[kind]
     beyond = (1 + wanted.within) * 1.0001
@@ -104,13 +104,13 @@ def hard_campaign(
                 if not lost[repeat - 1]:
                     found[metric.value] = figure
 
-    def truth(question: Question) -> float:
+    def truth(question: RepeatQuestion) -> float:
         return beyond if question.reference is not None and question.cell.replicas > 1 else 1.0
 
     return judge(wanted, cells, runs), truth
 
 
-def is_false(progress: Progress, truth: Callable[[Question], float], within: float) -> bool:
+def is_false(progress: RepeatProgress, truth: Callable[[RepeatQuestion], float], within: float) -> bool:
     """Whether a campaign has any false answer."""
     for verdict in progress.verdicts:
         true, found = truth(verdict.question), verdict.estimate

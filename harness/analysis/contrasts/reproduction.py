@@ -28,15 +28,7 @@ WITHIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One measure of one cell.
-
-    Attributes:
-        measure: its name.
-        published, again: the two means; None where one is missing.
-        ratio: of the second over the first, with its 95 % interval; None where one is missing or not positive.
-        outcome: what that says.
-        why: it cannot be decided; empty otherwise.
-    """
+    """One measure of one cell."""
 
     measure: str
     published: Estimate | None
@@ -72,13 +64,7 @@ class Reproduced:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A published campaign and what came of it here.
-
-    Attributes:
-        environment: what is not the same, one sentence each, the machine first.
-        within: relative difference that counts as none.
-        cells: in the published campaign's order.
-    """
+    """A published campaign and what came of it here."""
 
     environment: list[str]
     within: float

@@ -50,7 +50,7 @@ class State(StrEnum):
     """Nor will it be: these were max repeats."""
 
 
-class Question(NamedTuple):
+class RepeatQuestion(NamedTuple):
     """One figure of one cell; with a reference to hold it against, or for itself."""
 
     metric: str
@@ -59,17 +59,10 @@ class Question(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Where a question stands.
+class RepeatVerdict:
+    """Where a question stands. Its interval has the question's share of the error."""
 
-    Attributes:
-        state: the answer, or why there is none.
-        repeats: blocks it took.
-        estimate: of the ratio of cell over reference, or of the cell's figure; its interval has the question's share of the
-            error. None before there is one.
-    """
-
-    question: Question
+    question: RepeatQuestion
     state: State
     repeats: int
     estimate: Estimate | None
@@ -92,17 +85,11 @@ class Verdict:
 
 
 @dataclass(slots=True)
-class Progress:
-    """How far the repeats have come.
-
-    Attributes:
-        blocks: whole ones that are done.
-        verdicts: one for each question.
-        following: cells of the block that comes next, one repeat each; empty: no more is needed.
-    """
+class RepeatProgress:
+    """How far the repeats have come. ``following``: cells of the block that comes next; empty: no more is needed."""
 
     blocks: int
-    verdicts: list[Verdict]
+    verdicts: list[RepeatVerdict]
     following: list[CellSpec] = field(default_factory=list)
 
     def sentences(self) -> list[str]:
@@ -122,7 +109,7 @@ def share_of_look(most: int, block: int) -> float:
     return 1 / max(block, FIRST_LOOK) / sum(1 / look for look in range(FIRST_LOOK, most + 1))
 
 
-def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[Question]:
+def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[RepeatQuestion]:
     """What a campaign asks: each cell against the first sharing mode, limits of MPS and condition that its place has."""
     first: dict[tuple[str, ...], CellSpec] = {}
     pairs: list[tuple[CellSpec, CellSpec]] = []
@@ -137,10 +124,10 @@ def questions(cells: Sequence[CellSpec], metrics: Sequence[str]) -> list[Questio
         pairs += [(cell, reference) for reference in others.values()]
     compared = {id(cell) for pair in pairs for cell in pair}
     asked = [*pairs, *((cell, None) for cell in cells if id(cell) not in compared)]
-    return [Question(metric, cell, reference) for cell, reference in asked for metric in metrics]
+    return [RepeatQuestion(metric, cell, reference) for cell, reference in asked for metric in metrics]
 
 
-def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> Progress:
+def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figures]) -> RepeatProgress:
     """Go through the blocks as they were run, and look after each.
 
     Args:
@@ -149,12 +136,12 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
         runs: finished experiments by id.
     """
     asked = questions(cells, [metric.value for metric in wanted.compare])
-    verdicts = [Verdict(question, State.OPEN, 0, None) for question in asked]
+    verdicts = [RepeatVerdict(question, State.OPEN, 0, None) for question in asked]
     taken: dict[str, list[Figures]] = {cell.experiment_id(0): [] for cell in cells}
     for block in range(1, wanted.max + 1):
         needed = _needed(cells, verdicts)
         if not all(cell.experiment_id(block) in runs for cell in needed):
-            return Progress(block - 1, verdicts, needed)
+            return RepeatProgress(block - 1, verdicts, needed)
         for cell in needed:
             taken[cell.experiment_id(0)].append(runs[cell.experiment_id(block)])
         if block >= FIRST_LOOK:
@@ -162,11 +149,11 @@ def judge(wanted: UntilKnown, cells: Sequence[CellSpec], runs: Mapping[str, Figu
             look = _Look(wanted, block, error / SIGNIFICANCE, taken)
             verdicts = [look.judge(each) if each.state is State.OPEN else each for each in verdicts]
         if not _needed(cells, verdicts):
-            return Progress(block, verdicts)
-    return Progress(wanted.max, verdicts)
+            return RepeatProgress(block, verdicts)
+    return RepeatProgress(wanted.max, verdicts)
 
 
-def _needed(cells: Sequence[CellSpec], verdicts: Sequence[Verdict]) -> list[CellSpec]:
+def _needed(cells: Sequence[CellSpec], verdicts: Sequence[RepeatVerdict]) -> list[CellSpec]:
     """Cells about which something is still asked."""
     open_ones = {
         id(cell)
@@ -191,18 +178,18 @@ class _Look:
     share: float
     taken: Mapping[str, Sequence[Figures]]
 
-    def judge(self, verdict: Verdict) -> Verdict:
+    def judge(self, verdict: RepeatVerdict) -> RepeatVerdict:
         """The verdict after this look."""
         metric, cell, reference = question = verdict.question
         sides = [self.taken[each.experiment_id(0)] for each in (cell, reference) if each is not None]
         if any(all(metric not in run for run in runs[-FAILED_IN_A_ROW:]) for runs in sides):
-            return Verdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
+            return RepeatVerdict(question, State.NOT_MEASURED, self.block, verdict.estimate)
         figures = [[run[metric] for run in runs if metric in run] for runs in sides]
         estimate = self._estimate(figures)
         state = self._state(estimate, figures)
         if state in {State.OPEN, State.HOPELESS} and self.block == self.wanted.max:
             state = State.MAX
-        return Verdict(question, state, self.block, estimate)
+        return RepeatVerdict(question, state, self.block, estimate)
 
     def _estimate(self, figures: Sequence[Sequence[float]]) -> Estimate | None:
         try:

@@ -34,16 +34,7 @@ MAX_REPEATS = 100
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """One measure of one cell under one condition, against the baseline.
-
-    Attributes:
-        key: the cell, with its condition.
-        contrast: of the condition with the baseline.
-        percent: how much worse the condition is: lost throughput, added latency; below 0 where it is better.
-        outcome: against the limit, by the whole 95 % interval.
-        why: what the outcome rests on, in a few words.
-        kept: the ratio of every pair, by repeat.
-    """
+    """One measure of one cell under one condition, against the baseline. ``percent`` is how much worse the condition is; ``kept`` the ratio by repeat."""
 
     key: Key
     contrast: Contrast
@@ -55,15 +46,7 @@ class Overhead:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourCell:
-    """A workload beside the measured one, over the repeats of a cell.
-
-    Attributes:
-        key: the cell that it ran beside.
-        workload: its name.
-        replicas: of it.
-        estimates: measure to its mean over the repeats used.
-        absent: measure to the reason why there is none.
-    """
+    """A workload beside the measured one, over the repeats of a cell."""
 
     key: Key
     workload: str

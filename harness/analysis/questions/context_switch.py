@@ -22,16 +22,7 @@ BUSY_PERCENT = 90.0
 
 @dataclass(frozen=True, slots=True)
 class Switching:
-    """What taking turns costs against one reference at equal work.
-
-    Attributes:
-        workload: name.
-        replicas: processes that take turns.
-        reference: ``alone`` (one process that keeps the GPU busy by itself) or the mode of the same processes side by side, e.g. ``mps (1/N)``.
-        extra_s: GPU time that each request takes more, seconds.
-        share: the same as a share of the reference's time for one request.
-        p: of the contrast of their throughputs, corrected; None with one run.
-    """
+    """What taking turns costs against one reference at equal work. ``p`` is the corrected one of their throughputs."""
 
     workload: str
     replicas: int

@@ -26,13 +26,7 @@ ONE_MODE = (
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What one mode leaves of a service beside its worst neighbour.
-
-    Attributes:
-        mode: with its limits.
-        worst: the throughput beside the neighbour that takes most; None where no run beside one can be used.
-        deaths: conditions in which the service died with its neighbour, with in how many of how many runs.
-    """
+    """What one mode leaves of a service beside its worst neighbour. ``deaths``: in how many of how many runs, by condition."""
 
     mode: str
     worst: Overhead | None
@@ -66,17 +60,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class IsolationChoice:
-    """The mode that leaves a service most beside its worst neighbour.
-
-    Attributes:
-        service: workload and replicas, in words.
-        best: of all modes.
-        next: the runner-up.
-        neighbours: how many were looked at, each under every mode.
-        gain: the share that the best leaves over that of the runner-up; None where one has none.
-        p: of that, corrected for every pair of modes of every service; None when there is none.
-        costs: what the best loses elsewhere against the runner-up, workload by workload; empty where nothing is sure.
-    """
+    """The mode that leaves a service most beside its worst neighbour. ``p`` is corrected for every pair of modes of every service."""
 
     service: str
     best: Left

@@ -84,16 +84,7 @@ def goals(query: ComparisonQuery) -> list[Goal]:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The best arm of one workload by one goal.
-
-    Attributes:
-        workload: name.
-        goal: by which.
-        best: label and cell.
-        next: label and cell of the runner-up.
-        gain: the best against the runner-up; None where they have no ratio.
-        costs: what the best loses significantly against the runner-up by other metrics.
-    """
+    """The best arm of one workload by one goal. ``gain`` is the contrast with the runner-up."""
 
     workload: str
     goal: Goal
