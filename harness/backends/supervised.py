@@ -18,7 +18,7 @@ import psutil
 from harness import supervisor
 
 CAMPAIGN_VARIABLE = "HARNESS_CAMPAIGN_ID"
-"""Every process of a campaign carries its id in the environment."""
+"""In the environment of every process of a campaign: its id."""
 TERMINATE_S = 3.0
 END_S = 10.0
 """What a supervisor takes to end everything below it, and more."""
