@@ -28,6 +28,8 @@ OF_BYTES = ("memory", "ephemeral-storage")
 COMPUTE = ("cpu", *OF_BYTES)
 """What is no device."""
 _NO_RIGHT = " may not create pods"
+_NO_SUCH_KIND = "could not find the requested resource"
+_WEBHOOK = "admission webhook"
 _FIT = (
     "Fit `kubernetes.reserve` and `limit` to it (`client_reserve` and `client_limit` of what sends requests, a server's own "
     "`reserve` and `limit`), have it raised, or use another namespace."
@@ -196,19 +198,24 @@ def _create(
         if _NO_RIGHT in error.message:
             advice = "Give it the right, which preflight uses in dry runs alone: access.yaml.j2 has it."
             return None, Finding(Severity.WARNING, "quota", f"not tried: {error.message}", advice)
-        if " may not create " in error.message or error.status == 409:
-            return None, None  # said of the rights; or there is one of this name
+        if " may not create " in error.message or error.status == 409 or _NO_SUCH_KIND in error.message:
+            return None, None  # said of the rights, or of the claims; or there is one of this name
         if "dry run" in error.message and error.status == 400:
             return None, Finding(Severity.WARNING, "admission", f"{whose} are not tried: {error.message}", error.advice)
-        return None, _refusal(whose, error)
+        return None, _refusal(whose, error, alone=not path)
 
 
-def _refusal(whose: str, error: ClusterError) -> Finding:
+def _refusal(whose: str, error: ClusterError, *, alone: bool) -> Finding:
+    """``alone``: it is a pod without its owner, which a policy may refuse for that."""
     words = error.message.partition("): ")[2].rstrip(".") or error.message
+    message = f"the API server refuses {whose}: {words}."
     for check, (pattern, advice) in _REFUSALS.items():
         if pattern.search(words):
-            return Finding(Severity.ERROR, check, f"the API server refuses {whose}: {words}.", advice)
-    return Finding(Severity.ERROR, "admission", f"the API server refuses {whose}: {words}.", error.advice)
+            return Finding(Severity.ERROR, check, message, advice)
+    if alone and _WEBHOOK in words:
+        advice = "A policy that refuses only pods without an owner does not matter; any other keeps replicas from being made."
+        return Finding(Severity.WARNING, "admission", message, advice)
+    return Finding(Severity.ERROR, "admission", message, error.advice)
 
 
 def _limited(whose: str, rendered: Object, completed: Object) -> Iterator[Finding]:

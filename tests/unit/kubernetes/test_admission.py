@@ -114,16 +114,17 @@ def test_a_namespace_that_is_going_and_a_class_that_is_not_there(checked, cluste
     assert [each[:2] for each in checked()] == [("namespace", Severity.ERROR)]
 
 
-def test_a_policy_of_the_cluster_is_told_in_its_own_words(checked, cluster):
+@pytest.mark.parametrize(("refused", "severity"), [("deployments", Severity.ERROR), ("pods", Severity.WARNING)])
+def test_a_policy_of_the_cluster_is_told_in_its_own_words(checked, cluster, refused, severity):
     def refuse(verb, target):
-        if (verb, target.resource) == ("create", "deployments"):
+        if (verb, target.resource) == ("create", refused):
             raise Refusal(403, "Forbidden", 'admission webhook "policy.example" denied the request: no team label')
 
     cluster.before = refuse
-    [(check, severity, message, _)] = checked()
+    [found] = checked()
     cluster.before = lambda *_: None
-    assert (check, severity) == ("admission", Severity.ERROR)
-    assert "no team label" in message
+    assert found[:2] == ("admission", severity), "of pods it may be meant for those without an owner"
+    assert "no team label" in found[2]
 
 
 def test_without_the_right_to_try_a_pod_quotas_are_counted_all_the_same(checked, cluster):
