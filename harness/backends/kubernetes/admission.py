@@ -158,11 +158,16 @@ def _try(api: Api, spec: KubernetesSpec, group: PodGroup) -> tuple[Object | None
     template = workload.body["spec"]["template"]
     metadata = {**template["metadata"], "name": workload.name, "namespace": spec.namespace}
     pod, finding = _create(api, spec, whose, {"metadata": metadata, "spec": template["spec"]})
-    if finding is not None:
-        return None, [finding]
+    findings = [finding] if finding else []
+    if finding and finding.severity is Severity.ERROR:
+        return None, findings
     beside = [each for each in workload.beside if each.body["kind"] != "ConfigMap"]  # megabytes, and only counted
     others = [_create(api, spec, whose, each.body, each.path)[1] for each in [workload.owners[0], *beside]]
-    return pod, [*_limited(whose, template["spec"], (pod or template)["spec"]), *(each for each in others if each)]
+    return pod, [
+        *findings,
+        *_limited(whose, template["spec"], (pod or template)["spec"]),
+        *(each for each in others if each),
+    ]
 
 
 def _bare_pod(spec: KubernetesSpec) -> Object:

@@ -80,6 +80,14 @@ def save_log(
         target.write_text(before + now, encoding="utf-8")
 
 
+def keep_log(api: KubernetesApi, pod: str, folder: Path, replica: int, container: str, *, restarted: bool) -> None:
+    """Save what can be had at once of a pod that answers nothing else. Raises StorageError."""
+    # Where it never ran there is no log, and it may be gone with its pod: why is said already.
+    with contextlib.suppress(BackendError):
+        target = log_file(folder, replica, container)
+        save_log(api, pod, target, container=container, restarted=restarted, patience_s=QUICK_S)
+
+
 def last_lines(api: KubernetesApi, pod: str, *, container: str = CONTAINER, previous: bool) -> tuple[str, ...]:
     """The end of a container's log; empty when it cannot be had any more."""
     query = {"container": container, "tailLines": str(4 * LAST_LINES), **({"previous": "true"} if previous else {})}

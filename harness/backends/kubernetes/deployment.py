@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -377,18 +376,8 @@ class KubernetesDeployment:
         """Of pods that answer nothing else, by replica."""
         for index, pod in of.items():
             for container in [one["name"] for one in pod["spec"]["containers"]]:
-                log = collect.log_file(self._folder, index, container)
                 again = pods.restarts(pod, container) > 0
-                # Where it never ran there is no log; why it did not is said already.
-                with contextlib.suppress(BackendError):
-                    collect.save_log(
-                        self._api,
-                        pods.name(pod),
-                        log,
-                        container=container,
-                        restarted=again,
-                        patience_s=collect.QUICK_S,
-                    )
+                collect.keep_log(self._api, pods.name(pod), self._folder, index, container, restarted=again)
 
     def _finish(self, replicas: Sequence[PodReplica]) -> list[str]:
         """Wait until what was asked of servers is answered or given up; a sentence for each that was asked on."""

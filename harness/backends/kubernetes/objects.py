@@ -15,7 +15,7 @@ import jinja2
 import yaml
 
 from harness.backends.kubernetes import claims, files, pods
-from harness.backends.kubernetes.api import OwnedObject
+from harness.backends.kubernetes.api import Object, OwnedObject
 from harness.backends.kubernetes.pods import CAMPAIGN_LABEL, EXPERIMENT_LABEL
 from harness.data import data_path
 from harness.results.layout import neighbour_folder
@@ -59,36 +59,36 @@ _NAME_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The owner of an experiment's replicas.
+    """The owners of an experiment's replicas.
 
     Attributes:
-        kind: Deployment or Job.
         name: unique among the attempts of all campaigns.
-        path: of the object.
         collection: path of the objects of its kind in its namespace.
         labels: that every object of the attempt carries.
-        body: to apply.
+        owners: one Deployment or Job; of GPUs that are shared by claims, one for each.
         routes: by which each of its pods hands out what it wrote, beside its status.
         beside: what its pods take from the API server: a claim of its own, files.
         claims: names of the claims, or of the template, that its pods name, by the GPU's number; empty: they have none.
-        further: Deployments or Jobs of the same attempt beside the first: one for each further GPU that is shared by claims.
     """
 
     kind: str
     name: str
-    path: str
     collection: str
     labels: dict[str, str]
-    body: dict[str, Any]
+    owners: tuple[OwnedObject, ...]
     routes: tuple[str, ...] = ("latencies",)
     beside: tuple[OwnedObject, ...] = ()
     claims: tuple[str, ...] = ()
-    further: tuple[OwnedObject, ...] = ()
 
     @property
-    def owners(self) -> tuple[OwnedObject, ...]:
-        """Every Deployment or Job."""
-        return (OwnedObject(self.path, self.body), *self.further)
+    def path(self) -> str:
+        """Of the first owner."""
+        return self.owners[0].path
+
+    @property
+    def body(self) -> Object:
+        """Of the first owner."""
+        return self.owners[0].body
 
     @property
     def replicas(self) -> int:
@@ -173,8 +173,7 @@ def workload(
         owners.append(OwnedObject(f"{collection}/{own}", body))
     made = [] if measured else [claims.claim(experiment, spec, one, labels) for one in named]
     routes, beside = _routes(experiment.workload), (*made, *given)
-    first, *further = owners
-    return Workload(kind, name, first.path, collection, labels, first.body, routes, beside, named, tuple(further))
+    return Workload(kind, name, collection, labels, tuple(owners), routes, beside, named)
 
 
 def count_of(body: Mapping[str, Any]) -> int:

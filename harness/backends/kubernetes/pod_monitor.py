@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -259,19 +258,8 @@ class PodMonitor:
             self._dead.add(replica.index)
         container = end.container
         lines = collect.last_lines(self._api, replica.pod, container=container, previous=previous)
-        with contextlib.suppress(BackendError):  # gone with its pod; the last lines are all there is
-            log = collect.log_file(self._folder, replica.index, container)
-            collect.save_log(
-                self._api, replica.pod, log, container=container, restarted=previous, patience_s=collect.QUICK_S
-            )
-        death = ReplicaDeath(
-            replica.index,
-            self._clock.now_s(),
-            end.exit_code,
-            lines,
-            end.reason,
-            neighbour=replica.neighbour,
-            of_server=container == SERVER,
-        )
+        collect.keep_log(self._api, replica.pod, self._folder, replica.index, container, restarted=previous)
+        at_s, of_server = self._clock.now_s(), container == SERVER
+        death = ReplicaDeath(replica.index, at_s, end.exit_code, lines, end.reason, replica.neighbour, of_server)
         self.deaths.append(death)
         self._on_death(death)
