@@ -25,6 +25,7 @@ from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.pods import end_of
 from harness.backends.kubernetes.watch import Watcher
 from harness.errors import BackendError
+from harness.spec.server import POD_PORT
 from tests.support import forked
 from tests.support.dra_driver import DraDriver
 from tests.support.fake_cluster_store import FOREGROUND
@@ -513,8 +514,9 @@ class ClusterDriver:
     def _server(self, client: PodProcess, container: dict) -> PodProcess:
         """Its second container, at a port of its own: the pods of this machine share one network."""
         asked = json.loads(client.environment["REPLICA_SPEC"])
-        in_pod, here = str(asked["port"]), str(free_port())
-        asked["workload"]["server"] |= {"port": int(here)}
+        server = asked["workload"]["server"]
+        in_pod, here = str(server.get("port", POD_PORT)), str(free_port())
+        server["port"] = int(here)
         client.environment["REPLICA_SPEC"] = json.dumps(asked)
         of_pod = {one["name"] for one in container["env"] if "fieldRef" in one.get("valueFrom", {})}  # a Job's index
         of_others = [one for one in container["env"] if one["name"] not in of_pod]
