@@ -53,7 +53,7 @@ _TWICE_ADVICE = (
 )
 
 
-class Device(NamedTuple):
+class ClaimedDevice(NamedTuple):
     """A device as claims and slices name it."""
 
     pool: str
@@ -121,8 +121,8 @@ def observe(
     """
     claims = {one["metadata"]["name"]: one for one in api.list(collections(spec.namespace)["ResourceClaim"])}
     listed = {device: attributes for _, device, attributes in devices(api.list(SLICES))}
-    seen: dict[Device, tuple[str, str]] = {}
-    on: Counter[Device] = Counter()
+    seen: dict[ClaimedDevice, tuple[str, str]] = {}
+    on: Counter[ClaimedDevice] = Counter()
     told = []
     for pod, status in zip(found, statuses, strict=True):
         title, name = f"pod {pod['metadata']['name']}", _claim_of(pod)
@@ -182,7 +182,7 @@ class Preparing:
             )
 
 
-def devices(slices: Sequence[Object]) -> Iterator[tuple[str, Device, Object]]:
+def devices(slices: Sequence[Object]) -> Iterator[tuple[str, ClaimedDevice, Object]]:
     """Node, name and attributes of every device that NVIDIA's driver lists; of each pool what is newest."""
     ours = [one["spec"] for one in slices if one["spec"]["driver"] == DRIVER]
     newest: dict[str, int] = {}
@@ -193,7 +193,11 @@ def devices(slices: Sequence[Object]) -> Iterator[tuple[str, Device, Object]]:
         pool = one["pool"]
         if int(pool["generation"]) == newest[pool["name"]]:
             for each in one.get("devices") or []:
-                yield str(one.get("nodeName") or ""), Device(pool["name"], each["name"]), each.get("attributes") or {}
+                yield (
+                    str(one.get("nodeName") or ""),
+                    ClaimedDevice(pool["name"], each["name"]),
+                    each.get("attributes") or {},
+                )
 
 
 def of_class(attributes: Object, sharing: Sharing) -> bool:
@@ -201,7 +205,7 @@ def of_class(attributes: Object, sharing: Sharing) -> bool:
     return _text(attributes, "type") == device_class(sharing).partition(".")[0]
 
 
-def given(claims: Sequence[Object], campaign_id: str) -> dict[Device, str]:
+def given(claims: Sequence[Object], campaign_id: str) -> dict[ClaimedDevice, str]:
     """The devices that claims of others have, and the claim of each, ``namespace/name``."""
     return {
         device: f"{one['metadata']['namespace']}/{one['metadata']['name']}"
@@ -247,7 +251,7 @@ def _refuse_setting(why: str) -> None:
         )
 
 
-def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[Device, int]) -> None:
+def _refuse_uneven(experiment: ExperimentSpec, on: Mapping[ClaimedDevice, int]) -> None:
     """Replicas that share several GPUs are on all of them, as many on each as the number allows. Raises BackendError."""
     gpus = min(experiment.gpus, experiment.replicas)
     if gpus > 1 and not mode_of(experiment.sharing).each_its_own:
@@ -277,9 +281,9 @@ def _allocation(one: Object) -> Object:
     return ((one.get("status") or {}).get("allocation") or {}).get("devices") or {}
 
 
-def _given(one: Object) -> list[Device]:
+def _given(one: Object) -> list[ClaimedDevice]:
     results = _allocation(one).get("results") or []
-    return [Device(each["pool"], each["device"]) for each in results if each["driver"] == DRIVER]
+    return [ClaimedDevice(each["pool"], each["device"]) for each in results if each["driver"] == DRIVER]
 
 
 def _configs(one: Object) -> list[Object]:
@@ -335,8 +339,8 @@ def check_lent_twice(api: Api, usable: Sequence[Object], spec: KubernetesSpec) -
 def _check_mode(
     mode: Sharing,
     needed: int,
-    listed: Sequence[tuple[str, Device, Object]],
-    others: dict[Device, str],
+    listed: Sequence[tuple[str, ClaimedDevice, Object]],
+    others: dict[ClaimedDevice, str],
     nodes: Iterable[str],
 ) -> Iterator[Finding]:
     fit = [device for _, device, attributes in listed if of_class(attributes, mode)]
@@ -354,7 +358,7 @@ def _check_mode(
 
 
 def _lent_twice(
-    listed: Sequence[tuple[str, Device, Object]], nodes: Iterable[Object], spec: KubernetesSpec
+    listed: Sequence[tuple[str, ClaimedDevice, Object]], nodes: Iterable[Object], spec: KubernetesSpec
 ) -> Iterator[Finding]:
     by_driver = {name for name, _, _ in listed}
     for node in nodes:

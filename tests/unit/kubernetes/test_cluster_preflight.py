@@ -552,4 +552,4 @@ def test_of_a_pool_only_what_is_newest_is_there_and_of_other_drivers_nothing():
         return {"spec": {"driver": driver, "nodeName": "n1", "pool": pool, "devices": [{"name": name}]}}
 
     found = claims.devices([listed("gpu-0", 1), listed("gpu-1", 2), listed("nic-0", 3, "net.example")])
-    assert [device for _, device, _ in found] == [claims.Device("n1", "gpu-1")]
+    assert [device for _, device, _ in found] == [claims.ClaimedDevice("n1", "gpu-1")]
