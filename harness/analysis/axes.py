@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from harness.analysis import bottleneck
@@ -168,18 +168,9 @@ class Family:
                     "name": variant.name,
                     "values": dict(variant.values),
                     "failure": variant.failure,
-                    "figures": {
-                        name: {"mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
-                        for name, found in variant.estimates.items()
-                    },
+                    "figures": {name: asdict(found) for name, found in variant.estimates.items()},
                     "missing": dict(variant.missing),
-                    "bottleneck": variant.finding
-                    and {
-                        "causes": list(variant.finding.causes),
-                        "sentence": variant.finding.sentence,
-                        "shares": dict(variant.finding.shares),
-                        "missing": list(variant.finding.missing),
-                    },
+                    "bottleneck": variant.finding and asdict(variant.finding),
                 }
                 for variant in self.variants
             ],

@@ -10,7 +10,6 @@ campaign that was killed goes on as it would have.
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,14 +18,14 @@ from enum import StrEnum
 import numpy as np
 
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
+from harness.analysis.metrics.traced import memory_peak_percent
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile, t_interval
 from harness.analysis.statistics.distributions import Floats
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
 from harness.results import latencies
-from harness.results.files import read_object, storage_errors
-from harness.results.layout import TELEMETRY
+from harness.results.files import read_object
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
 from harness.traffic import server_result
@@ -426,16 +425,10 @@ def _served(data: ExperimentData) -> Served | None:
 
 
 def _memory_percent(data: ExperimentData) -> float | None:
-    """Of the GPU that was the fullest, the most of its memory in use at one time."""
-    sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
-    path = data.folder / TELEMETRY
-    if not sizes or not path.is_file():
+    try:
+        return memory_peak_percent(data)
+    except NotMeasuredError:
         return None
-    with storage_errors(path, "read"), path.open(encoding="utf-8", newline="") as file:
-        shares = [
-            float(row[name]) / size for row in csv.DictReader(file) for name, size in sizes.items() if row.get(name)
-        ]
-    return 100 * max(shares, default=math.nan) if shares else None
 
 
 def _each(runs: Sequence[LoadRun], name: str) -> list[float]:

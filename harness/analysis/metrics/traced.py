@@ -5,12 +5,15 @@ Shares are of a request's time as it was without the profiler, which slows the h
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from harness.analysis.read import ExperimentData, NotMeasuredError
+from harness.results.files import storage_errors
+from harness.results.layout import TELEMETRY
 
 IDLE = ("launch", "sync", "host")
 BUSY = ("kernel", "copy_in", "copy_out")
@@ -69,13 +72,17 @@ def _telemetry(column: str, data: ExperimentData, _request_s: float) -> float:
     return float(columns.mean().mean())
 
 
-def _memory_peak(data: ExperimentData, _request_s: float) -> float:
+def memory_peak_percent(data: ExperimentData, _request_s: float = 0.0) -> float:
+    """Of the GPU that was the fullest, the most of its memory in use at one time. Without pandas, for which no run waits."""
     sizes = {f"gpu{gpu.index}_memory_bytes": gpu.memory_bytes for gpu in data.manifest.gpus if gpu.memory_bytes}
-    table = data.telemetry()
-    peaks = [100 * float(table[name].max()) / size for name, size in sizes.items() if name in table]
-    if not peaks:
+    path, fullest = data.folder / TELEMETRY, 0.0
+    if sizes and path.is_file():
+        with storage_errors(path, "read"), path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                fullest = max(fullest, *(float(row[name]) / size for name, size in sizes.items() if row.get(name)), 0.0)
+    if not fullest:
         raise NotMeasuredError(data.manifest.provenance.gpus_absent or "the GPU's memory was not read")
-    return max(peaks)
+    return 100 * fullest
 
 
 def _said(name: str, data: ExperimentData, _request_s: float) -> float:
@@ -101,7 +108,7 @@ TRACED: Mapping[str, Figure] = {
     "gpu_pcie_received_bytes_per_s": ("PCIe received", "bytes/s", "From the host.", partial(_telemetry, "pcie_received_bytes_per_s")),
     "gpu_sm_clock_mhz": ("SM clock", "MHz", "Mean over the recording.", partial(_telemetry, "sm_clock_mhz")),
     "host_cpu_percent": ("CPU of the host", "%", "Share of all CPUs that was busy.", partial(_telemetry, "host_cpu_percent")),
-    "gpu_memory_peak_percent": ("GPU memory, peak", "%", "The most that was in use, of the GPU that was the fullest.", _memory_peak),
+    "gpu_memory_peak_percent": ("GPU memory, peak", "%", "The most that was in use, of the GPU that was the fullest.", memory_peak_percent),
     "loss_first": ("First loss", "nats", "Of the first training step.", partial(_said, "loss_first")),
     "loss": ("Loss", "nats", "On what was held out.", partial(_said, "loss")),
     "accuracy": ("Accuracy", "ratio", "On what was held out.", partial(_said, "accuracy")),

@@ -11,7 +11,7 @@ import pytest
 
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.campaign import CampaignAnalysis, analyse
-from harness.analysis.metrics.traced import shares_of
+from harness.analysis.metrics.traced import memory_peak_percent, shares_of
 from harness.analysis.report import report_of
 from harness.analysis.settings_plots import write_old_report
 from harness.campaign.verify import verify_campaign
@@ -139,3 +139,18 @@ def test_one_that_is_odd_is_refused_in_a_sentence(old: Path, content: str) -> No
 def test_it_is_not_gone_on_with(old: Path) -> None:
     with pytest.raises(UsageError, match="profile of an earlier version"):
         refuse_to_resume(old)
+
+
+def test_the_memory_is_that_of_the_fullest_gpu_at_its_peak(tmp_path: Path) -> None:
+    write_campaign(tmp_path / "c", replicas=[1], repeats=1, shape=Shape(record_s=20))
+    data = analyse(tmp_path / "c").experiments[0].data
+    size = data.manifest.gpus[0].memory_bytes or 0
+    rows = [f"2026-01-01T00:00:0{index}.000Z,{index},{share * size}" for index, share in enumerate((0.25, 0.5, 0.1))]
+    (data.folder / "telemetry.csv").write_text(
+        "\n".join(["timestamp,elapsed_s,gpu0_memory_bytes", *rows, "t,3,"]) + "\n"
+    )
+
+    assert memory_peak_percent(data) == pytest.approx(50)
+    (data.folder / "telemetry.csv").unlink()
+    with pytest.raises(ValueError, match="memory was not read"):
+        memory_peak_percent(data)
