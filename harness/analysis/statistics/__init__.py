@@ -26,7 +26,7 @@ NO_SPREAD = "the runs of each side are all equal: the figure is too coarse to sh
 _SAME = 1e-9
 """Figures that differ by less, relatively, are equal but for the arithmetic."""
 _LEAST_CORRELATION, _MOST_CORRELATION = -0.1, 0.8
-_UNSURE = 4.0
+_UNSURE = 3.5
 _WIDEST = 300.0
 """Of the logarithm of a factor: more is no number."""
 

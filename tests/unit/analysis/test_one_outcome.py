@@ -47,7 +47,7 @@ def note(said: Said, contrast: Contrast) -> None:
     runs = [tuple(run.name for run in cell.used) for cell in (contrast.baseline, contrast.candidate)]
     folders = {run.data.folder.parent.name for cell in (contrast.baseline, contrast.candidate) for run in cell.used}
     outcome = contrast.outcome if runs == sorted(runs) else FLIPPED.get(contrast.outcome, contrast.outcome)
-    p = None if contrast.corrected_p is None else round(contrast.corrected_p, 12)
+    p = None if contrast.corrected_p is None else round(contrast.corrected_p, 9)
     said[contrast.metric, *sorted(runs), *sorted(folders)].add((outcome, p))
     ratio = contrast.ratio
     if contrast.corrected_p is not None and ratio.low is not None and ratio.high is not None:
