@@ -1,0 +1,276 @@
+"""Answers of a server as series: when each was measured, what it is called, which buckets it uses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import NoDataError, UsageError
+from harness.metrics.catalogue import CATALOGUE
+from harness.metrics.prometheus.adapter import QueryAnswer, Series
+from harness.metrics.prometheus.series import (
+    CountedTotal,
+    ExportGrid,
+    by_labels,
+    device_names,
+    has_reset,
+    identity,
+    key_labels,
+    measured,
+    mixed,
+    natural,
+    node_names,
+    used_bounds,
+)
+from harness.metrics.prometheus.source import PrometheusSource
+from harness.metrics.promql import Labels, cluster, local, one_of, render
+from harness.metrics.promql_math import histogram_quantile
+
+
+def series(times_ms, values=None, **labels):
+    times = np.array(times_ms, dtype=np.int64)
+    return Series(labels, times, np.array(values if values is not None else times * 0.0, dtype=float))
+
+
+GRID_MS = np.arange(0, 6000, 1000)
+
+
+def test_a_row_needs_a_sample_in_its_own_step():
+    assert measured([series([0, 1, 1999, 4000])], GRID_MS, 1000).tolist() == [True, True, True, False, True, False]
+    assert not measured([], GRID_MS, 1000).any()
+
+
+def test_two_series_of_one_replica_make_one_presence():
+    assert measured([series([0, 1000]), series([3000])], GRID_MS, 1000).tolist() == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_totals_over_a_reset():
+    total = CountedTotal(0)
+    found = total.advance([series([-1000, 0, 1000, 2000, 3000, 4000], [5, 10, 15, 2, 3, 9])], GRID_MS)
+    assert found.tolist() == [0, 5, 7, 8, 14, 14]
+
+
+def test_totals_go_on_from_chunk_to_chunk_even_over_a_gap():
+    whole = CountedTotal(0).advance([series([0, 1000, 4000, 5000], [10, 12, 20, 3])], GRID_MS)
+    parts = CountedTotal(0)
+    first = parts.advance([series([0, 1000], [10, 12])], GRID_MS[:2])
+    nothing = parts.advance([], GRID_MS[2:4])
+    last = parts.advance([series([4000, 5000], [20, 3])], GRID_MS[4:])
+    assert [*first, *nothing, *last] == whole.tolist() == [0, 2, 2, 2, 10, 13]
+
+
+def test_before_the_first_sample_there_is_no_total():
+    found = CountedTotal(0).advance([series([2000, 3000], [100, 103])], GRID_MS)
+    np.testing.assert_equal(found, [np.nan, np.nan, 0, 3, 3, 3])
+    assert np.isnan(CountedTotal(0).advance([], GRID_MS)).all()
+
+
+def test_a_restarted_container_adds_to_its_predecessor():
+    found = CountedTotal(0).advance(
+        [series([0, 1000], [50, 60], container="x"), series([3000, 4000, 5000], [1, 4, 9], container="y")], GRID_MS
+    )
+    assert found.tolist() == [0, 10, 10, 10, 13, 18]
+
+
+def test_resets_are_seen():
+    assert has_reset([series([0, 1, 2], [1, 2, 3]), series([0, 1, 2], [1, 3, 2])])
+    assert not has_reset([series([0, 1, 2], [1, 1, 3]), series([0], [1])])
+
+
+def test_series_are_grouped_by_the_replicas_label():
+    groups = by_labels([series([0], pod="a"), series([0], pod="b"), series([1], pod="a"), series([0])], ["pod"])
+    assert {key: len(group) for key, group in groups.items()} == {("a",): 2, ("b",): 1, ("",): 1}
+
+
+def test_chunks_cover_the_grid_once():
+    grid = ExportGrid(5000, 100, 400, 25)
+    chunks = list(grid.chunks(10))
+    assert [chunk.rows for chunk in chunks] == [10, 10, 5]
+    assert np.concatenate([chunk.times_ms() for chunk in chunks]).tolist() == grid.times_ms().tolist()
+    assert grid.end_ms == 5000 + 24 * 100 == chunks[-1].end_ms
+
+
+DEVICE, NODE, REPLICA = CATALOGUE["gpu_power"], CATALOGUE["io_psi"], CATALOGUE["throughput"]
+
+
+def spanning(first_ms, last_ms, **labels):
+    return Series(labels, np.array([first_ms, last_ms]), np.array([0.0, 1.0]))
+
+
+def test_one_node_keeps_the_drivers_numbers():
+    assert device_names([("n", "3"), ("n", "10")]) == {("n", "3"): "gpu-3", ("n", "10"): "gpu-10"}
+    assert device_names([("0",)]) == {("0",): "gpu-0"}
+    assert node_names([("n",)]) == {("n",): "node"}
+    assert node_names([()]) == {(): "node"}
+
+
+def test_devices_of_several_nodes_are_counted_through_in_order():
+    keys = [("n10", "0"), ("n2", "1"), ("n2", "0")]
+    assert device_names(keys) == {("n2", "0"): "gpu-0", ("n2", "1"): "gpu-1", ("n10", "0"): "gpu-2"}
+    assert node_names([("n10",), ("n2",)]) == {("n2",): "node-n2", ("n10",): "node-n10"}
+
+
+def test_labels_that_tell_series_apart():
+    foreign = cluster("x", ".+", labels=Labels(pod="pod_name", node="kubernetes_node", gpu_node="Hostname"))
+    assert key_labels(DEVICE, foreign) == ("Hostname", "gpu")
+    assert key_labels(NODE, foreign) == ("kubernetes_node",)
+    assert key_labels(REPLICA, foreign) == ("pod_name",)
+    assert key_labels(DEVICE, local("x")) == ("gpu",)
+    assert key_labels(NODE, local("x")) == ()
+    assert "max by (Hostname, gpu) (" in render(DEVICE, foreign, 20).each
+
+
+def test_what_a_series_stands_for():
+    labels = {"node": "n", "gpu": "0", "UUID": "GPU-1", "modelName": "A16", "job": "x", "instance": "y"}
+    dialect = cluster("x", ".+")
+    assert identity(DEVICE, dialect, labels) == {"node": "n", "gpu": "0", "UUID": "GPU-1", "modelName": "A16"}
+    assert identity(NODE, dialect, labels) == {"node": "n", "instance": "y"}
+    assert identity(REPLICA, dialect, {"pod": "p"}) == {"pod": "p"}
+
+
+def test_two_things_with_one_name_at_the_same_time_are_told():
+    assert "instance a and b" in mixed(NODE, [spanning(0, 10, instance="a"), spanning(5, 20, instance="b")])
+    assert "UUID 1 and 2" in mixed(DEVICE, [spanning(0, 10, UUID="1"), spanning(0, 10, UUID="2")])
+
+
+def test_one_after_another_and_the_same_thing_twice_are_fine():
+    assert mixed(NODE, [spanning(0, 10, instance="a"), spanning(10, 20, instance="b")]) == ""
+    assert mixed(DEVICE, [spanning(0, 10, UUID="1", pod="a"), spanning(0, 10, UUID="1", pod="b")]) == ""
+    assert mixed(REPLICA, [spanning(0, 10, instance="a"), spanning(0, 10, instance="b")]) == ""
+    assert mixed(NODE, []) == ""
+
+
+def test_natural_order():
+    assert sorted(["pod-10", "pod-9", "pod"], key=natural) == ["pod", "pod-9", "pod-10"]
+
+
+def test_only_the_very_names_match():
+    assert one_of(["a.b", "c-d"]) == r"a\.b|c-d"
+    query = render(NODE, cluster("x", ".+", nodes=["n.1"], node='job="node-exporter"'), 20).raw
+    assert query == 'node_pressure_io_waiting_seconds_total{node=~"n\\\\.1",job="node-exporter"}'
+
+
+def test_an_origin_survives_its_file():
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1", "a-2"), ("n1",), Labels(gpu_node="Hostname"))
+    assert PrometheusSource.from_dict(origin.to_dict()) == origin
+    assert 'pod=~"a-1|a-2"' in origin.dialect().replicas
+    with pytest.raises(UsageError, match="does not say where"):
+        PrometheusSource.from_dict({"url": "http://x:9090"})
+
+
+class Knows:
+    """A server whose devices have these UUIDs."""
+
+    def __init__(self, *uuids, values=None):
+        self.uuids, self.asked, self.values = uuids, [], values or [0.0] * len(uuids)
+
+    def query(self, promql):
+        self.asked.append(promql)
+        if not self.uuids:
+            raise NoDataError("nothing matches.")
+        known = zip(self.uuids, self.values, strict=True)
+        return QueryAnswer(
+            [Series({"UUID": uuid, "gpu": "0"}, np.array([0]), np.array([value])) for uuid, value in known]
+        )
+
+
+@pytest.mark.parametrize(
+    ("told", "known", "gpus", "why"),
+    [
+        (["GPU-b", "GPU-b"], ["GPU-b"], ("GPU-b",), ""),
+        (["GPU-b", ""], ["GPU-b"], (), "not every replica says which GPU it is on"),
+        (["MIG-b"], ["GPU-b"], (), "Prometheus does not know MIG-b"),
+        (["GPU-b"], [], (), "nothing matches."),
+    ],
+)
+def test_only_the_devices_of_the_replicas_are_selected_where_they_and_the_server_tell(told, known, gpus, why):
+    server = Knows(*known)
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), ("n1",)).with_gpus(server, told)
+    assert origin.gpus == gpus
+    assert origin.gpus_why == (f"every GPU of the nodes is recorded: {why}" if why else "")
+    assert PrometheusSource.from_dict(json.loads(json.dumps(origin.to_dict()))) == origin
+    selector = render(CATALOGUE["gpu_power"], origin.dialect(), 20).raw
+    assert ('UUID=~"GPU-b"' in selector) == bool(gpus)
+    assert all('node=~"n1"' in query for query in [selector, *server.asked])
+
+
+def test_the_hottest_device_is_one_of_the_replicas_and_silence_is_not_cool():
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), ("n1",), gpus=("GPU-b", "GPU-c"))
+    server = Knows("GPU-b", "GPU-c", values=[41.0, 47.5])
+
+    assert origin.hottest_celsius(server) == 47.5
+    assert server.asked == ['DCGM_FI_DEV_GPU_TEMP{node=~"n1",UUID=~"GPU-b|GPU-c"}']
+    assert origin.hottest_celsius(Knows()) == math.inf
+
+
+def test_processors_and_memory_are_those_of_the_server_without_its_client():
+    origin = PrometheusSource("http://x:9090", "inference", ("a-1",), container="server")
+    assert PrometheusSource.from_dict(origin.to_dict()) == origin
+    assert origin.dialect().containers == 'namespace="inference",pod=~"a-1",container="server"'
+
+
+def test_an_origin_written_before_devices_were_told_apart_is_still_read():
+    written = PrometheusSource("http://x:9090", "inference", ("a-1",)).to_dict()
+    del written["gpus"], written["gpus_why"]
+    assert PrometheusSource.from_dict(written).gpus == ()
+
+
+BOUNDS = ["0.1", "0.2", "0.5", "1.0", "2.0", "5.0", "+Inf"]
+VALUES = np.array([float(bound) for bound in BOUNDS])
+
+
+def buckets_of(counts):
+    return [
+        Series({"le": bound}, np.array([1]), np.array([float(count)]))
+        for bound, count in zip(BOUNDS, counts, strict=True)
+    ]
+
+
+def test_only_buckets_with_news_and_their_edges_are_read():
+    before = buckets_of([5, 5, 5, 9, 9, 9, 9])
+    after = buckets_of([5, 5, 7, 19, 19, 19, 19])
+    assert used_bounds(before, after) == ["0.2", "0.5", "1.0", "5.0", "+Inf"]
+
+
+def test_a_replica_that_began_in_the_range_began_at_zero():
+    assert used_bounds([], buckets_of([0, 3, 3, 3, 3, 3, 3])) == ["0.1", "0.2", "5.0", "+Inf"]
+
+
+def test_an_idle_replica_needs_only_the_end():
+    same = buckets_of([5, 5, 5, 9, 9, 9, 9])
+    assert used_bounds(same, same) == ["5.0", "+Inf"]
+
+
+def test_after_a_reset_everything_has_to_be_read():
+    assert used_bounds(buckets_of([5, 5, 5, 9, 9, 9, 9]), buckets_of([5, 5, 5, 8, 9, 9, 9])) == []
+
+
+def test_without_an_infinite_bucket_everything_has_to_be_read():
+    assert used_bounds([], buckets_of([0, 3, 3, 3, 3, 3, 3])[:-1]) == []
+    assert used_bounds([], []) == []
+
+
+counts = st.lists(st.integers(0, 5), min_size=len(BOUNDS), max_size=len(BOUNDS))
+
+
+@given(st.lists(st.tuples(counts, counts), min_size=1, max_size=4), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
+def test_quantiles_of_the_used_buckets_are_those_of_all(replicas, quantile):
+    grown = [np.cumsum(growth).astype(float) for _, growth in replicas]
+    before = np.sum([np.cumsum(base) for base, _ in replicas], axis=0)
+    used = [
+        BOUNDS.index(bound) for bound in used_bounds(buckets_of(before), buckets_of(before + np.sum(grown, axis=0)))
+    ]
+    for cumulative in [*grown, np.sum(grown, axis=0)]:
+        full = histogram_quantile(quantile, VALUES, cumulative)
+        narrow = histogram_quantile(quantile, VALUES[used], cumulative[used])
+        np.testing.assert_equal(narrow, full)
