@@ -2,17 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tree
-import yaml
 from tree import ROOT
-
-from tests.support.module_python import module_python
 
 MODULES = ("node_probe", "node_state", "deb_pinned")
 # One action for the three modules: it knows the machine from a file beside it, as the scripts leave it.
@@ -78,32 +73,20 @@ def run(
         (folder / f"action/{name}.py").write_text(ACTION)
     (folder / "callback/tree_of_results.py").write_text(tree.CALLBACK)
     for name, text in programs.items():
-        (folder / "bin" / name).write_text(text)
-        (folder / "bin" / name).chmod(0o755)
-    (folder / "play.yml").write_text(PLAY.replace("ROLE", role))
+        tree.programs(folder / "bin", [name], text)
     (folder / "group_vars/all").symlink_to(ROOT / "inventory/group_vars/all")
     for name, node in nodes.items():
         (folder / name).mkdir()
         (folder / name / "node.json").write_text(json.dumps(node))
-    inventory = {"all": {"hosts": variables, "vars": {"ansible_connection": "local"}}}
-    (folder / "hosts.yml").write_text(yaml.safe_dump(inventory))
     settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(folder / "action"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
         "ANSIBLE_STDOUT_CALLBACK": "tree_of_results",
         "ANSIBLE_CALLBACK_PLUGINS": str(folder / "callback"),
         "OUTCOMES": str(folder / "outcomes.json"),
         "MACHINES": str(folder),
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
     }
-    given = ["--extra-vars", json.dumps(extra)]
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.yml"), str(folder / "play.yml")]
-    ended = subprocess.run(
-        [*command, *given], env=os.environ | settings, capture_output=True, text=True, check=False, cwd=folder
-    )
+    ended = tree.play(folder, PLAY.replace("ROLE", role), variables, extra, **settings)
     assert (folder / "outcomes.json").exists(), ended.stdout + ended.stderr
     done = {name: (folder / name / "done.jsonl").read_text().splitlines() for name in nodes}
     return Recorded(

@@ -1,15 +1,9 @@
 """Whose Calico there is: ours, or one that somebody who chose none brought himself, whose files look the same."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
-from tree import ROOT
-
-from tests.support.module_python import module_python
+import tree
 
 PLAY = """\
 - hosts: chosen
@@ -52,26 +46,11 @@ def run(request, tmp_path_factory):
             (folder / name / one).write_text("x")
     hosts = {name: {"calico_network": network} for name, (network, _, _) in (CHOSEN | RESET).items()}
     groups = {"chosen": {"hosts": dict.fromkeys(CHOSEN)}, "reset": {"hosts": dict.fromkeys(RESET)}}
-    inventory = {"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}, "children": groups}}
-    (folder / "hosts.json").write_text(json.dumps(inventory))
-    (folder / "play.yml").write_text(PLAY)
+    inventory = {"all": {"hosts": hosts, "children": groups}}
     places = {"cni_folder": "net.d", "plugin_folder": "bin", "link": "link", "manifests": "addons/calico", "mark": MARK}
     given = {f"__calico_{name}": f"{folder}/{{{{ inventory_hostname }}}}/{place}" for name, place in places.items()}
     given |= {"__calico_control_plane": "{{ inventory_hostname }}"}
-    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
-    settings |= {
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-    }
-    settings |= {"ANSIBLE_PYTHON_INTERPRETER": module_python(), "ANSIBLE_HOME": str(folder / "home")}
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
-    done = subprocess.run(
-        [*command, *request.param, str(folder / "play.yml")],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = tree.play(folder, PLAY, inventory, given, *request.param)
     recaps = dict(re.findall(r"^([\w-]+) +: (ok=.*)$", done.stdout, re.MULTILINE))
     assert set(recaps) == set(hosts), done.stdout + done.stderr
     return folder, {host: dict(re.findall(r"(\w+)=(\d+)", recap)) for host, recap in recaps.items()}, done.stdout

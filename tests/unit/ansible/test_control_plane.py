@@ -1,16 +1,11 @@
 """A control plane that is there: its certificates are renewed in time, and variables that it was not made with are refused."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import tree
 import yaml
 from tree import ROOT
-
-from tests.support.module_python import module_python
 
 pytestmark = pytest.mark.long
 
@@ -97,23 +92,11 @@ def renewals(tmp_path_factory):
         own.mkdir(parents=True)
         (own / "expiry").write_text(expiry(days))
         (own / "kubelet.conf").write_text("old\n")
-        for program in ("kubeadm", "crictl", "openssl", "systemctl"):
-            (own / program).write_text(PROGRAM.format(folder=own))
-            (own / program).chmod(0o755)
+        tree.programs(own, ("kubeadm", "crictl", "openssl", "systemctl"), PROGRAM.format(folder=own))
         for one in there:
             (own / one).touch()
         paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}}
-        hosts[name] = {"folder": str(own), "ansible_connection": "local", "__control_plane_state": {"probe": paths}}
-    (folder / "play.yml").write_text(PLAY)
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
-    settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
-    }
+        hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": paths}}
     own_paths = {
         "renewing": "mark",
         "own_change": "change",
@@ -121,11 +104,8 @@ def renewals(tmp_path_factory):
         "own_certificate": "own",
     }
     places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
-    given = json.dumps({"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places})
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
-    done = subprocess.run(
-        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    given = {"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places}
+    done = tree.play(folder, PLAY, hosts, given)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -222,14 +202,15 @@ def running(cluster):
         yield {"kind": "Pod", "metadata": {"name": f"{name}-controlplane"}, "spec": {"containers": [container]}}
 
 
+def kept(cluster):
+    """The object in which the cluster keeps how it was made."""
+    data = {"ClusterConfiguration": yaml.safe_dump(cluster)}
+    return {"kind": "ConfigMap", "metadata": {"name": "kubeadm-config"}, "data": data}
+
+
 def reconciled(cluster, pods):
     """What of the control plane is not as it is to be: flags of what runs, parts of what is kept; and what it is to be."""
-    config = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "kubeadm-config"},
-        "data": {"ClusterConfiguration": yaml.safe_dump(cluster)},
-    }
-    said = json.dumps({"kind": "List", "items": [config, *pods]})
+    said = json.dumps({"kind": "List", "items": [kept(cluster), *pods]})
     given = {"__control_plane_live": {"stdout": said}, "__control_plane_configuration": CONFIGURATION}
     given["control_plane_api_names"] = ["gpu.example"]
     names = [f"__control_plane_{name}" for name in RECONCILED]
@@ -288,40 +269,20 @@ def changes(tmp_path_factory):
     """Two control planes of one run: one takes its settings, the other's API server does not come up with them."""
     folder = tmp_path_factory.mktemp("changes")
     old = {**TARGET, "apiServer": {"extraArgs": [OWN]}}
-    config = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "kubeadm-config"},
-        "data": {"ClusterConfiguration": yaml.safe_dump(old)},
-    }
     hosts = {}
     for name, cluster in (("taken", TARGET), ("refused", old)):
         own = folder / name / "etc"  # what is being written lies a folder above
         own.mkdir(parents=True)
         (own / "pods").write_text(json.dumps({"items": list(running(cluster))}))
-        for program in ("kubeadm", "kubectl"):
-            (own / program).write_text(CHANGER.format(folder=own))
-            (own / program).chmod(0o755)
-        hosts[name] = {"folder": str(own), "ansible_connection": "local"}
-    (folder / "play.yml").write_text(CHANGE)
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+        tree.programs(own, ("kubeadm", "kubectl"), CHANGER.format(folder=own))
+        hosts[name] = {"folder": str(own)}
     given = {
-        "__control_plane_live": {"stdout": json.dumps({"items": [config, *running(old)]})},
+        "__control_plane_live": {"stdout": json.dumps({"items": [kept(old), *running(old)]})},
         "__control_plane_configuration": CONFIGURATION,
         "__control_plane_change": "{{ folder }}/kubeadm.yaml",
         "control_plane_timeout_s": 3,
     }
-    settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
-    }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
-    done = subprocess.run(
-        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    done = tree.play(folder, CHANGE, hosts, given)
     return folder, done.stdout
 
 
@@ -368,25 +329,16 @@ def renamed(tmp_path_factory):
         "imageRepository": "mirror.example",
         "apiServer": {"certSANs": ["old.example"], "extraArgs": [OWN]},
     }
-    config = {
-        "kind": "ConfigMap",
-        "metadata": {"name": "kubeadm-config"},
-        "data": {"ClusterConfiguration": yaml.safe_dump(old)},
-    }
     hosts = {}
     for name, refused in (("taken", "no-name"), ("refused", "gpu.example")):
         own = folder / name / "etc"  # what is being written lies a folder above
         own.mkdir(parents=True)
         for part in ("crt", "key"):
             (own / f"apiserver.{part}").write_text(f"old {part}\n")
-        for program in ("kubeadm", "kubectl", "crictl"):
-            (own / program).write_text(RENAMER.format(folder=own, refused=refused))
-            (own / program).chmod(0o755)
-        hosts[name] = {"folder": str(own), "ansible_connection": "local"}
-    (folder / "play.yml").write_text(RENAME)
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+        tree.programs(own, ("kubeadm", "kubectl", "crictl"), RENAMER.format(folder=own, refused=refused))
+        hosts[name] = {"folder": str(own)}
     given = {
-        "__control_plane_live": {"stdout": json.dumps({"items": [config]})},
+        "__control_plane_live": {"stdout": json.dumps({"items": [kept(old)]})},
         "__control_plane_configuration": CONFIGURATION,
         "__control_plane_change": "{{ folder }}/kubeadm.yaml",
         "__control_plane_serving_pair": "{{ folder }}/apiserver",
@@ -394,18 +346,7 @@ def renamed(tmp_path_factory):
         "control_plane_api_names": ["gpu.example"],
         "control_plane_timeout_s": 3,
     }
-    settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
-    }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
-    done = subprocess.run(
-        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    done = tree.play(folder, RENAME, hosts, given)
     return folder, done.stdout
 
 
@@ -476,35 +417,16 @@ def begun(tmp_path_factory):
     for name in ("fresh", "killed"):
         own = folder / name / "etc"  # what is being written lies a folder above
         own.mkdir(parents=True)
-        for program in ("kubeadm", "pkill"):
-            (own / program).write_text(f'#!/bin/sh\necho "$(basename $0) $*" >> {own}/calls\n')
-            (own / program).chmod(0o755)
+        tree.programs(own, ("kubeadm", "pkill"), f'#!/bin/sh\necho "$(basename $0) $*" >> {own}/calls\n')
         paths = {"paths": {str(own / "mark"): {"exists": name == "killed"}}}
-        hosts[name] = {"folder": str(own), "ansible_connection": "local", "__control_plane_state": {"probe": paths}}
-    (folder / "play.yml").write_text(CHANGE.replace("reconcile.yml", "init.yml"))
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts}}))
+        hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": paths}}
     given = {
         "__control_plane_configuration": "its own\n",
         "__control_plane_config": "{{ folder }}/kubeadm.yaml",
         "__control_plane_unfinished": "{{ folder }}/mark",
     }
-    settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
-    }
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", json.dumps(given)]
     for more in (["--check"], []):
-        done = subprocess.run(
-            [*command, *more, str(folder / "play.yml")],
-            env=os.environ | settings,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = tree.play(folder, CHANGE.replace("reconcile.yml", "init.yml"), hosts, given, *more)
         assert done.returncode == 0, done.stdout + done.stderr
     return {
         name: [line.split(" --")[0] for line in (folder / name / "etc/calls").read_text().splitlines()]

@@ -2,10 +2,8 @@
 
 import base64
 import hashlib
-import json
 import os
 import subprocess
-import sys
 import threading
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,8 +13,6 @@ import recorded_role
 import tree
 from fake_module import Failed, FakeModule
 from tree import ROOT
-
-from tests.support.module_python import module_python
 
 proxied = tree.shared("proxied")
 fetched = tree.module("files_fetched")
@@ -177,28 +173,8 @@ PLAY = """\
 
 
 def test_the_password_is_in_no_word_of_ansible_s(tmp_path, proxy):
-    (tmp_path / "play.yml").write_text(PLAY)
-    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")}
-    settings |= {"ANSIBLE_PYTHON_INTERPRETER": module_python(), "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules")}
-    settings |= {"ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils")}
-    (tmp_path / "given.json").write_text(
-        json.dumps({"http_proxy": proxy.told["http_proxy"], "folder": str(tmp_path / "f")})
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "ansible",
-        "playbook",
-        "-vvv",
-        "--diff",
-        "-i",
-        "localhost,",
-        "-e",
-        f"@{tmp_path}/given.json",
-    ]
-    done = subprocess.run(
-        [*command, str(tmp_path / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    given = {"http_proxy": proxy.told["http_proxy"], "folder": str(tmp_path / "f")}
+    done = tree.play(tmp_path, PLAY, {"localhost": {}}, given, "-vvv", "--diff")
     said = done.stdout + done.stderr
     assert "has the sum" in said, said
     assert proxy.asked == ["http://repository.invalid/", "http://x.invalid/a"]

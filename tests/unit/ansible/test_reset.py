@@ -1,15 +1,10 @@
 """What a reset clears on a disk: what the roles made there, and nothing that somebody else keeps beside it."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+import tree
 from tree import ROOT
-
-from tests.support.module_python import module_python
 
 PLAY = """\
 - hosts: localhost
@@ -68,20 +63,10 @@ def test_a_reset_removes_what_is_ours_and_leaves_what_is_not(tmp_path, ours, oth
     for name in (*ours, *others):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
-    (tmp_path / "play.yml").write_text(PLAY)
     given = {"storage_path": f"{tmp_path}/volumes", "workload_image_folder": f"{tmp_path}/image"}
     given |= {"__calico_cni_folder": f"{tmp_path}/net.d", "__calico_plugin_folder": f"{tmp_path}/bin"}
     given |= {"__calico_link": f"{tmp_path}/pod-veth.link"}
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", "localhost,", "-e", json.dumps(given)]
-    settings = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
-    settings |= {
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-    }
-    settings |= {"ANSIBLE_PYTHON_INTERPRETER": module_python(), "ANSIBLE_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [*command, str(tmp_path / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+    done = tree.play(tmp_path, PLAY, {"localhost": {}}, given)
     assert done.returncode == 0, done.stdout + done.stderr
     assert [name for name in ours if (tmp_path / name).exists()] == []
     assert all((tmp_path / name).exists() for name in others)

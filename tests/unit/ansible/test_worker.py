@@ -1,15 +1,10 @@
 """A worker that is there: a kubelet whose certificate has ended asks for another by a token, and the node stays."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+import tree
 import yaml
-from tree import ROOT
-
-from tests.support.module_python import module_python
 
 PROGRAM = """\
 #!/bin/sh
@@ -81,24 +76,9 @@ def play(folder, text, hosts, given, status=0):
         own = folder / name / "etc"
         host |= {"folder": str(own), "__worker_control_plane": name}
         own.mkdir(parents=True, exist_ok=True)
-        for program in ("kubeadm", "kubectl", "openssl", "systemctl", "pkill"):
-            (own / program).write_text(PROGRAM.format(folder=own))
-            (own / program).chmod(0o755)
-    (folder / "play.yml").write_text(text)
-    (folder / "hosts.json").write_text(json.dumps({"all": {"hosts": hosts, "vars": {"ansible_connection": "local"}}}))
-    settings = {
-        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
-        "ANSIBLE_LIBRARY": str(ROOT / "plugins/modules"),
-        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
-        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
-        "ANSIBLE_HOME": str(folder / "home"),
-    }
-    given = json.dumps(given | {"__worker_control_plane": "{{ inventory_hostname }}", "__worker_retry_s": 0})
-    command = [sys.executable, "-m", "ansible", "playbook", "-i", str(folder / "hosts.json"), "-e", given]
-    done = subprocess.run(
-        [*command, str(folder / "play.yml")], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
+        tree.programs(own, ("kubeadm", "kubectl", "openssl", "systemctl", "pkill"), PROGRAM.format(folder=own))
+    given = given | {"__worker_control_plane": "{{ inventory_hostname }}", "__worker_retry_s": 0}
+    done = tree.play(folder, text, hosts, given)
     assert done.returncode == status, done.stdout + done.stderr
     paths = {name: folder / name / "etc/calls" for name in hosts}
     return {name: path.read_text().splitlines() if path.exists() else [] for name, path in paths.items()}

@@ -2,6 +2,9 @@
 
 import functools
 import importlib.util
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 
 import jinja2
 import yaml
+
+from tests.support.module_python import module_python
 
 ROOT = Path(__file__).parents[3]
 ROLES = sorted(path.parent.parent.name for path in (ROOT / "roles").glob("*/tasks/main.yml"))
@@ -135,6 +140,49 @@ def render(path: Path, **changed: Any) -> str:
 def _compiled(text: str) -> jinja2.Template:
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False)  # noqa: S701
     return environment.from_string(text)
+
+
+def programs(folder: Path, names: Iterable[str], text: str) -> None:
+    """One script under the names of several programs."""
+    for name in names:
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+def play(
+    folder: Path, text: str, hosts: dict[str, Any], given: dict[str, Any], *options: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """A play run by Ansible as shipped on hosts that are all this machine: variables by host, or a whole inventory.
+
+    given: variables above all others. settings: environment variables beside Ansible's own.
+    """
+    inventory = hosts if "all" in hosts else {"all": {"hosts": hosts}}
+    inventory["all"]["vars"] = {"ansible_connection": "local"}
+    for name, content in (("play.yml", text), ("hosts.json", json.dumps(inventory)), ("given.json", json.dumps(given))):
+        (folder / name).write_text(content)
+    command = [
+        sys.executable,
+        "-m",
+        "ansible",
+        "playbook",
+        "-i",
+        str(folder / "hosts.json"),
+        "-e",
+        f"@{folder}/given.json",
+    ]
+    environment = {
+        **os.environ,
+        "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+        "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
+        "ANSIBLE_LIBRARY": str(MODULES),
+        "ANSIBLE_MODULE_UTILS": str(ROOT / "plugins/module_utils"),
+        "ANSIBLE_PYTHON_INTERPRETER": module_python(),
+        "ANSIBLE_HOME": str(folder / "home"),
+        **settings,
+    }
+    return subprocess.run(
+        [*command, *options, str(folder / "play.yml")], env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def module(name: str) -> Any:
