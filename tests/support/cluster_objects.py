@@ -71,10 +71,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "prometheus_admin_api": True,
         },
     ],
-    "monitoring/grafana.yaml.j2": [
-        {},
-        {"grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"},
-    ],
+    "monitoring/grafana.yaml.j2": [{}, {"grafana_allowed_cidrs": ["192.0.2.0/24"], "grafana_storage_class": "fast"}],
     "monitoring/service.yaml.j2": [
         {},
         {

@@ -169,14 +169,7 @@ class FakeBackend:
             raise self.rehearsal
         return self.rehearsal
 
-    def load_pods(
-        self,
-        experiment: ExperimentSpec,
-        folder: Path,
-        plan: str,
-        *,
-        abort: threading.Event,
-    ) -> None:
+    def load_pods(self, experiment: ExperimentSpec, folder: Path, plan: str, *, abort: threading.Event) -> None:
         """None: whoever is asked is on this machine."""
 
     def deploy(

@@ -157,10 +157,7 @@ def _kubeconfig(folder: Path, port: int) -> Path:
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [
-            {
-                "name": "test",
-                "cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True},
-            }
+            {"name": "test", "cluster": {"server": f"https://127.0.0.1:{port}", "insecure-skip-tls-verify": True}}
         ],
         "users": [{"name": "test", "user": {"token": TOKEN}}],
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],

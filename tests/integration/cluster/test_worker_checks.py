@@ -17,12 +17,7 @@ from tests.unit.node.healthy import expected
 pytestmark = [pytest.mark.integration, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
 
 CHECKS = {"cluster/api", "cluster/node-ready", "cluster/schedulable", "cluster/versions", "cluster/pod-network"}
-NODE = {
-    "apiVersion": "v1",
-    "kind": "Node",
-    "metadata": {"name": WORKER},
-    "spec": {"podCIDR": "10.244.1.0/24"},
-}
+NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": WORKER}, "spec": {"podCIDR": "10.244.1.0/24"}}
 STATUS = {
     "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "ready"}],
     "nodeInfo": {"kubeletVersion": "v1.35.8", "containerRuntimeVersion": "cri-o://1.35.6"},

@@ -97,12 +97,7 @@ def renewals(tmp_path_factory):
             (own / one).touch()
         paths = {"paths": {str(own / one): {"exists": one in there} for one in ("mark", "change", "own")}}
         hosts[name] = {"folder": str(own), "__control_plane_state": {"probe": paths}}
-    own_paths = {
-        "renewing": "mark",
-        "own_change": "change",
-        "own_kubeconfig": "kubelet.conf",
-        "own_certificate": "own",
-    }
+    own_paths = {"renewing": "mark", "own_change": "change", "own_kubeconfig": "kubelet.conf", "own_certificate": "own"}
     places = {f"__control_plane_{name}": f"{{{{ folder }}}}/{place}" for name, place in own_paths.items()}
     given = {"__control_plane_done": True, "__control_plane_configuration": "its own\n", **places}
     done = tree.play(folder, PLAY, hosts, given)

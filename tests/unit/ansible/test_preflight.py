@@ -238,10 +238,7 @@ def host(name):
     probe = {"packages": packages, "urls": changes.get("urls", {"http://mirror/Release": "ok"})}
     probe["names"] = changes.get("names", {"gpu.example.org": ["192.0.2.10"]})
     probe["clocks_ahead_s"] = changes.get("clocks_ahead_s", {"http://mirror/Release": 0.5})
-    node = {
-        **MACHINE,
-        **{name: value for name, value in changes.items() if name not in [*probe, *packages]},
-    }
+    node = {**MACHINE, **{name: value for name, value in changes.items() if name not in [*probe, *packages]}}
     given = {"fake": {"node": node, "probe": probe}, "judged": name in JUDGED, "ansible_connection": "local"}
     # Of the cases alone: the calendar changes no other outcome.
     return {**given, "preflight_end_of_life": "9999-12-31", **variables}

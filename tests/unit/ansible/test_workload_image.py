@@ -50,14 +50,7 @@ def test_layers_that_change_rarely_come_first():
         for name, argument in instructions()
         if name in {"COPY", "RUN"}
     ]
-    assert order == [
-        "/opt/workload/",
-        "pip",
-        "/opt/workload/requirements.txt",
-        "pip",
-        "/opt/workload/harness",
-        "pip",
-    ]
+    assert order == ["/opt/workload/", "pip", "/opt/workload/requirements.txt", "pip", "/opt/workload/harness", "pip"]
     torch, rest, ours = arguments("RUN")
     assert "--constraint /opt/workload/cuda.txt" in torch
     assert "--requirement /opt/workload/torch.txt" in torch

@@ -81,11 +81,7 @@ def test_a_cluster_that_lacks_everything_is_told_and_given_what_to_apply(doctor,
     code, answer, checks = document(doctor("--json"))
 
     assert (code, answer["ok"]) == (3, False)
-    assert {name for name, one in checks.items() if one["required"]} == {
-        "namespace",
-        "rights",
-        "nodes",
-    }
+    assert {name for name, one in checks.items() if one["required"]} == {"namespace", "rights", "nodes"}
     assert "create deployments in inference; get pods/log in inference" in checks["rights"]["found"]
     assert "not look at everything: list resourcequotas in inference" in checks["rights"]["found"]
     assert not checks["quota"]["ok"]

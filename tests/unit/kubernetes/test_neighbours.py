@@ -14,12 +14,7 @@ def at(node, gpu="", replica=0, **more):
     [
         ([at("a", "G1")], [at("a", "G1")], False, ""),
         ([at("a", "G1")], [at("a", "G2")], False, "replica 0 (pod pod-0) is on GPU G1, where no neighbour is."),
-        (
-            [at("a", "G1"), at("a", "G2", 1)],
-            [at("a", "G1"), at("a", "G2", 1)],
-            False,
-            "",
-        ),
+        ([at("a", "G1"), at("a", "G2", 1)], [at("a", "G1"), at("a", "G2", 1)], False, ""),
         (
             [at("a", "G1"), at("a", "G2", 1)],
             [at("a", "G1")],
@@ -32,12 +27,7 @@ def at(node, gpu="", replica=0, **more):
             False,
             "replica 1 of the neighbour noisy (pod pod-1) is on GPU G2, where no measured replica is.",
         ),
-        (
-            [at("a", "G1")],
-            [at("a")],
-            False,
-            "replica 0 (pod pod-0) is on GPU G1, where no neighbour is.",
-        ),
+        ([at("a", "G1")], [at("a")], False, "replica 0 (pod pod-0) is on GPU G1, where no neighbour is."),
         (
             [at("a")],
             [at("a")],
@@ -46,12 +36,7 @@ def at(node, gpu="", replica=0, **more):
         ),
         # A neighbour that works on the CPU disturbs the host.
         ([at("a", "G1")], [at("a", device="cpu")], False, ""),
-        (
-            [at("a", "G1")],
-            [at("b", device="cpu")],
-            False,
-            "replica 0 (pod pod-0) is on node a, where no neighbour is.",
-        ),
+        ([at("a", "G1")], [at("b", device="cpu")], False, "replica 0 (pod pod-0) is on node a, where no neighbour is."),
         # Whole GPUs, instances, or none.
         ([at("a", "G1")], [at("a", "G2")], True, ""),
         ([at("a")], [at("b")], True, "replica 0 (pod pod-0) is on node a, where no neighbour is."),

@@ -222,10 +222,7 @@ def test_the_server_has_the_gpu_and_the_client_beside_it_asks():
     assert (client["name"], server["name"]) == ("replica", "server")
     assert "resources" not in client
     assert told["NVIDIA_VISIBLE_DEVICES"]["value"] == "void"
-    assert server["resources"] == {
-        "limits": {"nvidia.com/gpu": 1},
-        "requests": {"cpu": "4", "memory": "16Gi"},
-    }
+    assert server["resources"] == {"limits": {"nvidia.com/gpu": 1}, "requests": {"cpu": "4", "memory": "16Gi"}}
     assert spec["shareProcessNamespace"] is True
     assert spec["terminationGracePeriodSeconds"] >= 100 + 10
     assert server["args"] == ["--model", "/models/a", "--port", "8080"]

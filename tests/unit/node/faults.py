@@ -66,6 +66,23 @@ def objects(kind: str, *items: dict[str, Any]) -> Break:
     return lambda paper: paper.objects.update({kind: list(items)})
 
 
+def command(words: str, said: str | None = None) -> Break:
+    """The command says this, or is not there."""
+    return lambda paper: paper.commands.pop(words) if said is None else paper.commands.update({words: said})
+
+
+def another(kind: str, item: dict[str, Any]) -> Break:
+    return lambda paper: paper.objects[kind].append(item)
+
+
+def fewer(kind: str) -> Break:
+    return lambda paper: paper.objects[kind].pop()
+
+
+def changed(kind: str, position: int, **changes: Any) -> Break:
+    return lambda paper: paper.objects[kind][position].update(changes)
+
+
 def node_object(**spec_or_status: Any) -> Break:
     def change(paper: FakeMachine) -> None:
         item = paper.objects["nodes"][0]
@@ -86,7 +103,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"driver/modules"},
     ),
     "a GPU of a generation without open modules": (
-        lambda paper: paper.commands.update({BUS: GPU_ON_BUS.replace("25B6", "1DB4")}),
+        command(BUS, GPU_ON_BUS.replace("25B6", "1DB4")),
         {"driver/modules", "driver/held"},
     ),
     "nouveau is loaded": (write("/sys/module/nouveau", ""), {"driver/nouveau"}),
@@ -96,10 +113,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     "Fabric Manager is of another version": (package("nvidia-fabricmanager", version="590.44.01-1"), {"driver/held"}),
     "the persistence daemon is off": (units("nvidia-persistenced.service", "inactive"), {"driver/persistence"}),
     "Fabric Manager is off": (units("nvidia-fabricmanager.service", "failed"), {"driver/fabric-manager"}),
-    "a swap file is on": (
-        write("/proc/swaps", "Filename Type Size\n/swap.img file 1\n"),
-        {"swap/now"},
-    ),
+    "a swap file is on": (write("/proc/swaps", "Filename Type Size\n/swap.img file 1\n"), {"swap/now"}),
     "zram swap is on": (write("/proc/swaps", "Filename\tType\n/dev/zram0 partition 1\n"), {"swap/now"}),
     "fstab brings swap back": (
         write("/etc/fstab", "UUID=1 / ext4 defaults 0 1\n/swap.img\tnone\tswap\tsw 0 0\n"),
@@ -125,10 +139,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"kernel/modules-at-boot"},
     ),
     "forwarding is off now": (write("/proc/sys/net/ipv4/ip_forward", "0\n"), {"kernel/sysctls-now"}),
-    "the bridge module gives no keys": (
-        remove("/proc/sys/net/bridge/bridge-nf-call-iptables"),
-        {"kernel/sysctls-now"},
-    ),
+    "the bridge module gives no keys": (remove("/proc/sys/net/bridge/bridge-nf-call-iptables"), {"kernel/sysctls-now"}),
     "a later file turns forwarding off at boot, and no unit comes after it": (
         units("node-sysctl.service", "active", "disabled"),
         {"kernel/sysctls-at-boot"},
@@ -139,19 +150,13 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "pressure is not readable": (remove("/proc/pressure/io"), {"kernel/psi"}),
     "pressure is switched off": (write("/proc/pressure/cpu", ""), {"kernel/psi"}),
-    "cgroup version 1": (
-        lambda paper: paper.commands.update({"stat %T /sys/fs/cgroup": "tmpfs\n"}),
-        {"kernel/cgroup"},
-    ),
+    "cgroup version 1": (command("stat %T /sys/fs/cgroup", "tmpfs\n"), {"kernel/cgroup"}),
     "another patch version": (package("kubelet", version="1.35.80-1.1"), {"packages/versions"}),
     "a package is not held": (package("kubeadm", held=False), {"packages/versions"}),
     "a package is half-installed": (package("cri-o", installed=False), {"packages/versions"}),
     "a package is absent": (lambda paper: paper.installed.pop("cri-tools"), {"packages/versions"}),
     "installed but no binary": (remove("/usr/bin/crio"), {"crio/files"}),
-    "conmon is no executable": (
-        state("/usr/libexec/crio/conmon", mode=0o644),
-        {"crio/files", "nvidia/handler"},
-    ),
+    "conmon is no executable": (state("/usr/libexec/crio/conmon", mode=0o644), {"crio/files", "nvidia/handler"}),
     "crio is down": (units("crio.service", "failed"), {"crio/service"}),
     "crio does not come back at boot": (units("crio.service", "active", "disabled"), {"crio/service"}),
     "systemd has not read the unit": (units("crio.service", reload=True), {"crio/service"}),
@@ -159,10 +164,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         lambda paper: paper.states.update({DROP_IN: FileState("regular file", 0o644, "root", STARTED_S + 60)}),
         {"crio/current"},
     ),
-    "the binary is younger than the process": (
-        state("/usr/bin/crio", changed_at_s=STARTED_S + 60),
-        {"crio/current"},
-    ),
+    "the binary is younger than the process": (state("/usr/bin/crio", changed_at_s=STARTED_S + 60), {"crio/current"}),
     "crio has another proxy": (
         write("/proc/77/environ", "http_proxy=http://p:1\0no_proxy=localhost,.svc\0"),
         {"crio/proxy"},
@@ -175,16 +177,13 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "no socket": (remove("/var/run/crio/crio.sock"), {"crio/socket"}),
     "the socket is a file": (state("/var/run/crio/crio.sock", kind="regular file"), {"crio/socket"}),
-    "a backup among the drop-ins": (
-        write("/etc/crio/crio.conf.d/10-crio.conf.bak", ""),
-        {"crio/no-strays"},
-    ),
+    "a backup among the drop-ins": (write("/etc/crio/crio.conf.d/10-crio.conf.bak", ""), {"crio/no-strays"}),
     "Debian's own crun in the place of CRI-O's": (
         write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime.runtimes.crun]\nruntime_path = "/usr/bin/crun"\n'),
         {"crio/runtimes"},
     ),
     "a crun of no known version": (
-        lambda paper: paper.commands.update({"/usr/libexec/crio/crun": "\n"}),
+        command("/usr/libexec/crio/crun", "\n"),
         {"crio/runtimes", "nvidia/low-level-runtimes"},
     ),
     "the toolkit is told to start Debian's own crun": (
@@ -209,10 +208,7 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         write(DROP_IN, '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'),
         {"nvidia/handler"},
     ),
-    "a drop-in that is not TOML": (
-        write(DROP_IN, "[crio"),
-        {"crio/runtimes", "nvidia/handler", "nvidia/not-default"},
-    ),
+    "a drop-in that is not TOML": (write(DROP_IN, "[crio"), {"crio/runtimes", "nvidia/handler", "nvidia/not-default"}),
     "nvidia is the default runtime": (
         write("/etc/crio/crio.conf.d/99-x.conf", '[crio.runtime]\ndefault_runtime = "nvidia"\n'),
         {"nvidia/not-default"},
@@ -221,14 +217,8 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         write(TOOLKIT, '[nvidia-container-runtime]\nruntimes = ["runc"]\n'),
         {"nvidia/low-level-runtimes"},
     ),
-    "a runtime that is not there": (
-        remove("/usr/libexec/crio/runc"),
-        {"crio/files", "nvidia/low-level-runtimes"},
-    ),
-    "the refresh is not enabled": (
-        units("nvidia-cdi-refresh.path", "active", "disabled"),
-        {"nvidia/cdi-refresh"},
-    ),
+    "a runtime that is not there": (remove("/usr/libexec/crio/runc"), {"crio/files", "nvidia/low-level-runtimes"}),
+    "the refresh is not enabled": (units("nvidia-cdi-refresh.path", "active", "disabled"), {"nvidia/cdi-refresh"}),
     "a second description of the devices": (write("/etc/cdi/nvidia.yaml", "old"), {"nvidia/cdi-refresh"}),
     "no description of the devices": (remove("/var/run/cdi/nvidia.yaml"), {"nvidia/cdi"}),
     "the kubelet is down": (units("kubelet.service", "activating"), {"kubernetes/kubelet"}),
@@ -238,13 +228,10 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         ),
         {"kubernetes/cgroup-driver"},
     ),
-    "CoreDNS does not answer": (lambda paper: paper.commands.pop(DNS), {"kubernetes/dns"}),
-    "CoreDNS knows no name": (lambda paper: paper.commands.update({DNS: dns_answer(3, 0)}), {"kubernetes/dns"}),
-    "CoreDNS gives no address": (lambda paper: paper.commands.update({DNS: dns_answer(0, 0)}), {"kubernetes/dns"}),
-    "pods have no DNS server": (
-        write(KUBELET, "cgroupDriver: systemd\n"),
-        {"kubernetes/dns"},
-    ),
+    "CoreDNS does not answer": (command(DNS), {"kubernetes/dns"}),
+    "CoreDNS knows no name": (command(DNS, dns_answer(3, 0)), {"kubernetes/dns"}),
+    "CoreDNS gives no address": (command(DNS, dns_answer(0, 0)), {"kubernetes/dns"}),
+    "pods have no DNS server": (write(KUBELET, "cgroupDriver: systemd\n"), {"kubernetes/dns"}),
     "crictl asks another runtime": (
         write("/etc/crictl.yaml", "runtime-endpoint: unix:///run/containerd/containerd.sock\n"),
         {"kubernetes/crictl"},
@@ -262,23 +249,18 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"housekeeping/images", "housekeeping/logs", "housekeeping/shutdown"},
     ),
     "the journal has no limit": (
-        lambda paper: paper.commands.update({"systemd-analyze cat-config systemd/journald.conf": "#SystemMaxUse=\n"}),
+        command("systemd-analyze cat-config systemd/journald.conf", "#SystemMaxUse=\n"),
         {"housekeeping/logs"},
     ),
-    "no graceful shutdown": (
-        write(LIMITS, KUBELET_LIMITS.replace("60s", "0s")),
-        {"housekeeping/shutdown"},
-    ),
+    "no graceful shutdown": (write(LIMITS, KUBELET_LIMITS.replace("60s", "0s")), {"housekeeping/shutdown"}),
     "logind cuts the shutdown short": (
-        lambda paper: paper.commands.update(
-            {"systemd-analyze cat-config systemd/logind.conf": "InhibitDelayMaxSec=60\n# u\nInhibitDelayMaxSec=30\n"}
+        command(
+            "systemd-analyze cat-config systemd/logind.conf", "InhibitDelayMaxSec=60\n# u\nInhibitDelayMaxSec=30\n"
         ),
         {"housekeeping/shutdown"},
     ),
     "logind has its default": (
-        lambda paper: paper.commands.update(
-            {"systemd-analyze cat-config systemd/logind.conf": "#InhibitDelayMaxSec=5\n"}
-        ),
+        command("systemd-analyze cat-config systemd/logind.conf", "#InhibitDelayMaxSec=5\n"),
         {"housekeeping/shutdown"},
     ),
     "the kubeconfig belongs to root": (state("/home/ada/.kube/config", owner="root"), {"kubeconfig/users"}),
@@ -289,21 +271,18 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"kubeconfig/administrator"},
     ),
     "a certificate ends in seven weeks": (
-        lambda paper: paper.commands.update({"kubeadm certs check-expiration": certificates(days=49)}),
+        command("kubeadm certs check-expiration", certificates(days=49)),
         {"kubernetes/certificates"},
     ),
     "a certificate has ended": (
-        lambda paper: paper.commands.update({"kubeadm certs check-expiration": certificates(days=-3)}),
+        command("kubeadm certs check-expiration", certificates(days=-3)),
         {"kubernetes/certificates"},
     ),
     "kubeadm says nothing of certificates": (
-        lambda paper: paper.commands.update({"kubeadm certs check-expiration": "\n"}),
+        command("kubeadm certs check-expiration", "\n"),
         {"kubernetes/certificates"},
     ),
-    "the API is not ready": (
-        lambda paper: paper.commands.update({"kubectl get /readyz": "[-]etcd failed"}),
-        {"cluster/api"},
-    ),
+    "the API is not ready": (command("kubectl get /readyz", "[-]etcd failed"), {"cluster/api"}),
     "the node is not ready": (
         node_object(status={"conditions": [{"type": "Ready", "status": "False", "message": "no network"}]}),
         {"cluster/node-ready"},
@@ -325,13 +304,11 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         | {"gpu/label", "gpu/features", "gpu/slices"},
     ),
     "a pod of a Deployment is missing": (
-        lambda paper: paper.objects["deployments"][0].update(status={"readyReplicas": 1}),
+        changed("deployments", 0, status={"readyReplicas": 1}),
         {"cluster/system-pods"},
     ),
     "a DaemonSet has no pods": (
-        lambda paper: paper.objects["daemonsets"].append(
-            named("calico-node", spec={}, status={"desiredNumberScheduled": 1})
-        ),
+        another("daemonsets", named("calico-node", spec={}, status={"desiredNumberScheduled": 1})),
         {"cluster/system-pods"},
     ),
     "Calico is not available": (
@@ -342,8 +319,9 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"calico/available"},
     ),
     "a part of Calico is degraded": (
-        lambda paper: paper.objects["tigerastatuses.operator.tigera.io"].append(
-            named("ippools", status={"conditions": [{"type": "Degraded", "status": "True"}]})
+        another(
+            "tigerastatuses.operator.tigera.io",
+            named("ippools", status={"conditions": [{"type": "Degraded", "status": "True"}]}),
         ),
         {"calico/available"},
     ),
@@ -390,32 +368,23 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
     ),
     "no GPU is advertised": (node_object(status={"allocatable": {"cpu": "16"}}), {"gpu/slices"}),
     "another GPU was found": (
-        lambda paper: paper.commands.update({"nvidia-smi -L": "GPU 0: NVIDIA A16 (UUID: GPU-a)\n"}),
+        command("nvidia-smi -L", "GPU 0: NVIDIA A16 (UUID: GPU-a)\n"),
         {"gpu/slices", "gpu/features"},
     ),
-    "a GPU takes one process alone": (
-        lambda paper: paper.commands.update({"nvidia-smi": "Default\nExclusive_Process\n"}),
-        {"gpu/compute-mode"},
-    ),
-    "the device plugin is gone": (
-        lambda paper: paper.objects["daemonsets"].pop(),
-        {"gpu/device-plugin"},
-    ),
+    "a GPU takes one process alone": (command("nvidia-smi", "Default\nExclusive_Process\n"), {"gpu/compute-mode"}),
+    "the device plugin is gone": (fewer("daemonsets"), {"gpu/device-plugin"}),
     "the device plugin fits no node": (
-        lambda paper: paper.objects["daemonsets"][-1].update(status={"desiredNumberScheduled": 0}),
+        changed("daemonsets", -1, status={"desiredNumberScheduled": 0}),
         {"gpu/device-plugin"},
     ),
-    "another GPU is in its place": (
-        lambda paper: paper.commands.update({"nvidia-smi -i 0": "NVIDIA H200, 143771 MiB, 9.0"}),
-        {"gpu/features"},
-    ),
+    "another GPU is in its place": (command("nvidia-smi -i 0", "NVIDIA H200, 143771 MiB, 9.0"), {"gpu/features"}),
     "the node does not say which GPU it has": (
         lambda paper: paper.objects["nodes"][0]["metadata"]["labels"].pop("nvidia.com/gpu.product"),
         {"gpu/features"},
     ),
     "an MPS server is left": (
-        lambda paper: paper.objects["daemonsets"].append(
-            named("mps-control-daemon", spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})
+        another(
+            "daemonsets", named("mps-control-daemon", spec={}, status={"desiredNumberScheduled": 1, "numberReady": 1})
         ),
         {"gpu/mps"},
     ),
@@ -425,89 +394,50 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"gpu/cuda-smoke"},
     ),
     "Prometheus waits for its volume": (
-        lambda paper: paper.objects["persistentvolumeclaims"][0].update(status={"phase": "Pending"}),
+        changed("persistentvolumeclaims", 0, status={"phase": "Pending"}),
         {"monitoring/volumes"},
     ),
-    "Grafana has no volume": (
-        lambda paper: paper.objects["persistentvolumeclaims"].pop(),
-        {"monitoring/volumes"},
-    ),
-    "an exporter does not answer": (
-        lambda paper: paper.commands.update({TARGETS: says(targets(node_exporter="down"))}),
-        {"monitoring/targets"},
-    ),
-    "the GPUs' exporter has no pod": (
-        lambda paper: paper.commands.update({TARGETS: says(targets(dcgm_exporter="absent"))}),
-        {"monitoring/targets"},
-    ),
+    "Grafana has no volume": (fewer("persistentvolumeclaims"), {"monitoring/volumes"}),
+    "an exporter does not answer": (command(TARGETS, says(targets(node_exporter="down"))), {"monitoring/targets"}),
+    "the GPUs' exporter has no pod": (command(TARGETS, says(targets(dcgm_exporter="absent"))), {"monitoring/targets"}),
     "Prometheus does not answer": (
         lambda paper: [paper.commands.pop(words) for words in (TARGETS, UNNAMED)],
         {"monitoring/targets", "monitoring/certificates", "monitoring/login"},
     ),
-    "Prometheus says something else": (
-        lambda paper: paper.commands.update({TARGETS: says('{"status": "error"}')}),
-        {"monitoring/targets"},
-    ),
-    "Prometheus answers everybody": (
-        lambda paper: paper.commands.update({UNNAMED: says(targets())}),
-        {"monitoring/login"},
-    ),
+    "Prometheus says something else": (command(TARGETS, says('{"status": "error"}')), {"monitoring/targets"}),
+    "Prometheus answers everybody": (command(UNNAMED, says(targets())), {"monitoring/login"}),
     "Prometheus does not know its login": (
-        lambda paper: paper.commands.update({TARGETS: says("Unauthorized", 401)}),
+        command(TARGETS, says("Unauthorized", 401)),
         {"monitoring/targets", "monitoring/login"},
     ),
-    "Grafana answers everybody": (
-        lambda paper: paper.commands.update({GRAFANA_UNNAMED: says('{"status": "OK"}')}),
-        {"monitoring/login"},
-    ),
+    "Grafana answers everybody": (command(GRAFANA_UNNAMED, says('{"status": "OK"}')), {"monitoring/login"}),
     "everybody reads a password": (
         lambda paper: paper.states.update(
             {f"{KEPT}/prometheus.password": FileState("regular file", 0o644, "root", 10.0)}
         ),
         {"monitoring/login"},
     ),
-    "Grafana has lost its database": (
-        lambda paper: paper.commands.update({GRAFANA_HEALTH: says('{"database": "failing"}')}),
-        {"monitoring/grafana"},
-    ),
+    "Grafana has lost its database": (command(GRAFANA_HEALTH, says('{"database": "failing"}')), {"monitoring/grafana"}),
     "Grafana does not reach Prometheus": (
-        lambda paper: paper.commands.update({DATASOURCE: says('{"status": "ERROR"}', 400)}),
+        command(DATASOURCE, says('{"status": "ERROR"}', 400)),
         {"monitoring/grafana"},
     ),
-    "Grafana says something else": (
-        lambda paper: paper.commands.update({GRAFANA_HEALTH: says("<html>")}),
-        {"monitoring/grafana"},
-    ),
+    "Grafana says something else": (command(GRAFANA_HEALTH, says("<html>")), {"monitoring/grafana"}),
     "a certificate of the monitoring ends": (
-        lambda paper: paper.commands.update({UNNAMED: says("Unauthorized", 401, days=29.0)}),
+        command(UNNAMED, says("Unauthorized", 401, days=29.0)),
         {"monitoring/certificates"},
     ),
-    "the authority of the monitoring ends": (
-        lambda paper: paper.commands.pop(AUTHORITY_LASTS),
-        {"monitoring/certificates"},
-    ),
-    "the kubelet's certificate ends": (
-        lambda paper: paper.commands.pop(SERVING_ENDS),
-        {"kubernetes/serving-certificate"},
-    ),
-    "the kubelet signed its certificate itself": (
-        lambda paper: paper.commands.pop(SERVING_SIGNED),
-        {"kubernetes/serving-certificate"},
-    ),
-    "no snapshot is young": (lambda paper: paper.commands.update({SNAPSHOTS: ""}), {"etcd/snapshot"}),
+    "the authority of the monitoring ends": (command(AUTHORITY_LASTS), {"monitoring/certificates"}),
+    "the kubelet's certificate ends": (command(SERVING_ENDS), {"kubernetes/serving-certificate"}),
+    "the kubelet signed its certificate itself": (command(SERVING_SIGNED), {"kubernetes/serving-certificate"}),
+    "no snapshot is young": (command(SNAPSHOTS, ""), {"etcd/snapshot"}),
     "no further snapshot is taken": (units("node-etcd-snapshot.timer", "inactive"), {"etcd/snapshot"}),
     "the workload image is another version's": (
-        lambda paper: paper.commands.update({"crictl images": json.dumps({"images": [{"repoTags": [f"{IMAGE}:0"]}]})}),
+        command("crictl images", json.dumps({"images": [{"repoTags": [f"{IMAGE}:0"]}]})),
         {"workloads/image"},
     ),
-    "no list of images": (
-        lambda paper: paper.commands.update({"crictl images": "{}"}),
-        {"workloads/image"},
-    ),
-    "replicas have no namespace": (
-        lambda paper: paper.objects["namespaces"].pop(),
-        {"workloads/namespace"},
-    ),
+    "no list of images": (command("crictl images", "{}"), {"workloads/image"}),
+    "replicas have no namespace": (fewer("namespaces"), {"workloads/namespace"}),
     "replicas may be privileged": (
         lambda paper: paper.objects["namespaces"][-1]["metadata"].update(labels={}),
         {"workloads/namespace"},
@@ -518,8 +448,5 @@ FAULTS: dict[str, tuple[Break, set[str]]] = {
         {"workloads/account"},
     ),
     "the harness has no kubeconfig": (remove("/home/ada/.kube/harness.conf"), {"workloads/account"}),
-    "the harness is not let in": (
-        lambda paper: paper.commands.update({"kubectl auth can-i create deployments.apps": "no\n"}),
-        {"workloads/account"},
-    ),
+    "the harness is not let in": (command("kubectl auth can-i create deployments.apps", "no\n"), {"workloads/account"}),
 }

@@ -49,11 +49,7 @@ def test_the_list_holds_the_chosen_versions_only_and_each_thing_once() -> None:
         ("cri-o", "1.35.6", "crio"),
     ]
     assert [file.path for file in found.files] == ["calico/3.32.1/crds.yaml"]
-    assert found.images == (
-        "quay.io/calico/node:v3.32.1",
-        "registry.k8s.io/etcd:3.6",
-        "registry.k8s.io/pause:3.10.1",
-    )
+    assert found.images == ("quay.io/calico/node:v3.32.1", "registry.k8s.io/etcd:3.6", "registry.k8s.io/pause:3.10.1")
     assert found.distribution_packages == ("socat",)
     assert found.requirements == ("torch==2.13.0", "numpy==2.4.6")
 
