@@ -24,13 +24,16 @@ from harness.analysis import campaign_table, summary
 from harness.analysis.campaign import CampaignAnalysis, analyse, analyse_experiment
 from harness.analysis.contrasts.comparison import gathered
 from harness.analysis.metrics.catalogue import ALL
+from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results import latencies
+from harness.metrics.rows import series_name
 from harness.results.files import storage_errors
-from harness.results.layout import CAMPAIGN_JSON, SAMPLES, experiment_folders
+from harness.results.layout import CAMPAIGN_JSON, SAMPLES, experiment_folders, workload_folders
 from harness.results.manifest import Manifest, read_manifest
 from harness.results.published import is_archive, unpack
+from harness.results.requests import latency_ns, well
+from harness.results.requests import read as read_requests
 from harness.results.tables import write_samples
 
 if TYPE_CHECKING:
@@ -100,17 +103,18 @@ class Experiment:
         ``recorded`` says whether it ended within the recording; only those enter the figures. Raises StorageError,
         ResultsPathError.
         """
-        begin_ns = round(self.manifest.start_s * _NS)
-        end_ns = begin_ns + round((self.manifest.rows - 1) * self.manifest.experiment.timing.step_s * _NS)
-        frames = []
-        for series, parts in latencies.logs(self._folder):
-            for part in parts:
-                ends_ns = latencies.ended_ns(part)
+        data, frames = read_experiment(self._folder), []
+        for workload, folder in workload_folders(self._folder).items():
+            table = read_requests(folder)
+            if table is None:
+                continue
+            for replica in table.replicas:
+                rows = well(table.of(replica))
                 columns = {
-                    "series": series,
-                    "start": pd.to_datetime(part["start_ns"], unit="ns", utc=True),
-                    "latency_s": part["latency_ns"] / _NS,
-                    "recorded": (ends_ns >= begin_ns) & (ends_ns < end_ns),
+                    "series": series_name(f"replica-{replica}", workload),
+                    "start": pd.to_datetime(rows["intended_ns"], unit="ns", utc=True),
+                    "latency_s": latency_ns(rows) / _NS,
+                    "recorded": data.window.holds(rows["end_ns"]),
                 }
                 frames.append(self._tidy(pd.DataFrame(columns), _LATENCIES))
         return _together(frames, _LATENCIES)

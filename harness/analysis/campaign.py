@@ -16,7 +16,7 @@ from harness.analysis.statistics import Estimate, nonnegative, ratio, t_interval
 from harness.analysis.stress import StressSeries, run_of, series_of
 from harness.errors import ResultsPathError
 from harness.results.files import sha256_of, storage_errors
-from harness.results.layout import CAMPAIGN_YAML, LATENCIES, experiment_folders
+from harness.results.layout import CAMPAIGN_YAML, LATENCIES, REQUESTS, experiment_folders
 from harness.results.manifest import Manifest, Status
 from harness.results.verification import verify_experiment
 from harness.sharing.modes import mode_of
@@ -328,7 +328,7 @@ def analyse_experiment(folder: Path) -> Experiment:
 
 def _was_left_out(path: Path) -> bool:
     """Raw latencies are large and may be left behind when a result set is passed on; their figures are then absent."""
-    return path.parent.name == LATENCIES and not path.exists()
+    return (path.name == REQUESTS or path.parent.name == LATENCIES) and not path.exists()
 
 
 def _cells(folder: Path, experiments: Sequence[Experiment], spec: CampaignSpec | None) -> list[Cell]:

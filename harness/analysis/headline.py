@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.campaign import CampaignAnalysis, Cell
+from harness.analysis.client_result import read_scenarios
 from harness.analysis.comparison_model import ComparisonQuery
 from harness.analysis.contrasts.comparison import By, gather
 from harness.analysis.contrasts.outcome import Outcome
@@ -17,7 +18,6 @@ from harness.analysis.statistics import Estimate
 from harness.errors import ResultsPathError
 from harness.metrics.telemetry import TOLD_SHARE
 from harness.results.manifest import Status
-from harness.traffic.scenario_result import read_scenarios
 
 MOST = 3
 """Sentences of an answer; what there is besides stands further down."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -15,10 +15,10 @@ from pydantic import ValidationError
 from harness.analysis.statistics.distributions import Floats
 from harness.errors import ResultsPathError
 from harness.metrics.csv_reader import CodedTexts, Columns, read_columns, read_together
-from harness.results import latencies
 from harness.results.files import read_document, read_object, storage_errors
-from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, LATENCIES, STATE, TELEMETRY, metric_files
+from harness.results.layout import CAMPAIGN_FORMAT, CAMPAIGN_JSON, REQUESTS, STATE, TELEMETRY, metric_files
 from harness.results.manifest import Manifest, read_manifest
+from harness.results.requests import RequestTable, Window, is_of_requests, read, well
 from harness.spec import CampaignSpec
 from harness.spec.faults import first_in_words
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NS = 1e9
+
+
+T = TypeVar("T")
 
 
 class NotMeasuredError(ValueError):
@@ -39,12 +42,12 @@ class ExperimentData:
     Attributes:
         folder: of the experiment.
         manifest: its manifest.
-        kept: the tables that were read, by metric; None keeps none.
+        kept: what was read, by metric or file; None keeps none.
     """
 
     folder: Path
     manifest: Manifest
-    kept: dict[str, pd.DataFrame] | None = field(default=None, kw_only=True, repr=False, compare=False)
+    kept: dict[str, Any] | None = field(default=None, kw_only=True, repr=False, compare=False)
 
     def keeping(self) -> Self:
         """The same, reading each table once: for many figures of one experiment, and gone with them."""
@@ -70,12 +73,13 @@ class ExperimentData:
         """
         return self._kept(metric, lambda: self._read(metric))
 
-    def _kept(self, name: str, read: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+    def _kept(self, name: str, read: Callable[[], T]) -> T:
         if self.kept is None:
             return read()
         if name not in self.kept:
             self.kept[name] = read()
-        return self.kept[name]
+        kept: T = self.kept[name]
+        return kept
 
     def _read(self, metric: str) -> pd.DataFrame:
         import pandas as pd  # half a second, which a campaign that only runs does not need
@@ -112,36 +116,28 @@ class ExperimentData:
             raise NotMeasuredError(f"{metric} has no series {name}")
         return table[name]
 
-    def latency_logs(self) -> list[Path]:
-        """The logs of all replicas. Raises NotMeasuredError when one is not there: the others are not the experiment."""
-        listed = [name for name in self.manifest.files if name.startswith(f"{LATENCIES}/")]
-        found = sum((self.folder / name).is_file() for name in listed)
-        if found < len(listed):
-            raise NotMeasuredError(f"{found} of {len(listed)} latency logs are there")
-        paths = latencies.kept(self.folder)
-        if not paths:
+    @property
+    def window(self) -> Window:
+        """From the first row to the last."""
+        return Window(self.manifest.start_s, self.manifest.start_s + self.duration_s)
+
+    def requests(self) -> RequestTable:
+        """Every request. Raises NotMeasuredError when part of it is not there: the rest is not the experiment."""
+        listed = [name for name in self.manifest.files if is_of_requests(name)]
+        present = sum((self.folder / name).is_file() for name in listed)
+        if present < len(listed):
+            raise NotMeasuredError(f"{present} of {len(listed)} logs of requests are there")
+        table = self._kept(REQUESTS, lambda: read(self.folder))
+        if table is None:
             raise NotMeasuredError("the replicas wrote no latency log")
-        return paths
+        return table
 
-    def replica_latencies_s(self) -> list[Floats]:
-        """Latencies, in seconds, of the requests that ended within the recording; one array per replica.
-
-        By their end, as the recorder counts them: where requests queue, many begin long before they are answered.
-        Raises NotMeasuredError when a latency log is not there.
-        """
-        begin_ns = round(self.manifest.start_s * _NS)
-        end_ns = begin_ns + round(self.duration_s * _NS)
-        found = []
-        for path in self.latency_logs():
-            records = latencies.read(path)
-            ends_ns = latencies.ended_ns(records)
-            inside = (ends_ns >= begin_ns) & (ends_ns < end_ns)
-            found.append(records["latency_ns"][inside] / _NS)
-        return found
-
-    def pooled_latencies_s(self) -> Floats:
-        """All requests of the recording together, in seconds. Raises NotMeasuredError."""
-        return np.concatenate(self.replica_latencies_s())
+    def served_rates(self) -> dict[int, float]:
+        """Requests per second that each replica's log has in the recording. Raises NotMeasuredError."""
+        table, window = self.requests(), self.window
+        rows = well(table.rows)
+        inside = rows["replica"][window.holds(rows["end_ns"])]
+        return {replica: int((inside == replica).sum()) / self.duration_s for replica in table.replicas}
 
     def telemetry(self) -> pd.DataFrame:
         """The fast series within the recording, index ``elapsed_s`` since its start. Raises NotMeasuredError."""

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 import harness
-from harness.analysis import campaign_table, goodput, placement, summary
+from harness.analysis import campaign_table, goodput, objective, placement, summary
 from harness.analysis.axes import families
 from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
@@ -37,7 +37,6 @@ from harness.results.files import atomic_write, read_document, sha256_of, storag
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
 from harness.sharing.modes import mode_of
-from harness.traffic import server_result, slo
 
 REPORT_MD = "report.md"
 PLOTS = "plots"
@@ -158,9 +157,9 @@ def tables_of(against_first: Interference | None) -> dict[str, Any]:
 
 def objectives(analysis: CampaignAnalysis) -> list[str]:
     """Whether the experiments met the campaign's objective, the first thing that the report says."""
-    judged = server_result.objectives(analysis.folder)
+    judged = objective.objectives(analysis.folder)
     whole = [each for each in analysis.experiments if each.name in judged and not each.damage]
-    return slo.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
+    return objective.in_sentences([(each.data.manifest.experiment, judged[each.name]) for each in whole])
 
 
 def _run_command(analysis: CampaignAnalysis) -> str:

@@ -15,21 +15,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-import numpy as np
-
 from harness.analysis.format import number, quantity, replicas_in_words, with_interval
+from harness.analysis.metrics.requests import read_requests
 from harness.analysis.metrics.traced import memory_peak_percent
+from harness.analysis.objective import Outcome, read_objective, unmet
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, percentile, t_interval
 from harness.analysis.statistics.distributions import Floats
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, QUANTILES, Requests
 from harness.errors import ReasonCode
-from harness.results import latencies
-from harness.results.files import read_object
 from harness.results.manifest import Status
+from harness.results.requests import latency_ns, well
 from harness.spec import CampaignSpec, CellSpec, StressLoad, StressSpec
-from harness.traffic import server_result
-from harness.traffic.slo import Outcome, unmet
 
 FEW_RUNS = 3
 HELD = 0.95
@@ -410,12 +407,10 @@ def _does_not_hold(stress: StressSpec, point: LoadPoint, runs: Sequence[LoadRun]
 def _served(data: ExperimentData) -> Served | None:
     from harness.analysis.energy import energy_j  # it takes pandas, for which no run waits
 
-    file = data.folder / server_result.FILE_NAME
-    content = read_object(file) if file.is_file() else {}
-    slo = content.get("slo")
-    if slo is None:
+    slo = read_objective(data.folder)
+    if not slo:
         return None
-    tokens = content["results"]["output_tokens_per_s"]
+    tokens = read_requests(data.requests(), data.folder, data.window).tokens_per_s("output_tokens")
     try:
         joules = energy_j(data)[0] / (tokens * data.duration_s) * 1000 if tokens else None
     except NotMeasuredError:
@@ -437,12 +432,11 @@ def _each(runs: Sequence[LoadRun], name: str) -> list[float]:
 
 def _figures(data: ExperimentData) -> dict[str, Estimate]:
     """Throughput and percentiles of one recording, from its logs. Raises NotMeasuredError when there are none."""
-    paths = data.latency_logs()
+    rows = well(data.requests().rows)
     if data.duration_s <= 0:
         raise NotMeasuredError("nothing was recorded")
-    records = np.concatenate([latencies.read(path) for path in paths])
-    starts_s = records["start_ns"] / _NS - data.manifest.start_s
-    latencies_s = records["latency_ns"] / _NS
+    starts_s = rows["intended_ns"] / _NS - data.manifest.start_s
+    latencies_s = latency_ns(rows) / _NS
     ends_s = starts_s + latencies_s
     inside = (ends_s >= 0) & (starts_s < data.duration_s)
     requests = Requests(data.duration_s / FIRST_SLICES)

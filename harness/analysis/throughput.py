@@ -9,7 +9,7 @@ import pandas as pd
 
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate, batch_means, jain
-from harness.results.latencies import requests_within
+from harness.results.requests import well
 
 FROM_LOGS = "Throughput from the raw latency logs: no counter was recorded."
 WITH_LOGS = "Throughput with the raw latency logs: the counter of {} was not read in the first or the last row."
@@ -27,7 +27,7 @@ def pooled_rate(data: ExperimentData) -> tuple[float, str]:
         counts = _pooled_counts(data)
     except NotMeasuredError as error:
         try:
-            requests = len(data.pooled_latencies_s())
+            requests = int(data.window.holds(well(data.requests().rows)["end_ns"]).sum())
         except NotMeasuredError:
             raise error from None
         if data.duration_s <= 0:
@@ -55,17 +55,18 @@ def replica_rates(data: ExperimentData) -> list[float]:
         counts = data.table("total_count")
     except NotMeasuredError as error:
         try:
-            return [len(latencies) / data.duration_s for latencies in data.replica_latencies_s()]
+            return list(data.served_rates().values())
         except NotMeasuredError:
             raise error from None
     names = _names(data)
     served = {name: float(counts[name].max() - counts[name].min()) for name in names if name in counts}
     unread = _unread(counts, names)
-    logged = _logged(data) if unread else {}
+    logged = data.served_rates() if unread else {}
     for name in unread:
-        if name not in logged:
+        rate = logged.get(names.index(name))
+        if rate is None:
             raise NotMeasuredError(f"{name} wrote no latency log")
-        served[name] = max(served.get(name, 0.0), logged[name])
+        served[name] = max(served.get(name, 0.0), rate * data.duration_s)
     return [served[name] / data.duration_s for name in names]
 
 
@@ -104,9 +105,3 @@ def _unread(counts: pd.DataFrame, names: Sequence[str]) -> list[str]:
     """Who was not read in the first or the last row: its counter is not that of the whole recording, unless it has died."""
     ends = counts.iloc[[0, -1]]
     return [name for name in names if name not in ends or ends[name].isna().any()]
-
-
-def _logged(data: ExperimentData) -> dict[str, int]:
-    """Requests of the recording in each replica's log. Raises NotMeasuredError when a log is not there."""
-    data.latency_logs()
-    return requests_within(data.folder, data.manifest.start_s, data.manifest.start_s + data.duration_s)

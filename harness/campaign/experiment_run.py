@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.analysis.client_result import ClientResult, evaluate
 from harness.backends.base import Backend, Deployment, RecordingRequest, ReplicaDeath
 from harness.campaign import preflight
 from harness.campaign.events import Listener, Notice, Now, ProgressWriter, RowsRecorded, StepBegins, StepEnds
@@ -45,11 +46,10 @@ from harness.results.experiment import finalise
 from harness.results.files import atomic_write, storage_errors
 from harness.results.manifest import Manifest, Provenance, StepRecord, Verdict
 from harness.results.provenance import collect
+from harness.results.requests import Window
 from harness.results.verification import verify_experiment
 from harness.spec import ExperimentSpec, OnReplicaDeath
 from harness.spec.condition import crashing, waiting
-from harness.traffic import scenario_result, server_result
-from harness.traffic.figures import Window
 
 STEPS = ("preflight", "deploy", "stabilise", "record", "clean-up", "export", "verify", "cool-down")
 REHEARSAL = "rehearsal"
@@ -111,8 +111,7 @@ class Attempt:
     provenance: Provenance | None = None
     start_s: float = 0.0
     ended_s: float = 0.0
-    scenario: dict[str, Any] = field(default_factory=dict)
-    server: dict[str, Any] = field(default_factory=dict)
+    client: ClientResult | None = None
     _deployment: Deployment | None = None
     _load: LoadProcess | LoadShards | None = None
 
@@ -154,7 +153,7 @@ class Attempt:
         open_loop, beside = self.experiment.workload.open_loop, self.experiment.condition
         data = judge_data(self.folder, self.summary, open_loop=open_loop, waiting=waiting(beside))
         data += self.machine.findings
-        clients = [*self._judge_scenario(), *self._judge_server()]
+        clients = self._judge_clients()
         self.findings = [*self._judge_hostile(), *remarks, *data, *ignored_settings(self.statuses), *clients]
         return give_verdict(
             self.findings,
@@ -173,25 +172,14 @@ class Attempt:
             self.shared.listener(Notice(f"{identity}: {finding.message}"))
         return found
 
-    def _judge_scenario(self) -> list[Finding]:
-        """What the scenario's requests say; nothing in the closed loop, and where nothing was recorded."""
+    def _judge_clients(self) -> Sequence[Finding]:
+        """What whoever asked says of scenario, servers and objective; nothing where nothing was recorded."""
         summary, provenance = self.summary, self.provenance
-        if self.experiment.workload.scenario is None or summary is None or summary.end_s is None or provenance is None:
+        if summary is None or summary.end_s is None or provenance is None:
             return []
         window = Window(summary.start_s, summary.end_s)
-        self.scenario, findings = scenario_result.evaluate(
-            self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance
-        )
-        return findings
-
-    def _judge_server(self) -> list[Finding]:
-        """What the clients of the user's own servers say; nothing for other workloads, and where nothing was recorded."""
-        summary = self.summary
-        if self.experiment.workload.server is None or summary is None or summary.end_s is None:
-            return []
-        window = Window(summary.start_s, summary.end_s)
-        self.server, findings = server_result.evaluate(self.experiment, self.folder, window, statuses=self.statuses)
-        return findings
+        self.client = evaluate(self.experiment, self.folder, window, statuses=self.statuses, provenance=provenance)
+        return self.client.findings
 
     def publish(self, verdict: Verdict) -> bool:
         """Export and verify; True when the experiment's folder is there and holds what it should."""
@@ -462,10 +450,9 @@ class Attempt:
             findings=as_records(self.findings),
             verdict=verdict,
         )
-        for name, content in ((scenario_result.FILE_NAME, self.scenario), (server_result.FILE_NAME, self.server)):
-            if content:
-                with storage_errors(self.folder):
-                    atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
+        for name, content in (self.client.files if self.client else {}).items():
+            with storage_errors(self.folder):
+                atomic_write(self.folder / name, json.dumps(content, indent=2) + "\n", replace=True)
         finalise(self.folder, self.shared.folder.final_folder(self.experiment.experiment_id), manifest)
 
     def _stopping(self) -> dict[str, Any]:

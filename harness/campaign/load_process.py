@@ -16,10 +16,9 @@ from harness.backends.supervised import CAMPAIGN_VARIABLE, Lifeline, await_end
 from harness.errors import BackendError
 from harness.results import layout
 from harness.results.files import storage_errors
+from harness.results.requests import GENERATED, LOAD_LOG, Rows
 from harness.spec import Arrivals, ExperimentSpec, ScenarioKind
 from harness.traffic.generator import LoadPlan
-from harness.traffic.requests_log import FIELDS, RECORD_BYTES
-from harness.traffic.scenario_result import LOAD_LOG
 
 STOP_S = 5.0
 HOST = "127.0.0.1"
@@ -88,12 +87,12 @@ class LoadShards:
         return list(sentences)
 
 
-def merge(logs: Sequence[Path]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Every whole record of some logs, by intended time: (records, fields). Raises OSError."""
-    whole = (log.stat().st_size // RECORD_BYTES for log in logs)
-    parts = [np.fromfile(log, "<i8", count * len(FIELDS)) for log, count in zip(logs, whole, strict=True)]
-    records = np.concatenate([np.empty(0, "<i8"), *parts]).reshape(-1, len(FIELDS))
-    return records[np.argsort(records[:, 0], kind="stable")]
+def merge(logs: Sequence[Path]) -> Rows:
+    """Every whole record of some logs, by intended time. Raises OSError."""
+    parts = [np.fromfile(log, GENERATED, log.stat().st_size // GENERATED.itemsize) for log in logs]
+    records = np.concatenate([np.empty(0, GENERATED), *parts])
+    ordered: Rows = records[np.argsort(records["intended_ns"], kind="stable")]
+    return ordered
 
 
 class LoadProcess:

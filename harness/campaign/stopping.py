@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.analysis.statistics.sequential_ci import FIRST_SLICES, Looks, Requests, relative_half_width
 from harness.results import layout
-from harness.results.latencies import Tail, ended_ns
+from harness.results.requests import LogTail
 from harness.spec import StopWhenKnown
 
 LOG_LAG_S = 1.0
@@ -31,7 +31,9 @@ class StopRule:
         self._wanted = wanted
         self._start_ns = round(start_s * _NS)
         self._step_s = step_s
-        self._tails = [Tail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)]
+        self._tails = [
+            LogTail(layout.replica_folder(folder, index) / layout.RAW_LATENCIES) for index in range(replicas)
+        ]
         self._requests = Requests(wanted.min_s / FIRST_SLICES, counters=replicas)
         self._looks = Looks(wanted.min_s, [metric.value for metric in wanted.metrics], wanted.relative_half_width)
         self.known = False
@@ -46,8 +48,8 @@ class StopRule:
         if self._looks.due(until_s):
             until_ns = self._start_ns + round(until_s * _NS)
             for tail in self._tails:
-                records = tail.ended_by(until_ns)
-                ends_s = (ended_ns(records) - self._start_ns) / _NS
+                records = tail.ended_before(until_ns)
+                ends_s = (records["start_ns"] + records["latency_ns"] - self._start_ns) / _NS
                 inside = ends_s >= 0
                 self._requests.add(ends_s[inside], records["latency_ns"][inside] / _NS, until_s=until_s)
             self.known = self._looks.known(self._requests, until_s)

@@ -259,7 +259,7 @@ def judge_analyses(asked: Thresholds, analyses: Sequence[CampaignAnalysis]) -> J
     Raises UsageError where a campaign cannot answer it, StorageError or ResultsPathError where a file cannot be read.
     """
     from harness.analysis.contrasts.reproduction import reproduction
-    from harness.traffic.server_result import objectives
+    from harness.analysis.objective import objectives
 
     first, *others = analyses
     statuses: dict[str, str] = {}
@@ -308,12 +308,12 @@ def _statuses(analysis: CampaignAnalysis) -> dict[str, str]:
 
 def too_short(spec: CampaignSpec) -> list[str]:
     """Where servers are asked at a rate: cells with too few requests for the objective to be met, in sentences."""
-    from harness.traffic.slo import P99_SHARE, fewest_requests
+    from harness.analysis.objective import fewest_requests
 
     if spec.slo is None:
         return []
-    p99s = (spec.slo.ttft_p99_ms, spec.slo.latency_p99_ms)
-    allowed = [*(P99_SHARE for limit in p99s if limit is not None), *filter(None, [spec.slo.error_rate])]
+    of_requests = [1 - quantile for _, what, quantile, _ in spec.slo.limits() if what != "itl"]
+    allowed = [*of_requests, *filter(None, [spec.slo.error_rate])]
     needed = max(map(fewest_requests, allowed), default=0)
     told = []
     for workload in spec.workloads:

@@ -14,13 +14,12 @@ from harness.metrics.quality import Finding, Severity, judge
 from harness.metrics.rows import neighbour_of
 from harness.metrics.summary import RecordingSummary
 from harness.metrics.telemetry import held_back
-from harness.results.latencies import requests_between_readings, requests_within
 from harness.results.layout import TELEMETRY
 from harness.results.manifest import Status, Verdict
+from harness.results.requests import Window, requests_between_readings, requests_within
 from harness.spec import ExperimentSpec
 from harness.spec.condition import crashing
 from harness.spec.workload import MEMORY_HOG
-from harness.traffic.figures import Window
 
 DEATH_ADVICE = "Look into the replica's log among the experiment's files; fewer replicas may fit where these did not."
 AT_ONCE_S = 5.0
@@ -143,7 +142,7 @@ def crashes(
         return
     served = {
         name: requests
-        for name, requests in requests_within(folder, first.noticed_at_s, window.end_s).items()
+        for name, requests in requests_within(folder, Window(first.noticed_at_s, window.end_s)).items()
         if not neighbour_of(name)
     }
     left_s = window.end_s - first.noticed_at_s

@@ -311,11 +311,10 @@ def resume(
 
 def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
+    from harness.analysis.objective import in_sentences, objectives
     from harness.campaign.planners import planner_of
     from harness.cli import figures
     from harness.results.manifest import Status, read_manifest
-    from harness.traffic.server_result import objectives
-    from harness.traffic.slo import in_sentences
 
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     planner = planner_of(folder)

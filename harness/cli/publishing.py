@@ -262,8 +262,8 @@ def scenarios(
     json: Json = False,
 ) -> None:
     """Show what LoadGen and the load generator measured: rates, percentiles, limits, validity. MLPerf-like."""
+    from harness.analysis.client_result import NOTE, read_scenarios
     from harness.results.published import opened
-    from harness.traffic.scenario_result import NOTE, read_scenarios
 
     with opened(path) as folder:
         found = read_scenarios(folder, say=output.note)

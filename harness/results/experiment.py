@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.errors import ConflictError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results import latencies
+from harness.results import requests
 from harness.results.files import (
     atomic_write,
     count_lines,
@@ -18,10 +18,8 @@ from harness.results.files import (
     sync_folder,
 )
 from harness.results.layout import (
-    LATENCIES,
     MANIFEST,
-    RAW_LATENCIES,
-    REPLICAS,
+    REQUESTS,
     SAMPLES,
     WIDE,
     metric_file_name,
@@ -62,7 +60,7 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
     absent_series = {name: metric.level.absent_series for name, metric in CATALOGUE.items()}
     units = {name: metric.unit for name, metric in CATALOGUE.items()}
     fill_absent(paths, grid, manifest.absent_metrics, absent_series)
-    rows = _convert_latencies(attempt)
+    rows = _make_tables_of_requests(attempt)
     with storage_errors(attempt):
         wide, samples = attempt / (WIDE + _TEMPORARY), attempt / (SAMPLES + _TEMPORARY)
         rows[WIDE] = write_wide(attempt, wide, grid, manifest.provenance.host.cpus)
@@ -76,24 +74,20 @@ def finalise(attempt: Path, final: Path, manifest: Manifest) -> Manifest:
     return sealed
 
 
-def _convert_latencies(attempt: Path) -> dict[str, int]:
-    """Keep each replica's log as Parquet; returns the requests by file."""
+def _make_tables_of_requests(attempt: Path) -> dict[str, int]:
+    """Turn each workload's logs into its table of requests; returns the requests by file."""
     rows: dict[str, int] = {}
-    with storage_errors(attempt):
-        folders = workload_folders(attempt).values()
-        for folder in folders:
-            (folder / LATENCIES).mkdir(exist_ok=True)
-        for done in [path for folder in folders for path in sorted((folder / LATENCIES).glob("*.parquet"))]:
-            rows[str(done.relative_to(attempt))] = len(latencies.read(done))
-        for log in [
-            path for folder in folders for path in sorted((folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"))
-        ]:
-            target = log.parents[2] / LATENCIES / f"{log.parent.name}.parquet"
-            temporary = target.with_name(target.name + _TEMPORARY)
-            requests = latencies.to_parquet(log, temporary)
-            temporary.replace(target)
-            log.unlink()
-            rows[str(target.relative_to(attempt))] = requests
+    for folder in workload_folders(attempt).values():
+        with storage_errors(folder):
+            target, logs = folder / REQUESTS, requests.logs_of(folder)
+            if logs and not target.is_file():
+                temporary = target.with_name(target.name + _TEMPORARY)
+                requests.write(folder, temporary)
+                temporary.replace(target)
+            for log in logs:
+                log.unlink()
+            if target.is_file():
+                rows[str(target.relative_to(attempt))] = requests.count(target)
     return rows
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from harness.errors import HarnessError, ResultsPathError, StorageError, VerificationError
 from harness.metrics.quality import Severity, judge
 from harness.results.files import inside, read_object, sha256_of, storage_errors
-from harness.results.latencies import requests_between_readings
 from harness.results.layout import MANIFEST, SAMPLES, TELEMETRY, WIDE, WIDE_COLUMNS, MetricFile, metric_files
 from harness.results.manifest import Manifest, Status, content_digest, read_manifest
+from harness.results.requests import requests_between_readings
 from harness.results.tables import Grid, differing_samples, read_cells, wide_rows
 from harness.spec.condition import waiting
 

@@ -129,13 +129,11 @@ class CampaignSpec(StrictModel):
         return self
 
     @model_validator(mode="after")
-    def _objective_of_servers(self) -> CampaignSpec:
+    def _objective_can_be_judged(self) -> CampaignSpec:
         if self.slo is None:
             return self
         for workload in self.workloads:
-            if workload.server is None:
-                raise ValueError(f"`slo` is an objective of your own servers, and {workload.name} is none.")
-            if self.slo.of_tokens and not workload.server.streams:
+            if self.slo.of_tokens and (workload.server is None or not workload.server.streams):
                 raise ValueError(f"`slo` limits times of tokens, and answers of {workload.name} are no streams.")
         return self
 

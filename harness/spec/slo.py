@@ -1,24 +1,46 @@
-"""A service level objective of servers: what users are promised, and what decides pass or fail."""
+"""A service level objective: what users are promised, and what decides pass or fail."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from pydantic import Field, model_validator
 
 from harness.spec.model import StrictModel
 
+_OF_TOKENS = frozenset({"ttft", "itl", "tpot"})
+
+
+def _limit(percent: int, what: str) -> float | None:
+    limit: float | None = Field(default=None, gt=0, description=f"{percent} % of {what} within it, milliseconds.")
+    return limit
+
+
+_LATENCY = "the requests are answered"
+_TTFT = "the requests have their first token"
+_ITL = "the gaps between two tokens are"
+_TPOT = "the answers have a mean time per token after the first"
+
 
 class SloSpec(StrictModel):
-    """Each part is given or left out. Measured at the client, from the intended time of a request."""
+    """Each part is given or left out. Measured by whoever asks, from the intended time of a request."""
 
-    ttft_p99_ms: float | None = Field(
-        default=None, gt=0, description="99 % of the requests have their first token within it, milliseconds."
-    )
-    itl_p99_ms: float | None = Field(
-        default=None, gt=0, description="99 % of the gaps between two tokens are within it, milliseconds."
-    )
-    latency_p99_ms: float | None = Field(
-        default=None, gt=0, description="99 % of the requests are answered within it, milliseconds."
-    )
+    ttft_p50_ms: float | None = _limit(50, _TTFT)
+    ttft_p90_ms: float | None = _limit(90, _TTFT)
+    ttft_p95_ms: float | None = _limit(95, _TTFT)
+    ttft_p99_ms: float | None = _limit(99, _TTFT)
+    itl_p50_ms: float | None = _limit(50, _ITL)
+    itl_p90_ms: float | None = _limit(90, _ITL)
+    itl_p95_ms: float | None = _limit(95, _ITL)
+    itl_p99_ms: float | None = _limit(99, _ITL)
+    tpot_p50_ms: float | None = _limit(50, _TPOT)
+    tpot_p90_ms: float | None = _limit(90, _TPOT)
+    tpot_p95_ms: float | None = _limit(95, _TPOT)
+    tpot_p99_ms: float | None = _limit(99, _TPOT)
+    latency_p50_ms: float | None = _limit(50, _LATENCY)
+    latency_p90_ms: float | None = _limit(90, _LATENCY)
+    latency_p95_ms: float | None = _limit(95, _LATENCY)
+    latency_p99_ms: float | None = _limit(99, _LATENCY)
     error_rate: float | None = Field(
         default=None, gt=0, lt=1, description="Share of the requests that may fail, e.g. 0.001."
     )
@@ -26,10 +48,18 @@ class SloSpec(StrictModel):
     @model_validator(mode="after")
     def _says_something(self) -> SloSpec:
         if not self.model_dump(exclude_none=True):
-            raise ValueError("it needs one of ttft_p99_ms, itl_p99_ms, latency_p99_ms and error_rate.")
+            raise ValueError(
+                "it needs a limit, e.g. latency_p99_ms, ttft_p99_ms, itl_p99_ms, tpot_p99_ms or error_rate."
+            )
         return self
+
+    def limits(self) -> Iterator[tuple[str, str, float, float]]:
+        """Name, what of a request is limited (``latency``, ``ttft``, ``itl``, ``tpot``), quantile, and limit in milliseconds."""
+        for name, value in self.model_dump(exclude_none=True, exclude={"error_rate"}).items():
+            what, percent, _ = name.split("_")
+            yield name, what, int(percent[1:]) / 100, value
 
     @property
     def of_tokens(self) -> bool:
         """It limits times of tokens, which only streams have."""
-        return self.ttft_p99_ms is not None or self.itl_p99_ms is not None
+        return any(what in _OF_TOKENS for _, what, _, _ in self.limits())

@@ -41,6 +41,7 @@ class LoadPlan:
 
     Attributes:
         targets: host and port of each server.
+        first, stride: number of the replica that serves at the first target, and from there to the next one's.
         rate: requests per second that each is sent.
         log: file for the records; must not exist.
         arrivals: poisson or constant.
@@ -60,6 +61,12 @@ class LoadPlan:
     one_clock: bool = True
     timeout_s: float = 60.0
     duration_s: float | None = None
+    first: int = 0
+    stride: int = 1
+
+    def number(self, target: int) -> int:
+        """Of the replica that serves at a target."""
+        return self.first + self.stride * target
 
     def to_json(self) -> str:
         """The file's text."""
@@ -79,7 +86,15 @@ class LoadPlan:
     def shard(self, index: int, of: int, *, log: str) -> LoadPlan:
         """The part of one of several generators: each sends to servers of its own, at the same rate to each."""
         clients = max(1, self.max_clients // of)
-        return replace(self, targets=self.targets[index::of], seed=self.seed + index, max_clients=clients, log=log)
+        return replace(
+            self,
+            targets=self.targets[index::of],
+            first=index,
+            stride=of,
+            seed=self.seed + index,
+            max_clients=clients,
+            log=log,
+        )
 
 
 @dataclass(slots=True)
@@ -104,9 +119,7 @@ class Generator:
         log = RequestsLog(Path(self.plan.log))
 
         def answered(request: Sent, status: int) -> None:
-            log.append(
-                request.intended_ns, request.sent_ns - request.intended_ns, now_ns() - request.intended_ns, status
-            )
+            log.append(self.plan.number(request.target), request.intended_ns, request.sent_ns, now_ns(), status)
 
         clients = Clients(
             self.plan.targets,
@@ -172,9 +185,8 @@ class Generator:
                 clients.give_up(client)
 
     def _unanswered(self, request: Sent, log: RequestsLog, now_ns: int) -> None:
-        waited_ns = now_ns - request.intended_ns
-        send_error_ns = request.sent_ns - request.intended_ns if request.sent_ns else waited_ns
-        log.append(request.intended_ns, send_error_ns, waited_ns, UNANSWERED)
+        number = self.plan.number(request.target)
+        log.append(number, request.intended_ns, request.sent_ns or now_ns, now_ns, UNANSWERED)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,8 @@
 """What became of each request: one record, written as the load goes on.
 
-A record is four little-endian int64: intended time (nanoseconds since the epoch), send-time error, latency from the
-intended time to the last byte of the answer (both nanoseconds), and the status: HTTP's, or one of those below. A record
-torn by a kill is the last one; readers drop it.
+A record is five little-endian int64: the replica that was asked, the intended time (nanoseconds since the epoch), the
+send-time error, the latency from the intended time to the last byte of the answer (both nanoseconds), and the status: HTTP's,
+or one of those below. A record torn by a kill is the last one; readers drop it (``harness.results.requests``).
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ FAILED = 0
 """No connection, or it broke: latency says after how long."""
 UNANSWERED = -1
 """No answer in time, or none yet when the load ended."""
-FIELDS = ("intended_ns", "send_error_ns", "latency_ns", "status")
-RECORD_BYTES = 8 * len(FIELDS)
-_FULL = 4096 * len(FIELDS)
+_FULL = 4096 * 5
 
 
 class RequestsLog:
@@ -33,9 +31,9 @@ class RequestsLog:
         """There is enough to be worth a write."""
         return len(self._pending) >= _FULL
 
-    def append(self, intended_ns: int, send_error_ns: int, latency_ns: int, status: int) -> None:
-        """Add one request."""
-        self._pending.extend((intended_ns, send_error_ns, latency_ns, status))
+    def append(self, replica: int, intended_ns: int, sent_ns: int, end_ns: int, status: int) -> None:
+        """Add one request; instants since the epoch."""
+        self._pending.extend((replica, intended_ns, sent_ns - intended_ns, end_ns - intended_ns, status))
 
     def flush(self) -> None:
         """Write what is pending. Raises OSError."""

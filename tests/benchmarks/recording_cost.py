@@ -23,7 +23,8 @@ from harness.clock import SystemClock
 from harness.metrics.catalogue import select
 from harness.metrics.recorder import Recorder
 from harness.metrics.telemetry import Telemetry
-from harness.results import latencies, layout
+from harness.results import layout
+from harness.results.requests import LATENCY, records_of
 from harness.spec import Execution, ExperimentSpec, Limits, Sharing, Timing, WorkloadSpec
 from tests.support.fake_metrics import RowList
 
@@ -54,7 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         windows = _measure(experiment, Path(folder), wishes)
         logs = [layout.replica_folder(Path(folder), index) / layout.RAW_LATENCIES for index in range(wishes.replicas)]
-        starts = np.sort(np.concatenate([latencies.read(log)["start_ns"] for log in logs]))
+        starts = np.sort(np.concatenate([records_of(log, LATENCY)["start_ns"] for log in logs]))
     rates = [(on, _rate(starts, begin_s, end_s)) for on, begin_s, end_s in windows]
     _print(rates, wishes)
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from harness.analysis.statistics import t_interval
 from harness.replica.engine.process import answers_200, takes_connections
-from harness.traffic.server_result import OK, REQUEST
+from harness.results.requests import OK, read
 from tests.support.ports import free_port
 
 BAR = 0.02
@@ -152,7 +152,7 @@ def under_the_harness(wishes, folder):
     if ran.returncode or manifest is None:
         sys.exit(f"under the harness: exit code {ran.returncode}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
     start_s = json.loads(manifest.read_text())["start_s"]
-    asked = np.fromfile(manifest.parent / "replicas" / "replica-0" / "requests.bin", dtype=REQUEST)
+    asked = read(manifest.parent).rows
     well = asked[asked["status"] == OK]
     begun = well["intended_ns"] / 1e9
     rate = within(begun, begun + well["latency_ns"] / 1e9, start_s, start_s + wishes.seconds)

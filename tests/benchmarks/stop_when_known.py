@@ -35,9 +35,9 @@ from harness.analysis.statistics.sequential_ci import (
     half_width,
 )
 from harness.campaign.stopping import LOG_LAG_S
-from harness.results import latencies
 from harness.results.layout import experiment_folders
 from harness.results.published import opened
+from harness.results.requests import latency_ns
 
 ROOT = Path(__file__).parents[2]
 EVERY = ("throughput", "latency_p50_exact", "latency_p99_exact")
@@ -120,13 +120,13 @@ def main() -> None:
 
 
 def _replay(data: ExperimentData) -> Replay:
-    records = np.concatenate([latencies.read(path) for path in latencies.kept(data.folder)])
-    ends_s = (records["start_ns"] + records["latency_ns"] - round(data.manifest.start_s * 1e9)) / 1e9
+    records = data.requests().rows
+    ends_s = (records["end_ns"] - round(data.manifest.start_s * 1e9)) / 1e9
     order = np.argsort(ends_s)
     order = order[(ends_s[order] >= 0) & (ends_s[order] < data.duration_s)]
     spec = data.manifest.experiment
     key = (spec.workload.name, spec.sharing.value, spec.replicas)
-    return Replay(key, ends_s[order], records["latency_ns"][order] / 1e9, data.duration_s, spec.timing.step_s)
+    return Replay(key, ends_s[order], latency_ns(records)[order] / 1e9, data.duration_s, spec.timing.step_s)
 
 
 def _print_savings(replays: Sequence[Replay]) -> None:

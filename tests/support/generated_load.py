@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.traffic.figures import REQUEST
+from harness.results.requests import GENERATED
 from harness.traffic.generator import LoadPlan
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def run(plan: LoadPlan) -> np.ndarray:
 
 
 def records(log: Path) -> np.ndarray:
-    return np.fromfile(log, dtype=REQUEST)
+    return np.fromfile(log, dtype=GENERATED)
 
 
 def plan_for(port, folder: Path, **wishes) -> LoadPlan:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-import numpy as np
 import pandas as pd
 
 from harness.analysis.energy import energy_j
+from harness.analysis.metrics.requests import ClientRequests, read_requests
 from harness.analysis.metrics.traced import TRACED
+from harness.analysis.objective import Judged, judge
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import percentile
 from harness.analysis.statistics.distributions import Floats
@@ -24,6 +25,7 @@ from harness.metrics.metric import OverDevices
 from harness.metrics.telemetry import power_capped, reasons
 from harness.results.files import storage_errors
 from harness.results.layout import TELEMETRY
+from harness.spec import ExperimentSpec
 
 POOLED = "all"
 _SYMBOLS = {
@@ -68,17 +70,26 @@ class Run:
         return replica_rates(self.data)
 
     @cached_property
-    def replica_latencies_s(self) -> list[Floats]:
-        """Latencies of the requests that ended within the recording, one array per replica."""
-        return self.data.replica_latencies_s()
+    def requests(self) -> ClientRequests:
+        """What whoever asked saw in the recording."""
+        return read_requests(self.data.requests(), self.data.folder, self.data.window)
 
     @cached_property
-    def latencies_s(self) -> Floats:
-        """The same of all replicas together; there is at least one."""
-        pooled = np.concatenate(self.replica_latencies_s)
-        if not len(pooled):
+    def judged(self) -> Judged:
+        """What came of the objective."""
+        experiment = self.data.manifest.experiment
+        if experiment.slo is None:
+            raise NotMeasuredError("the campaign has no objective (`slo`)")
+        return judge(experiment.slo, self.requests, open_loop=experiment.workload.open_loop)
+
+    def seconds(self, what: str) -> Floats:
+        """Times of the requests, as of ``ClientRequests.seconds``; there is at least one."""
+        if not len(self.requests.well):
             raise NotMeasuredError(_NO_REQUEST)
-        return pooled
+        values = self.requests.seconds(what)
+        if not len(values):
+            raise NotMeasuredError("the answers were no streams of tokens")
+        return values
 
     @cached_property
     def energy_j(self) -> tuple[float, str]:
@@ -172,18 +183,14 @@ def _inputs(run: Run) -> float:
     return rate * inputs
 
 
-def _requests(run: Run) -> float:
-    return float(sum(map(len, run.replica_latencies_s)))
-
-
-def _quantile(quantile: float, run: Run) -> float:
-    return percentile(run.latencies_s, quantile)
+def _quantile(what: str, quantile: float, run: Run) -> float:
+    return percentile(run.seconds(what), quantile)
 
 
 def _worst_p99(run: Run) -> float:
-    if not _requests(run):
-        raise NotMeasuredError(_NO_REQUEST)
-    return max(percentile(latencies_s, 0.99) for latencies_s in run.replica_latencies_s)
+    latencies_s, rows = run.seconds("latency"), run.requests.well
+    replicas = run.data.requests().replicas
+    return max(percentile(latencies_s[rows["replica"] == replica], 0.99) for replica in replicas)
 
 
 def _energy(run: Run) -> float:
@@ -213,7 +220,7 @@ def _power_capped(run: Run) -> float:
 
 
 def _traced(figure: Callable[[ExperimentData, float], float], run: Run) -> float:
-    return figure(run.data, float(run.latencies_s.mean()))
+    return figure(run.data, float(run.seconds("latency").mean()))
 
 
 def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str = "") -> ResultMetric:
@@ -222,17 +229,26 @@ def _recorded(name: str, how: str, compute: Callable[[Run], float], short: str =
     return ResultMetric(name, recorded.title, _SYMBOLS.get(recorded.unit, recorded.unit), how, compute, short=short)
 
 
-def _exact_quantile(quantile: float) -> ResultMetric:
-    percent = f"p{quantile * 100:g}"
+_OF_TOKENS = {
+    "ttft": ("First token", "From the intended time of a request to its first token"),
+    "tpot": ("Time per token", "Mean time of each token of an answer after the first"),
+    "itl": ("Gap between tokens", "From one token of an answer to the next"),
+}
+_PERCENTS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
+
+
+def _exact(what: str, percent: str) -> ResultMetric:
+    """A percentile of what whoever asked measured."""
+    title, of = _OF_TOKENS.get(what, ("Latency", "From the intended time of a request to the end of its answer"))
     return ResultMetric(
-        f"latency_{percent}_exact",
-        f"Latency, exact {percent}",
+        f"{what}_{percent}_exact",
+        f"{title}, exact {percent}",
         "s",
-        "Nearest rank over every request of the recording, all replicas pooled; from the raw log, where the "
-        f"metric latency_{percent} is an estimate from a histogram.",
-        partial(_quantile, quantile),
+        f"{of}: nearest rank over every request of the recording, all replicas pooled, as whoever asked measured it. That of a "
+        "window, in curves, is an estimate from a histogram.",
+        partial(_quantile, what, _PERCENTS[percent]),
         higher_is_better=False,
-        short=f"Exact {percent}",
+        short=f"Exact {percent}" if what == "latency" else f"{title} {percent}",
     )
 
 
@@ -258,10 +274,10 @@ _METRICS = (
         "Latency, mean",
         "s",
         "Mean over every request of the recording.",
-        lambda run: float(run.latencies_s.mean()),
+        lambda run: float(run.seconds("latency").mean()),
         higher_is_better=False,
     ),
-    *map(_exact_quantile, (0.5, 0.95, 0.99)),
+    *(_exact("latency", percent) for percent in _PERCENTS),
     ResultMetric(
         "latency_p99_worst",
         "Exact p99, worst replica",
@@ -271,7 +287,11 @@ _METRICS = (
         higher_is_better=False,
     ),
     ResultMetric(
-        "requests", "Requests", "requests", "Requests in the raw logs that ended within the recording.", _requests
+        "requests",
+        "Requests",
+        "requests",
+        "Requests that were answered well within the recording, as whoever asked counted them.",
+        lambda run: float(len(run.requests.well)),
     ),
     ResultMetric(
         "fairness",
@@ -334,6 +354,34 @@ _METRICS = (
 METRICS: Mapping[str, ResultMetric] = {metric.name: metric for metric in _METRICS}
 """Those of every run by name, in the order of tables."""
 
+OF_OBJECTIVE = {
+    "goodput": ResultMetric(
+        "goodput",
+        "Goodput",
+        "requests/s",
+        "Requests per second that met every limit of the objective by themselves.",
+        lambda run: run.judged.goodput_per_s,
+        higher_is_better=True,
+    )
+}
+"""Of campaigns with an objective (`slo`)."""
+
+OF_STREAMS: Mapping[str, ResultMetric] = {
+    metric.name: metric
+    for metric in (
+        *(_exact(what, percent) for what in _OF_TOKENS for percent in _PERCENTS),
+        ResultMetric(
+            "output_tokens_per_s",
+            "Output tokens",
+            "tokens/s",
+            "Tokens of the answers that ended well within the recording, per second.",
+            lambda run: run.requests.tokens_per_s("output_tokens"),
+            higher_is_better=True,
+        ),
+    )
+}
+"""Of servers whose answers are streams of tokens."""
+
 PUBLISHED: Mapping[str, ResultMetric] = {
     name: _recorded(
         name,
@@ -353,11 +401,29 @@ OF_TRACED: Mapping[str, ResultMetric] = {
 }
 """Those of runs whose workload is traced."""
 
-OWN: Mapping[str, ResultMetric] = {**PUBLISHED, **OF_TRACED}
+OWN: Mapping[str, ResultMetric] = {**OF_OBJECTIVE, **OF_STREAMS, **PUBLISHED, **OF_TRACED}
 """Those that some runs have and others do not."""
 
 ALL: Mapping[str, ResultMetric] = {**METRICS, **OWN}
 """All of them, by name."""
+
+
+def exact_of(name: str) -> str:
+    """What the exact value of a recorded percentile is called."""
+    return f"{name.removeprefix('client_')}_exact"
+
+
+def metrics_of(experiment: ExperimentSpec) -> list[ResultMetric]:
+    """Those that its runs have, in the order of tables."""
+    server = experiment.workload.server
+    own = {
+        **(OF_OBJECTIVE if experiment.slo is not None else {}),
+        **(OF_STREAMS if server is not None and server.streams else {}),
+        **{name: PUBLISHED[name] for name in experiment.metrics if name in PUBLISHED},
+        **(OF_TRACED if experiment.workload.trace else {}),
+    }
+    return [*METRICS.values(), *own.values()]
+
 
 OF_CONFIGURATIONS: Mapping[str, ResultMetric] = {
     metric.name: metric

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from harness.analysis.metrics.catalogue import METRICS, OF_TRACED, POOLED, PUBLISHED, Run
+from harness.analysis.metrics.catalogue import POOLED, Run, metrics_of
 from harness.analysis.read import ExperimentData, NotMeasuredError
 from harness.analysis.statistics import Estimate
 from harness.analysis.throughput import within_run
@@ -67,9 +67,7 @@ class Measured:
 def measure(data: ExperimentData) -> Measured:
     """All metrics of one run. Raises StorageError or ResultsPathError when a file cannot be read."""
     run, measured = Run(data), Measured()
-    own = [PUBLISHED[name] for name in data.manifest.experiment.metrics if name in PUBLISHED]
-    own += OF_TRACED.values() if data.manifest.experiment.workload.trace else ()
-    for metric in (*METRICS.values(), *own):
+    for metric in metrics_of(data.manifest.experiment):
         if metric.compute is None:
             continue
         try:

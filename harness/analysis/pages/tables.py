@@ -9,7 +9,7 @@ from harness.analysis.campaign import CampaignAnalysis, Cell
 from harness.analysis.contrasts.outcome import Outcome
 from harness.analysis.format import DASH, TIMES, clipped, number, ratio_interval, whole_interval, with_interval
 from harness.analysis.goodput import Best
-from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
+from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS, exact_of
 from harness.analysis.metrics.measured import load_state
 from harness.analysis.pages.table import Column, Entry, Table, absent, figure_entry
 from harness.analysis.questions.condition_overhead import JUDGED, OF_NEIGHBOURS, Interference, Overhead
@@ -17,7 +17,7 @@ from harness.analysis.statistics import Estimate
 from harness.errors import counted
 
 _FIRST = ("throughput", "speed_up", "latency_p50_exact", "latency_p99_exact", "fairness")
-_MORE = ("cv", "inputs", "efficiency", "latency_mean", "latency_p95_exact")
+_MORE = ("cv", "inputs", "efficiency", "latency_mean", "latency_p90_exact", "latency_p95_exact")
 _ON_GPU, _MORE_ON_GPU = ("energy", "gpu_utilization"), ("gpu_memory", "cpu_psi")
 _ON_CPU, _MORE_ON_CPU = ("cpu_usage", "memory_usage"), ("cpu_psi",)
 _SM_ACTIVE = "gpu_sm_active"
@@ -28,7 +28,7 @@ _LOADS = {"cpu_psi", "gpu_utilization"}
 def scaling_tables(analysis: CampaignAnalysis, workload: str) -> list[Table]:
     """A workload's configurations by number of replicas: first figures, further ones, and what this one publishes besides."""
     cells = [cell for cell in analysis.cells if cell.workload == workload]
-    own = list(dict.fromkeys(name for cell in cells for name in cell.own))
+    own = list(dict.fromkeys(name for cell in cells for name in cell.own if exact_of(name) not in ALL))
     return [_scaling_table(analysis, workload, cells, names) for names in (*_scaling_metrics(analysis), own) if names]
 
 

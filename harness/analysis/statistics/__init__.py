@@ -136,6 +136,11 @@ def percentile(values: Floats, quantile: float) -> float:
     needed = needed_for(quantile)
     if len(values) < needed:
         raise ValueError(f"p{quantile * 100:g} takes at least {needed} requests, there are fewer")
+    return nearest_rank(values, quantile)
+
+
+def nearest_rank(values: Floats, quantile: float) -> float:
+    """The smallest of the values that ``quantile`` of all do not exceed, however few they are; at least one."""
     return float(np.quantile(values, quantile, method="inverted_cdf"))
 
 

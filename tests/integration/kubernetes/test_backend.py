@@ -14,9 +14,9 @@ from harness.backends.kubernetes import nodes, objects, pod_monitor
 from harness.backends.kubernetes.api import KubernetesApi
 from harness.backends.kubernetes.backend import KubernetesBackend
 from harness.errors import AwayError, BackendError, ImageError, ReplicaDiedError
-from harness.results import latencies, layout
+from harness.results import layout
+from harness.results.requests import LATENCY, records_of
 from harness.spec import ConditionSpec, LayerSpec, ScenarioSpec
-from harness.traffic.figures import Window, of_replicas
 from tests.support.cluster_driver import GPU, ClusterDriver
 from tests.support.experiments import experiment
 from tests.support.processes import DRAINED_S, eventually
@@ -54,7 +54,7 @@ def test_replicas_are_deployed_asked_and_ended_and_nothing_is_left(deploy, drive
     assert driver.left() == []
     assert list(deployment.deaths) == []
     for index in range(3):
-        requests = latencies.read(layout.replica_folder(folder, index) / layout.RAW_LATENCIES)
+        requests = records_of(layout.replica_folder(folder, index) / layout.RAW_LATENCIES, LATENCY)
         assert len(requests) > 1
         assert (layout.replica_folder(folder, index) / "replica.json").is_file()
         assert "serving" in layout.replica_log(folder, index).read_text()
@@ -79,10 +79,7 @@ def test_what_loadgen_says_of_its_test_is_known_before_the_end_and_its_service_t
     assert deployment.statuses()[0]["pod"] == deployment.replicas[0].pod
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     place = layout.replica_folder(folder, 0)
-    window = Window(0.0, time.time())
-    served = of_replicas([place / layout.RAW_LATENCIES], [place / layout.SERVICES], window)
-    assert served.completed > 0
-    assert len(served.service_ns) > 0
+    assert all(len(records_of(place / name, LATENCY)) for name in (layout.RAW_LATENCIES, layout.SERVICES))
 
 
 def test_kernels_are_traced_once_the_recording_is_over_and_before_the_pod_goes(deploy, driver):
@@ -108,7 +105,7 @@ def test_a_job_is_bounded_and_its_replicas_have_an_order(deploy, server, driver)
             deployment.statuses()] == [0, 1]  # fmt: skip
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert driver.left() == []
-    assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
+    assert len(records_of(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES, LATENCY)) > 1
 
 
 def test_a_jobs_replica_that_dies_takes_no_other_along(deploy, server, driver, deaths):
@@ -126,7 +123,7 @@ def test_a_jobs_replica_that_dies_takes_no_other_along(deploy, server, driver, d
     assert job_status(server)["active"] == 2
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     for index in (1, 2):
-        assert len(latencies.read(layout.replica_folder(folder, index) / layout.RAW_LATENCIES)) > 1
+        assert len(records_of(layout.replica_folder(folder, index) / layout.RAW_LATENCIES, LATENCY)) > 1
     assert "serving" in layout.replica_log(folder, 0).read_text()
     assert driver.left() == []
 

@@ -13,8 +13,8 @@ from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.results import layout
-from harness.results.latencies import read
 from harness.results.manifest import Status, read_manifest
+from harness.results.requests import read
 from harness.spec import Sharing
 from tests.integration.kubernetes.conftest import CONFIGS
 from tests.support.cluster_driver import CONFIG_LABEL
@@ -98,9 +98,9 @@ def test_a_campaign_under_500_faults_loses_nothing_leaves_nothing_and_restores_t
         under = manifest.experiment.sharing is Sharing.MPS
         assert {bool(one["mps_pipe_directory"]) for one in manifest.replicas} == {under}
         assert not [reason for reason in manifest.verdict.reasons if LOST.search(reason)], manifest.verdict
-        files = sorted((final / layout.LATENCIES).glob("*.parquet"))
-        assert len(files) == len(manifest.replicas)
-        assert all(len(read(path)) > 100 for path in files)
+        table = read(final)
+        assert len(table.replicas) == len(manifest.replicas)
+        assert all(len(table.of(replica)) > 100 for replica in table.replicas)
 
 
 def test_an_api_server_that_is_away_while_a_replica_dies_hides_nothing(through, proxy, driver, lends, tmp_path):

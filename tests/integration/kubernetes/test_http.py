@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from harness.analysis.client_result import SCENARIO
 from harness.backends.kubernetes import backend
 from harness.campaign import events, experiment_run
 from harness.campaign.folder import create
@@ -11,12 +12,10 @@ from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.source import PrometheusSource
-from harness.results import layout
+from harness.results import layout, requests
 from harness.results.files import read_object
 from harness.results.manifest import read_manifest
 from harness.spec import WorkloadSpec
-from harness.traffic.figures import REQUEST
-from harness.traffic.scenario_result import FILE_NAME, LOAD_LOG
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.fake_metrics import FakeGpus
@@ -71,7 +70,7 @@ def test_every_request_of_every_shard_is_in_the_result_though_a_registry_was_awa
     assert "waits up to 3600 s for what is away: replicas cannot start: RegistryUnavailable: no such host" in waits
     assert "goes on: what was away is back after 0 s." in goes_on
     assert list((folder.path / layout.ATTEMPTS).iterdir()) == []
-    manifest, result = read_manifest(experiment), read_object(experiment / FILE_NAME)
+    manifest, result = read_manifest(experiment), read_object(experiment / SCENARIO)
     assert result["results"]["intended_per_s"] == 2 * RATE
     assert result["results"]["offered_per_s"] == pytest.approx(2 * RATE, rel=0.25), "of both shards"
     assert set(result["results"]["statuses"]) == {"200"}
@@ -168,8 +167,8 @@ def test_a_pod_that_cannot_send_any_more_is_said(http, driver, monkeypatch):
     assert any(
         "could not be fetched" in reason for reason in manifest.steps["clean-up"].reasons + manifest.verdict.reasons
     )
-    result = read_object(next(folder.path.glob("tiny_r2_*")) / FILE_NAME)
+    result = read_object(next(folder.path.glob("tiny_r2_*")) / SCENARIO)
     assert result["validity"]["valid"] is False
     assert 0 < result["results"]["offered_per_s"] <= 1.25 * RATE, "of the other, which a busy machine starts late"
-    log = np.fromfile(next(folder.path.glob("tiny_r2_*")) / LOAD_LOG, dtype=REQUEST)
+    log = requests.read(next(folder.path.glob("tiny_r2_*"))).rows
     assert np.diff(np.sort(log["intended_ns"])) == pytest.approx(1e9 / RATE, rel=0.001), "and of the other every one"

@@ -22,9 +22,10 @@ from harness.metrics.catalogue import select
 from harness.metrics.csv_reader import read_experiment
 from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
-from harness.results import latencies, layout
+from harness.results import layout
 from harness.results.from_prometheus import read_source
 from harness.results.manifest import Status, read_manifest
+from harness.results.requests import LATENCY, records_of
 from harness.spec import ConditionSpec, Sharing
 from tests.integration.metrics.prometheus_server import INSTALLED, RunningPrometheus
 from tests.support.cluster_trial import Trial
@@ -70,9 +71,9 @@ def test_neighbours_are_pods_of_their_own_and_end_with_the_measured_ones(deploy,
 
     assert list(deployment.stop(timeout_s=DRAINED_S)) == []
     assert one_gpu.left() == []
-    assert len(latencies.read(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES)) > 1
+    assert len(records_of(layout.replica_folder(folder, 1) / layout.RAW_LATENCIES, LATENCY)) > 1
     place = layout.neighbour_folder(folder, "noisy")
-    assert len(latencies.read(layout.replica_folder(place, 0) / layout.RAW_LATENCIES)) > 1
+    assert len(records_of(layout.replica_folder(place, 0) / layout.RAW_LATENCIES, LATENCY)) > 1
     assert "serving" in layout.replica_log(place, 0).read_text()
 
 

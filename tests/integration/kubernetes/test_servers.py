@@ -16,8 +16,9 @@ from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.errors import BackendError, ReplicaDiedError
 from harness.replica.engine.ledger import FIELDS
-from harness.results import latencies, layout
+from harness.results import layout
 from harness.results.manifest import read_manifest
+from harness.results.requests import LATENCY, records_of
 from harness.spec import Sharing, SloSpec, WorkloadSpec
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, campaign, experiment
@@ -97,8 +98,8 @@ def test_servers_are_started_asked_and_ended_in_the_pods_and_all_answers_are_wri
         found = requests_of(folder, index)
         assert set(found["status"]) == {200}
         assert set(found["output_tokens"]) == {TOKENS}
-        assert len(found["status"]) == told["requests"] == len(latencies.read(place / layout.RAW_LATENCIES))
-        assert len(latencies.read(place / "gaps.bin")) == (TOKENS - 1) * told["requests"]
+        assert len(found["status"]) == told["requests"] == len(records_of(place / layout.RAW_LATENCIES, LATENCY))
+        assert len(records_of(place / "gaps.bin", LATENCY)) == (TOKENS - 1) * told["requests"]
         assert "Application startup complete" in layout.server_log(folder, index).read_text()
         assert "serving" in layout.replica_log(folder, index).read_text()
 

@@ -14,8 +14,8 @@ from harness.campaign.stopping import StopRule
 from harness.campaign.verify import verify_campaign
 from harness.clock import SystemClock
 from harness.metrics.catalogue import select
-from harness.results import layout
 from harness.results.manifest import read_manifest
+from harness.results.requests import read
 from harness.spec import StopWhenKnown, WorkloadSpec
 from tests.support.cluster_trial import Trial
 from tests.support.experiments import FAST, TINY, campaign, experiment
@@ -106,5 +106,5 @@ def test_a_campaigns_recording_ends_early_and_is_complete(server, driver, tmp_pa
     assert manifest.stopping["recorded_s"] == pytest.approx((manifest.rows - 1) * TIMING["step_s"])
     assert f"Recorded {manifest.stopping['recorded_s']:g} of at most {PLANNED_S:g} s" in manifest.stopping["why"]
     assert verify_campaign(folder.path).ok
-    assert len(list((done / layout.LATENCIES).glob("replica-*"))) == 2
+    assert read(done).replicas == (0, 1)
     assert driver.left() == []

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from harness.analysis.client_result import evaluate
 from harness.backends import local, local_check
 from harness.backends.local import LocalBackend
 from harness.backends.server_check import check_server
@@ -28,9 +29,8 @@ from harness.metrics.nvml import GpuFacts
 from harness.replica.engine.ledger import FIELDS
 from harness.replica.engine.load import FOLLOW_S
 from harness.results.manifest import read_manifest
+from harness.results.requests import Window
 from harness.spec import Device, SloSpec, WorkloadSpec
-from harness.traffic import server_result
-from harness.traffic.figures import Window
 from tests.support import forked
 from tests.support.certificates import vouched_for
 from tests.support.experiments import begun, experiment
@@ -422,7 +422,8 @@ def test_a_server_that_hangs_in_the_recording_does_not_pass(deploy, tmp_path):
 
     objective = SloSpec(latency_p99_ms=1e3 * FOLLOW_S)
     spec = experiment().model_copy(update={"workload": asked, "slo": objective})
-    content, findings = server_result.evaluate(spec, tmp_path, window, statuses=deployment.statuses())
+    result = evaluate(spec, tmp_path, window, statuses=deployment.statuses(), provenance=None)
+    content, findings = result.files["server.json"], result.findings
     assert (content["results"]["requests"], content["results"]["abandoned"]) == (of_load, 2)
     assert content["results"]["failed"] == {}
     assert content["slo"]["parts"]["latency_p99_ms"]["missed_share"] >= 2 / HANGS_AFTER

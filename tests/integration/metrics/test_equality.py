@@ -14,7 +14,7 @@ from harness.metrics.prometheus.adapter import PrometheusServer
 from harness.metrics.prometheus.exporter import export
 from harness.metrics.promql import local, render
 from harness.metrics.recorder import Recorder
-from harness.results import latencies
+from harness.results.requests import LATENCY, records_of
 from tests.integration.metrics.bursts import END_S, PHASE_S
 from tests.integration.metrics.prometheus_server import EMPTY_CONFIG, INSTALLED, RunningPrometheus
 from tests.integration.metrics.replicas import running_replicas
@@ -129,7 +129,7 @@ def disturbances(server, job, folder, start_s, delay_s):
     if delay_s > PHASE_S:
         yield f"the recorder's scrapes took until {delay_s:.2f} s after the second"
     for index in range(REPLICAS):
-        log = latencies.read(folder / str(index) / "latencies.bin")
+        log = records_of(folder / str(index) / "latencies.bin", LATENCY)
         ends_s = (log["start_ns"] + log["latency_ns"]) / 1e9
         inside = ends_s[(ends_s > start_ms / 1000) & (ends_s < end_ms / 1000)] % 1
         if inside.max() > QUIET_S[0]:

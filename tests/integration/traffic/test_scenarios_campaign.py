@@ -4,13 +4,13 @@ import json
 
 import pytest
 
+from harness.analysis.client_result import read_scenarios
 from harness.backends.local import LocalBackend
 from harness.campaign.folder import create
 from harness.campaign.runner import CampaignRunner
 from harness.campaign.verify import verify_campaign
 from harness.results.manifest import Status, read_manifest
 from harness.spec import WorkloadSpec
-from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import FAST, TINY, campaign
 from tests.support.processes import marked
 
@@ -71,7 +71,7 @@ def test_http_and_loadgen_replicas_are_loaded_recorded_judged_and_verified(run):
         assert "scenario.json" in manifest.files
         assert "replicas/replica-1/services.bin" in manifest.files
         assert manifest.rows == 9, name
-    assert "load/requests.bin" in manifests(folder)["http"].files
+    assert "requests.parquet" in manifests(folder)["http"].files
 
 
 def test_a_rate_that_no_server_can_hold_degrades_with_what_was_intended_and_answered(run):

@@ -15,7 +15,7 @@ from harness.analysis.metrics.measured import LoadState, Measured, measure
 from harness.analysis.read import read_experiment
 from harness.errors import ResultsPathError
 from harness.metrics.catalogue import CATALOGUE
-from harness.results import FileEntry, Status, atomic_write, finalise, latencies, read_manifest
+from harness.results import FileEntry, Status, atomic_write, finalise, read_manifest
 from harness.results.files import sha256_of
 from harness.results.layout import metric_files
 from tests.unit.results.synthetic import (
@@ -76,7 +76,7 @@ def test_what_is_not_of_a_metrics_rows_bears_no_metrics_name(copy: Path) -> None
         metric_files(experiment)[metric].path.unlink()
     assert measure(read_experiment(experiment)).figures == whole
 
-    shutil.rmtree(experiment / "latencies")
+    (experiment / "requests.parquet").unlink()
     (experiment / "telemetry.csv").unlink()
     rest = measure(read_experiment(experiment)).figures
     changed = {name for name in whole if rest.get(name) != whole[name]}
@@ -273,7 +273,7 @@ def test_what_a_replica_served_while_its_counter_could_not_be_read_is_in_its_log
 def test_without_its_log_the_throughput_says_what_it_lacks(copy: Path) -> None:
     experiment = copy / "resnet50_r3_time-slicing_rep1"
     unread(experiment, "replica-1", (15.0, 20.0))
-    shutil.rmtree(experiment / "latencies")
+    (experiment / "requests.parquet").unlink()
 
     found = measure(read_experiment(experiment))
 
@@ -282,8 +282,8 @@ def test_without_its_log_the_throughput_says_what_it_lacks(copy: Path) -> None:
     assert found.notes[0].startswith(
         "Throughput without what replica-1 served before the first or after the last reading"
     )
-    assert "0 of 3 latency logs are there" in found.notes[0]
-    assert found.absent["fairness"] == "0 of 3 latency logs are there"
+    assert "0 of 1 logs of requests are there" in found.notes[0]
+    assert found.absent["fairness"] == "0 of 1 logs of requests are there"
 
 
 def test_a_replica_that_serves_alone_is_counted_by_its_log_where_it_could_not_be_read(copy: Path) -> None:
@@ -349,21 +349,12 @@ def test_a_damaged_experiment_is_not_used(copy: Path) -> None:
 
 
 def test_latencies_left_behind_cost_the_percentiles_only(copy: Path) -> None:
-    for folder in copy.glob("*/latencies"):
-        shutil.rmtree(folder)
+    for folder in copy.glob("*/requests.parquet"):
+        folder.unlink()
     found = analyse(copy)
     assert not any(experiment.damage for experiment in found.experiments)
-    assert cell(found, 1).absent["latency_p50_exact"] == "0 of 1 latency logs are there"
+    assert cell(found, 1).absent["latency_p50_exact"] == "0 of 1 logs of requests are there"
     assert cell(found, 1).estimates["throughput"].n == 3
-
-
-def test_percentiles_of_some_replicas_are_none_of_the_experiment(copy: Path) -> None:
-    experiment = copy / "resnet50_r3_time-slicing_rep1"
-    latencies.kept(experiment)[0].unlink()
-    found = measure(read_experiment(experiment))
-    assert "latency_p99_exact" not in found.figures
-    assert found.absent["latency_p99_exact"] == "2 of 3 latency logs are there"
-    assert cell(analyse(copy), 3).estimates["latency_p99_exact"].n == 2
 
 
 def test_what_is_missing_is_said_with_how_far_it_came(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ from harness.analysis.statistics import Estimate, paired
 from harness.errors import ReasonCode
 from harness.metrics.rows import Row, series_name
 from harness.results import ExperimentWriter, Status, finalise
-from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, neighbour_folder, replica_folder
 from harness.results.manifest import Verdict
+from harness.results.requests import LATENCY
 from harness.spec import CampaignSpec, ConditionSpec, ExperimentSpec, LayerSpec, NeighbourSpec, Sharing, WorkloadSpec
 from tests.unit.results.synthetic import START_S, Shape, experiment_spec, manifest_for, write_campaign
 
@@ -143,7 +143,7 @@ def rows_at(start_s: float, row: int, rates: dict[str, tuple[float, ...]]) -> li
 
 def write_log(folder: Path, rate: float, start_s: float) -> None:
     folder.mkdir(parents=True)
-    records = np.zeros(int(rate * 20), dtype=RECORD)
+    records = np.zeros(int(rate * 20), dtype=LATENCY)
     records["start_ns"] = round(start_s * 1e9) + (np.arange(len(records)) / rate * 1e9).astype(np.int64) + 1
     records["latency_ns"] = round(1e9 / rate * 0.9)
     records.tofile(folder / "latencies.bin")
@@ -228,17 +228,17 @@ def test_neighbours_have_figures_of_their_own_and_enter_nobody_elses(found, anal
     assert beside.estimates["throughput"].mean == pytest.approx(0.8 * sum(DRIFT.values()) / 3, rel=0.01)
 
 
-def test_percentiles_of_some_of_a_neighbours_replicas_are_none_of_it(folder, tmp_path):
+def test_a_neighbour_without_its_requests_has_no_percentiles(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "conditions")
     for experiment in copy.glob("*_beside_*"):
-        (neighbour_folder(experiment, "whisper") / "latencies" / "replica-1.parquet").unlink()
+        (neighbour_folder(experiment, "whisper") / "requests.parquet").unlink()
 
     outcome = interference(analyse(copy))
 
     assert outcome is not None
     [whisper] = outcome.neighbours
     assert "latency_p50_exact" not in whisper.estimates
-    assert whisper.absent["latency_p50_exact"] == "1 of 2 latency logs are there"
+    assert whisper.absent["latency_p50_exact"] == "0 of 1 logs of requests are there"
     assert whisper.estimates["throughput"].n == 3
 
 

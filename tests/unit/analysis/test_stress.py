@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from harness.analysis import goodput
+from harness.analysis.objective import Outcome
 from harness.analysis.pages.tables import goodput_table
 from harness.analysis.statistics import Estimate
 from harness.analysis.stress import FailureMode, Grade, LoadPoint, LoadRun, Served, StressSeries, search, series_of
 from harness.errors import ReasonCode
 from harness.results.manifest import Status
 from harness.spec import CampaignSpec, ScenarioKind, ScenarioSpec, StressLoad, StressSpec, WorkloadSpec
-from harness.traffic.slo import Outcome
 
 TINY = WorkloadSpec(name="tiny", factory="tests.support.tiny_workload:steady")
 

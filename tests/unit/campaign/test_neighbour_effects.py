@@ -10,8 +10,8 @@ from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.latency_log import LatencyLog
 from harness.results import layout
+from harness.results.requests import Window
 from harness.spec import ConditionSpec, NeighbourSpec, WorkloadSpec
-from harness.traffic.figures import Window
 from tests.support.experiments import experiment
 
 BEGIN_S = time.time()

@@ -9,6 +9,7 @@ import pytest
 
 import harness
 from harness.analysis.campaign import analyse
+from harness.analysis.client_result import read_scenarios
 from harness.analysis.report import REPORT_MD, SUMMARY_CSV, SUMMARY_JSON
 from harness.campaign import folder as folders
 from harness.campaign.journal import Journal, read_events
@@ -20,7 +21,6 @@ from harness.results.files import sha256_of
 from harness.results.layout import REPORT_HTML, REPORT_SUMS
 from harness.results.manifest import content_digest
 from harness.spec import Timing
-from harness.traffic.scenario_result import read_scenarios
 from tests.support.experiments import campaign
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_metrics import FakeGpus

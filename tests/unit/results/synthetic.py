@@ -19,9 +19,9 @@ import numpy as np
 from harness.metrics.catalogue import STANDARD
 from harness.metrics.rows import Row
 from harness.results import ExperimentWriter, Manifest, Status, StepRecord, Verdict, finalise
-from harness.results.latencies import RECORD
 from harness.results.layout import attempt_folder, iso, replica_folder, replica_log
 from harness.results.manifest import Gpu, Host, Provenance, Software
+from harness.results.requests import LATENCY
 from harness.spec import (
     CampaignSpec,
     ConditionSpec,
@@ -278,7 +278,7 @@ def _write_replica(
     home.mkdir(parents=True)
     requests = int(rate * (shape.record_s + 10))
     latency_s = random.gamma(400, 1 / rate / 400, size=requests)
-    records = np.empty(requests, dtype=RECORD)
+    records = np.empty(requests, dtype=LATENCY)
     records["latency_ns"] = latency_s * 1e9
     ends_s = np.cumsum(latency_s) - 10  # The first ten seconds are the stabilise phase.
     records["start_ns"] = ((start_s + ends_s - latency_s) * 1e9).astype(np.int64)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +17,7 @@ from harness.campaign.publish import publish
 from harness.campaign.verify import verify_campaign
 from harness.cli.app import app
 from harness.errors import ResultsPathError, UsageError
-from harness.results import latencies, times
+from harness.results import packed, requests
 from harness.results.condensed import condense
 from harness.results.experiment import finalise
 from harness.results.files import sha256_of
@@ -28,16 +28,6 @@ from tests.unit.results.synthetic import START_S, Shape, experiment_spec, write_
 
 NAME = "condensed-20260131T000000Z"
 US = 1_000
-REQUESTS = (
-    "intended_ns",
-    "send_error_ns",
-    "latency_ns",
-    "ttft_ns",
-    "itl_p99_ns",
-    "input_tokens",
-    "output_tokens",
-    "status",
-)
 
 
 @pytest.fixture(scope="module")
@@ -60,14 +50,15 @@ def rounded(at_ns: np.ndarray) -> np.ndarray:
 def test_every_instant_is_the_nearest_and_every_duration_that_between_two(recorded: Path, condensed: Path) -> None:
     compared = 0
     for folder in condensed.glob("*_rep*"):
-        original = dict(latencies.logs(recorded / folder.name))
-        for name, parts in latencies.logs(folder):
-            (before,), (after,) = original[name], parts
-            ends_ns = before["start_ns"] + before["latency_ns"]
-            assert np.array_equal(after["start_ns"], rounded(before["start_ns"]))
-            assert np.array_equal(after["start_ns"] + after["latency_ns"], rounded(ends_ns))
-            assert 0 < np.abs(after["latency_ns"] - before["latency_ns"]).max() < US
-            compared += len(after)
+        before, after = requests.read(recorded / folder.name), requests.read(folder)
+        assert before is not None
+        assert after is not None
+        assert after.replicas == before.replicas
+        for name in ("intended_ns", "end_ns"):
+            assert np.array_equal(after.rows[name], rounded(before.rows[name]))
+        for name in set(requests.COLUMNS) - {"intended_ns", "end_ns"}:
+            assert np.array_equal(after.rows[name], before.rows[name])
+        compared += len(after.rows)
     assert compared > 1000
 
 
@@ -90,13 +81,12 @@ def test_the_manifests_keep_what_was_recorded_and_all_else_is_as_it_was(recorded
         assert manifest.condensed is not None
         assert manifest.condensed.resolution_ns == US
         assert manifest.condensed.recorded_digest == before.digest
-        taken = {name for name in before.files if name.startswith("latencies/") or name == "samples.parquet"}
+        taken = {"requests.parquet", "samples.parquet"}
         assert manifest.condensed.recorded == {name: before.files[name] for name in taken}
         kept = before.files.keys() - taken
+        assert manifest.files.keys() - kept == {"requests.parquet"}
+        assert manifest.files["requests.parquet"].rows == before.files["requests.parquet"].rows
         assert {name: manifest.files[name] for name in kept} == {name: before.files[name] for name in kept}
-        assert manifest.files.keys() - kept == {
-            name.replace(".parquet", ".times") for name in taken if name != "samples.parquet"
-        }
         same = {"files", "digest", "condensed"}
         assert manifest.model_dump(exclude=same) == before.model_dump(exclude=same)
 
@@ -105,14 +95,14 @@ def test_verify_says_that_it_checked_what_is_there(condensed: Path) -> None:
     outcome = verify_campaign(condensed)
     assert outcome.ok
     (note,) = (note for note in outcome.notes if "recorded" in note)
-    assert "12 files are not as they were recorded: instants were rounded to 1000 ns" in note
+    assert "8 files are not as they were recorded: instants were rounded to 1000 ns" in note
     said = CliRunner().invoke(app, ["verify", str(condensed.parent.parent / f"{NAME}.tar.xz")])
     assert "rounded to 1000 ns" in said.output
     assert "rounded to 1000 ns" in (condensed / "ro-crate-metadata.json").read_text()
 
 
 def test_a_damaged_log_is_a_problem(condensed: Path) -> None:
-    path = next(condensed.glob("*/latencies/replica-0.times"))
+    path = next(condensed.glob("*/requests.parquet"))
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     try:
@@ -150,39 +140,44 @@ def test_what_is_no_resolution_is_refused(said: str, recorded: Path) -> None:
     assert CliRunner().invoke(app, ["publish", str(recorded), "--resolution", said]).exit_code == 2
 
 
-def test_the_logs_of_servers_and_neighbours_are_condensed_and_what_is_not_there_stays(tmp_path: Path) -> None:
+def test_the_requests_of_servers_and_neighbours_are_condensed_and_what_is_not_there_stays(tmp_path: Path) -> None:
     spec, shape = experiment_spec("resnet50", 1, 1, Shape(record_s=20)), Shape(record_s=20)
     attempt = attempt_folder(tmp_path, spec.experiment_id, 1)
     manifest = write_attempt(attempt, spec, shape, START_S)
     begin = int(START_S * 1e9) + 777
-    requests = [[begin, 1_499, 5_000_501, -1, -1, 7, 0, -1], [begin + 9, 0, 1_000_000, 600_123, 2_000, 7, 32, 200]]
+    asked = [[begin, 1_499, 5_000_501, -1, -1, 7, 0, -1], [begin + 9, 0, 1_000_000, 600_123, 2_000, 7, 32, 200]]
     gaps = [[begin + 600_132, 400_000], [begin + 1_000_132, 0]]
     beside = neighbour_folder(attempt, "whisper") / "replicas" / "replica-0"
     beside.mkdir(parents=True)
     of_server = replica_folder(attempt, 0)
     for path, rows in (
-        (of_server / "requests.bin", requests),
+        (of_server / "requests.bin", asked),
         (of_server / "gaps.bin", gaps),
         (beside / "latencies.bin", gaps),
     ):
         np.array(rows, "<i8").tofile(path)
     final = tmp_path / spec.experiment_id
     finalise(attempt, final, manifest)
-    hashes = {name: sha256_of(path) for name, path in condense(final, tmp_path / "1us", US).items()}
-    names, found = times.read(tmp_path / "1us/replicas/replica-0/requests.times")
+    coarse = condense(final, tmp_path / "1us", US)
+    table = requests.read(tmp_path / "1us")
+    assert table is not None
+    failed, answered = table.rows
 
-    assert tuple(names) == REQUESTS
     at = rounded(np.array([begin, begin + 9]))
-    ends = rounded(np.array([[begin + 1_499, begin + 5_000_501], [begin + 9, begin + 1_000_009]]))
-    assert found[:, :3].tolist() == [[at[row], *(ends[row] - at[row])] for row in (0, 1)]
-    assert found[0, 3:].tolist() == requests[0][3:]
-    assert found[1, 3:].tolist() == [rounded(begin + 9 + 600_123) - at[1], 2_000, 7, 32, 200]
-    assert times.read(tmp_path / "1us/replicas/replica-0/gaps.times")[0] == ["start_ns", "gap_ns"]
-    assert len(latencies.read(tmp_path / "1us/neighbours/whisper/latencies/replica-0.times")) == 2
-    assert hashes["replicas/replica-0/requests.times"] != sha256_of(final / "replicas/replica-0/requests.bin")
-    exact = condense(final, tmp_path / "1ns", 1)
-    assert times.read(exact["replicas/replica-0/requests.times"])[1].tolist() == requests
-    assert times.read(exact["replicas/replica-0/gaps.times"])[1].tolist() == gaps
+    assert failed.tolist() == (0, at[0], rounded(begin + 1_499), -1, rounded(begin + 5_000_501), -1, 7, 0, -1)
+    first_token_ns = rounded(begin + 9 + 600_123)
+    assert answered.tolist() == (0, at[1], at[1], first_token_ns, rounded(begin + 1_000_009), 2_000, 7, 32, 200)
+    assert "replicas/replica-0/gaps.bin" not in coarse
+    assert len(requests.gaps(tmp_path / "1us", 0)) == 2
+    beside_table = requests.read(tmp_path / "1us/neighbours/whisper")
+    assert beside_table is not None
+    assert len(beside_table.rows) == 2
+    condense(final, tmp_path / "1ns", 1)
+    exact, original = requests.read(tmp_path / "1ns"), requests.read(final)
+    assert exact is not None
+    assert original is not None
+    assert np.array_equal(exact.rows, original.rows)
+    assert np.array_equal(requests.gaps(tmp_path / "1ns", 0), requests.gaps(final, 0))
 
 
 def test_telemetry_gets_the_digits_that_recordings_have_now(tmp_path: Path) -> None:
@@ -206,37 +201,38 @@ def test_telemetry_gets_the_digits_that_recordings_have_now(tmp_path: Path) -> N
     assert condense(final, tmp_path / "again", US)["telemetry.csv"] == final / "telemetry.csv"
 
 
-def in_one(table: np.ndarray) -> Iterator[np.ndarray]:
-    yield table
+@pytest.mark.parametrize("rows", [0, 1, 2, 250])
+def test_any_integers_come_back(rows: int, tmp_path: Path) -> None:
+    table = np.random.default_rng(5).integers(-(2**60), 2**60, (250, 4))[:rows]
+    packed.pack(tmp_path / "t.parquet", ("at", "b_ns", "c", "d"), table, 1)
+    assert np.array_equal(packed.unpack(tmp_path / "t.parquet")[1], table)
 
 
-def test_any_integers_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(times, "BLOCK_ROWS", 100)
-    random = np.random.default_rng(5)
-    table = random.integers(-(2**62), 2**62, (250, 4))
-    for number, rows in enumerate((0, 1, 2, 100, 250)):
-        path = tmp_path / f"{number}.times"
-        times.write(path, ("at", "b_ns", "c", "d"), in_one(table[:rows] // 4), 1)
-        assert np.array_equal(times.read(path)[1], table[:rows] // 4)
-
-
-def test_most_values_fit_into_one_byte_around_their_median_and_logs_without_one_are_read(tmp_path: Path) -> None:
+def test_most_values_fit_into_one_byte_around_their_median(tmp_path: Path) -> None:
     latency = np.array([40_000, 40_100, 40_127, 40_050, 39_990])
-    table = np.stack([np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)]), latency], axis=1)
+    table = np.stack([np.concatenate([[7], 7 + np.cumsum(latency[:-1] + 300)]), latency, np.full(5, 200)], axis=1)
+    path = tmp_path / "t.parquet"
+    packed.pack(path, ("start_ns", "latency_ns", "status"), table, 1)
+    about = json.loads(pq.read_schema(path).metadata[b"harness.packed"])
+    assert (about["middles"]["latency_ns"], about["after"]) == (40_050, ["start_ns", "latency_ns"])
+    assert about["constants"] == {"status": 200}
+    assert np.array_equal(packed.unpack(path)[1], table)
+
+
+def test_logs_of_sets_from_before_are_read(tmp_path: Path) -> None:
     path = tmp_path / "replica-0.times"
-    times.write(path, ("start_ns", "latency_ns"), in_one(table), 1)
-    header = json.loads(path.read_bytes().splitlines()[0])
-    assert header["columns"] == [["start_ns", 2, 300], ["latency_ns", 1, 40_050]]
-    assert np.array_equal(times.read(path)[1], table)
-    older = {
+    about = {
         "rows": 2,
         "unit_ns": 1,
         "begin": 7,
         "after": ["start_ns"],
         "columns": [["start_ns", 1], ["latency_ns", 1]],
     }
-    path.write_bytes(json.dumps(older).encode() + b"\n" + bytes([0, 20, 8, 6]))
-    assert times.read(path)[1].tolist() == [[7, 4], [17, 3]]
+    path.write_bytes(json.dumps(about).encode() + b"\n" + bytes([0, 20, 8, 6]))
+    assert packed.unpack(path)[1].tolist() == [[7, 4], [17, 3]]
+    about["columns"] = [["start_ns", 1], ["latency_ns", 1, 40_050]]
+    path.write_bytes(json.dumps(about).encode() + b"\n" + bytes([0, 20, 8, 6]))
+    assert packed.unpack(path)[1].tolist() == [[7, 40_054], [17, 40_053]]
 
 
 @pytest.mark.parametrize(
@@ -253,4 +249,4 @@ def test_what_is_no_log_of_times_is_refused(content: bytes, tmp_path: Path) -> N
     path = tmp_path / "replica-0.times"
     path.write_bytes(content)
     with pytest.raises(ResultsPathError, match="is no log of times"):
-        times.read(path)
+        packed.unpack(path)

@@ -13,7 +13,7 @@ import pytest
 
 from harness.campaign.verify import verify_campaign
 from harness.errors import ConflictError, ResultsPathError
-from harness.results import Manifest, Status, finalise, latencies, read_manifest, verify_experiment
+from harness.results import Manifest, Status, finalise, read_manifest, requests, verify_experiment
 from harness.results.layout import metric_files
 from harness.results.tables import read_rows
 from tests.unit.results.synthetic import (
@@ -52,7 +52,7 @@ def test_a_finished_experiment_verifies(original: Path) -> None:
 
 def test_the_folder_holds_what_the_format_says(original: Path) -> None:
     assert set(metric_files(original)) == set(METRICS)
-    assert {path.name for path in (original / "latencies").iterdir()} == {f"replica-{i}.parquet" for i in range(3)}
+    assert (original / "requests.parquet").is_file()
     assert not list(original.rglob("*.bin"))
     assert not list(original.rglob("*.tmp"))
     assert not list((original.parent / "attempts").iterdir())
@@ -64,9 +64,10 @@ def test_the_manifest_counts_rows_and_carries_the_verdict(original: Path) -> Non
     assert manifest.files["wide.csv"].rows == 21
     throughput = metric_files(original)["throughput"].path.name
     assert manifest.files[throughput].rows == 21 * 4
-    assert manifest.files["latencies/replica-0.parquet"].rows == len(
-        latencies.read(original / "latencies" / "replica-0.parquet")
-    )
+    table = requests.read(original)
+    assert table is not None
+    assert table.replicas == (0, 1, 2)
+    assert manifest.files["requests.parquet"].rows == len(table.rows)
     assert manifest.verdict.status == "VALID"
 
 
@@ -161,9 +162,9 @@ def test_a_hand_edited_csv_is_named_with_both_hashes(experiment: Path) -> None:
 
 
 def test_a_missing_file_is_named(experiment: Path) -> None:
-    (experiment / "latencies" / "replica-2.parquet").unlink()
+    (experiment / "requests.parquet").unlink()
     (problem,) = verify_experiment(experiment).problems
-    assert problem.path.name == "replica-2.parquet"
+    assert problem.path.name == "requests.parquet"
     assert "missing" in problem.message
 
 
@@ -282,12 +283,19 @@ def test_a_log_that_disagrees_with_the_counter_is_noted(tmp_path: Path) -> None:
 
 
 def test_requests_are_counted_when_they_finish(tmp_path: Path) -> None:
-    records = np.zeros(4, dtype=latencies.RECORD)
+    records = np.zeros(4, dtype=requests.LATENCY)
     records["start_ns"] = [0, 1_000_000_000, 2_000_000_000, 3_000_000_000]
     records["latency_ns"] = 1_000_000_000
     (tmp_path / "replicas" / "replica-7").mkdir(parents=True)
     (tmp_path / "replicas" / "replica-7" / "latencies.bin").write_bytes(records.tobytes())
-    assert latencies.requests_within(tmp_path, 1, 3) == {"replica-7": 2}
+    window = requests.Window(1, 3)
+    assert requests.requests_within(tmp_path, window) == {"replica-7": 2}
+    assert window.holds(np.array([999_999_999, 1_000_000_000, 2_999_999_999, 3_000_000_000])).tolist() == [
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -302,13 +310,13 @@ def test_requests_are_counted_when_they_finish(tmp_path: Path) -> None:
 def test_a_log_says_by_how_much_a_counter_can_have_grown_between_two_readings(
     tmp_path: Path, rows_s: tuple[float, float], late_s: float, counts: tuple[int, int]
 ) -> None:
-    records = np.zeros(4, dtype=latencies.RECORD)
+    records = np.zeros(4, dtype=requests.LATENCY)
     records["start_ns"] = 1_000_000_000 * np.arange(100, 104)
     records["latency_ns"] = 1_000_000_000
     for name in ("replica-7", "replica-8"):
         (tmp_path / "replicas" / name).mkdir(parents=True)
         (tmp_path / "replicas" / name / "latencies.bin").write_bytes(records.tobytes())
-    found = latencies.requests_between_readings(
+    found = requests.requests_between_readings(
         tmp_path, {"replica-7": rows_s, "replica-9": (0.0, 1.0)}, start_s=100.0, step_s=1.0, late_s=late_s
     )
     assert found == {"replica-7": counts}
@@ -330,27 +338,50 @@ def test_verify_refuses_a_folder_that_is_not_ours(tmp_path: Path) -> None:
     assert verify_campaign(tmp_path).ok
 
 
-def test_a_torn_last_latency_is_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "latencies.bin"
-    records = np.zeros(5, dtype=latencies.RECORD)
-    records["latency_ns"] = range(5)
-    path.write_bytes(records.tobytes() + b"\x01" * 15)
-    assert latencies.read(path)["latency_ns"].tolist() == [0, 1, 2, 3, 4]
-    assert [len(chunk) for chunk in latencies.chunks(path, records=2)] == [2, 2, 1]
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 700_000])
-def test_latencies_survive_the_change_to_parquet(tmp_path: Path, count: int) -> None:
+def test_requests_survive_the_change_to_a_table_and_a_torn_one_is_dropped(tmp_path: Path, count: int) -> None:
     random = np.random.default_rng(1)
-    records = np.zeros(count, dtype=latencies.RECORD)
-    records["start_ns"] = random.integers(-(2**63), 2**63 - 1, size=count)
+    records = np.zeros(count, dtype=requests.LATENCY)
+    records["start_ns"] = random.integers(0, 2**62, size=count)
     records["latency_ns"] = random.integers(0, 2**40, size=count)
-    (tmp_path / "latencies.bin").write_bytes(records.tobytes())
-    assert latencies.to_parquet(tmp_path / "latencies.bin", tmp_path / "r.parquet") == count
-    assert np.array_equal(latencies.read(tmp_path / "r.parquet"), records)
+    (tmp_path / "replicas/replica-4").mkdir(parents=True)
+    (tmp_path / "replicas/replica-4/latencies.bin").write_bytes(records.tobytes() + b"\x01" * 15)
+    logged = requests.read(tmp_path)
+    assert requests.write(tmp_path, tmp_path / "requests.parquet") == count
+    table = requests.read(tmp_path)
+    assert table is not None
+    assert logged is not None
+    assert table.replicas == logged.replicas == (4,)
+    assert np.array_equal(table.rows, logged.rows)
+    assert np.array_equal(table.rows["intended_ns"], records["start_ns"])
+    assert np.array_equal(requests.latency_ns(table.rows), records["latency_ns"])
+    assert set(table.rows["sent_ns"].tolist()) <= {requests.NONE}
 
 
-def test_a_foreign_parquet_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "r.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(ResultsPathError, match="not a latency file"):
-        latencies.read(tmp_path / "r.parquet")
+def test_what_the_load_generator_saw_is_the_table_and_what_its_replicas_logged_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "load").mkdir()
+    sent = [(1, 5, 0, 20, 200), (0, 6, 1, 30, 200), (1, 7, 1, 40, 429)]
+    np.array(sent, requests.GENERATED).tofile(tmp_path / "load/requests.bin")
+    for replica, starts in ((0, [6]), (1, [5, 8])):
+        home = tmp_path / f"replicas/replica-{replica}"
+        home.mkdir(parents=True)
+        np.array([(start, 10) for start in starts], requests.LATENCY).tofile(home / "latencies.bin")
+    assert requests.logs_of(tmp_path) == [tmp_path / "load/requests.bin"]
+    requests.write(tmp_path, tmp_path / "requests.parquet")
+    table = requests.read(tmp_path)
+    assert table is not None
+    assert table.rows[["replica", "intended_ns", "sent_ns", "end_ns", "status"]].tolist() == [
+        (1, 5, 5, 25, 200),
+        (0, 6, 7, 36, 200),
+        (1, 7, 8, 47, 429),
+    ]
+    assert {name: ends.tolist() for name, ends in requests.served(tmp_path)} == {
+        "replica-0": [16],
+        "replica-1": [15, 18],
+    }
+
+
+def test_a_foreign_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "requests.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(ResultsPathError, match="is not a log of this harness"):
+        requests.read(tmp_path)

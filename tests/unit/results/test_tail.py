@@ -4,41 +4,41 @@ import numpy as np
 import pytest
 
 from harness.errors import StorageError
-from harness.results.latencies import RECORD, Tail
+from harness.results.requests import LATENCY, LogTail
 
 
 def records(*pairs):
-    return np.array(list(pairs), dtype=RECORD)
+    return np.array(list(pairs), dtype=LATENCY)
 
 
 def test_every_record_comes_once_and_waits_for_its_time(tmp_path):
     log = tmp_path / "latencies.bin"
-    tail = Tail(log)
-    assert len(tail.ended_by(10)) == 0
+    tail = LogTail(log)
+    assert len(tail.ended_before(11)) == 0
 
     log.write_bytes(records((0, 5), (5, 20)).tobytes())
-    assert tail.ended_by(10)["start_ns"].tolist() == [0]
+    assert tail.ended_before(11)["start_ns"].tolist() == [0]
 
     with log.open("ab") as stream:
         stream.write(records((6, 2)).tobytes() + b"torn")
-    assert tail.ended_by(10)["start_ns"].tolist() == [6]
-    assert tail.ended_by(30)["start_ns"].tolist() == [5]
-    assert len(tail.ended_by(99)) == 0
+    assert tail.ended_before(11)["start_ns"].tolist() == [6]
+    assert tail.ended_before(30)["start_ns"].tolist() == [5]
+    assert len(tail.ended_before(99)) == 0
 
 
 def test_a_record_that_was_torn_comes_when_it_is_whole(tmp_path):
     log = tmp_path / "latencies.bin"
-    tail = Tail(log)
+    tail = LogTail(log)
     whole = records((1, 1)).tobytes()
     log.write_bytes(whole[:7])
-    assert len(tail.ended_by(10)) == 0
+    assert len(tail.ended_before(11)) == 0
 
     log.write_bytes(whole)
-    assert tail.ended_by(10)["start_ns"].tolist() == [1]
+    assert tail.ended_before(11)["start_ns"].tolist() == [1]
 
 
 def test_a_log_that_cannot_be_read_is_an_error_of_storage(tmp_path):
     (tmp_path / "latencies.bin").mkdir()
 
     with pytest.raises(StorageError):
-        Tail(tmp_path / "latencies.bin").ended_by(1)
+        LogTail(tmp_path / "latencies.bin").ended_before(1)

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from harness.analysis import objective
+from harness.analysis.client_result import SERVER as SERVER_JSON
+from harness.analysis.client_result import SLO, evaluate
+from harness.analysis.objective import SLICES, Outcome, in_sentences, share_interval
 from harness.errors import ReasonCode
 from harness.metrics.quality import Severity
 from harness.replica.engine.ledger import FIELDS
-from harness.results import latencies
+from harness.results.requests import CLIENT, CLIENT_LOG, GAP, GAPS_LOG, LATENCY, Window
 from harness.spec import Sharing, SloSpec, WorkloadSpec
-from harness.traffic import server_result, slo
-from harness.traffic.figures import Window
-from harness.traffic.server_result import REQUEST, evaluate
-from harness.traffic.slo import SLICES, Outcome, in_sentences, share_interval
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -24,27 +24,28 @@ def replica(folder, index, rows, gaps=()):
     """Rows: end in seconds, latency, time to first token and own p99 of the gaps in ms, status; gaps: end, ms."""
     place = folder / "replicas" / f"replica-{index}"
     place.mkdir(parents=True)
-    requests = np.zeros(len(rows), REQUEST)
+    requests = np.zeros(len(rows), CLIENT)
     for number, (end_s, latency_ms, ttft_ms, itl_ms, status) in enumerate(rows):
         latency_ns = round(latency_ms * MS)
         requests[number] = (
             round(end_s * 1e9) - latency_ns, 0, latency_ns, round(ttft_ms * MS), round(itl_ms * MS), 10, 20, status
         )  # fmt: skip
-    requests.tofile(place / server_result.REQUESTS_LOG)
-    records = np.zeros(len(gaps), latencies.RECORD)
+    requests.tofile(place / CLIENT_LOG)
+    records = np.zeros(len(gaps), GAP)
     for number, (end_s, gap_ms) in enumerate(gaps):
         records[number] = (round(end_s * 1e9) - round(gap_ms * MS), round(gap_ms * MS))
-    records.tofile(place / server_result.GAPS_LOG)
+    records.tofile(place / GAPS_LOG)
 
 
-def judged(folder, objective=None, statuses=(), **server):
+def judged(folder, limits=None, statuses=(), **server):
     spec = experiment().model_copy(
         update={
             "workload": WorkloadSpec.model_validate({"name": "llm", "server": SERVER | server}),
-            "slo": SloSpec.model_validate(objective) if objective else None,
+            "slo": SloSpec.model_validate(limits) if limits else None,
         }
     )
-    return evaluate(spec, folder, WINDOW, statuses=statuses)
+    result = evaluate(spec, folder, WINDOW, statuses=statuses, provenance=None)
+    return result.files[SERVER_JSON], result.findings
 
 
 def ends(number, begin_s=1000.0, end_s=1010.0):
@@ -52,7 +53,7 @@ def ends(number, begin_s=1000.0, end_s=1010.0):
 
 
 def test_it_reads_what_the_replicas_write():
-    assert REQUEST.names == FIELDS
+    assert CLIENT.names == FIELDS
 
 
 @pytest.mark.parametrize(("url", "whose"), [("http://localhost", "not theirs alone"), ("http://there", "not theirs")])
@@ -144,19 +145,61 @@ def test_the_objective_passes_fails_or_stays_open_by_its_interval(tmp_path):
     assert content["slo"]["outcome"] == "pass"
     assert content["slo"]["goodput_per_s"] == 100
     assert (finding.code, finding.severity) == (ReasonCode.SLO, Severity.INFO)
-    assert (
-        "Objective: pass. Goodput 100 requests per second; first token p99 40 ms (limit 50 ms; 0 % above it"
-        in finding.message
-    )
+    assert finding.message == content["slo"]["said"]
+    assert content["slo"]["parts"]["ttft_p99_ms"]["value"] == 40
 
     content, (finding,) = judged(tmp_path, limits | {"itl_p99_ms": 8})
     assert content["slo"]["outcome"] == "fail"
     assert content["slo"]["goodput_per_s"] == 0
     assert content["slo"]["parts"]["ttft_p99_ms"]["outcome"] == "pass"
-    assert "inter-token p99 9 ms (limit 8 ms; 100 % above it, 95 % interval" in finding.message
+    assert content["slo"]["parts"]["itl_p99_ms"]["missed_share"] == 1
 
     content, _ = judged(tmp_path, limits | {"error_rate": 0.0001})
     assert content["slo"]["outcome"] == "not decidable", "1,000 requests without an error do not show 0.01 %"
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome", "value"),
+    [
+        ({"latency_p50_ms": 101}, "pass", 100),
+        ({"latency_p90_ms": 101}, "not decidable", 100),
+        ({"latency_p95_ms": 101}, "fail", 500),
+        ({"ttft_p90_ms": 41}, "not decidable", 40),
+        ({"tpot_p50_ms": 3.2}, "pass", 60 / 19),
+        ({"tpot_p95_ms": 3.2}, "fail", 460 / 19),
+        ({"itl_p95_ms": 9}, "pass", 9),
+    ],
+)
+def test_any_percentile_can_be_limited(tmp_path, limits, outcome, value):
+    """A tenth of the answers is slow from its first token on, or its first token is."""
+    slow = 440 if "ttft_p90_ms" in limits else 40
+    rows = [(t, 100, 40, 9, 200) for t in ends(900)] + [(t, 500, slow, 9, 200) for t in ends(100)]
+    replica(tmp_path, 0, rows, [(t, 9) for t in ends(1000)])
+
+    content, _ = judged(tmp_path, limits)
+
+    (part,) = content["slo"]["parts"].values()
+    assert (part["outcome"], part["value"]) == (outcome, pytest.approx(value))
+
+
+def test_an_objective_of_a_model_of_our_own_is_judged_by_its_latencies(tmp_path):
+    place = tmp_path / "replicas" / "replica-0"
+    place.mkdir(parents=True)
+    records = np.zeros(1000, LATENCY)
+    records["start_ns"], records["latency_ns"] = (np.array(ends(1000, end_s=1009.9)) * 1e9).astype(np.int64), 7 * MS
+    records.tofile(place / "latencies.bin")
+    spec = experiment().model_copy(update={"slo": SloSpec(latency_p99_ms=8, error_rate=0.01)})
+
+    result = evaluate(spec, tmp_path, WINDOW, statuses=[], provenance=None)
+
+    assert result.files.keys() == {SLO}
+    slo = result.files[SLO]["slo"]
+    assert (slo["outcome"], slo["goodput_per_s"]) == ("pass", 100)
+    assert slo["parts"]["latency_p99_ms"]["value"] == 7
+    assert [finding.code for finding in result.findings] == [ReasonCode.SLO]
+    tighter = spec.model_copy(update={"slo": SloSpec(latency_p50_ms=6)})
+    failed = evaluate(tighter, tmp_path, WINDOW, statuses=[], provenance=None).files[SLO]["slo"]
+    assert (failed["outcome"], failed["goodput_per_s"]) == ("fail", 0)
 
 
 def test_what_failed_has_met_no_limit(tmp_path):
@@ -254,8 +297,8 @@ def test_the_interval_covers_the_truth():
         low, high = share_interval(chance.random(1500) < 0.01, at_ns, WINDOW)
         covered += low <= 0.01 <= high
     assert covered >= 0.95 * 400
-    assert pytest.approx(stats.norm.ppf(0.975), rel=1e-6) == slo.NORMAL
-    assert pytest.approx(stats.t.ppf(0.975, SLICES - 1), rel=1e-6) == slo.STUDENT
+    assert pytest.approx(stats.norm.ppf(0.975), rel=1e-6) == objective.NORMAL
+    assert pytest.approx(stats.t.ppf(0.975, SLICES - 1), rel=1e-6) == objective.STUDENT
 
 
 def test_the_gravest_part_decides():

@@ -11,26 +11,29 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from harness.analysis.metrics.requests import ClientRequests, tpot_ns
+from harness.analysis.statistics import nearest_rank
+from harness.results import layout
+from harness.results.files import read_object
+from harness.results.requests import ABANDONED, NS_PER_MS, NS_PER_S, OK, UNANSWERED, Window, latency_ns
 from harness.spec import ExperimentSpec
-from harness.traffic.figures import NS_PER_MS, NS_PER_S, Window
+from harness.spec.slo import SloSpec
 
+FILE_NAME = "slo.json"
+"""Of every workload but a server of the user's own, whose objective is in ``server.json``."""
+SERVER_FILE_NAME = "server.json"
 SLICES = 20
 """Of equal time; what is slow together should fall into one of them."""
 NORMAL, STUDENT = 1.959964, 2.093024
 """97.5 % of a normal variable, and of Student's with a freedom of one less than the slices, lie below."""
-P99_SHARE = 0.01
 ERRORS = "error_rate"
-_TITLES = {
-    "ttft_p99_ms": "first token p99",
-    "itl_p99_ms": "inter-token p99",
-    "latency_p99_ms": "latency p99",
-    ERRORS: "errors",
-}
+_TITLES = {"ttft": "first token", "itl": "inter-token", "tpot": "time per token", "latency": "latency"}
 
 MOST_TOLD = 4
 """Runs whose figures are told one by one; of more, how many there are of each outcome."""
@@ -54,7 +57,8 @@ class Sample:
     Attributes:
         name: as in the campaign file.
         limit: milliseconds, or a share of the requests.
-        values_ns: whose p99 is shown; None: there is none.
+        quantile: which of ``values_ns`` is shown; its rest may be above the limit.
+        values_ns: None: there are none, and the share itself is shown.
         begin_ns: when each one began, nanoseconds since the epoch.
         end_ns: when it ended.
         missed: which of them are above the limit.
@@ -64,7 +68,8 @@ class Sample:
 
     name: str
     limit: float
-    values_ns: npt.NDArray[np.int64] | None
+    quantile: float
+    values_ns: npt.NDArray[np.float64] | None
     begin_ns: npt.NDArray[np.int64]
     end_ns: npt.NDArray[np.int64]
     missed: npt.NDArray[np.bool_]
@@ -77,7 +82,7 @@ class Part:
     """One part of the objective, judged; shares are between 0 and 1.
 
     Attributes:
-        value: the p99 in milliseconds, or the share of errors; None: nothing was measured.
+        value: the percentile in milliseconds, or the share of errors; None: nothing was measured.
         share: that missed the limit.
         low: lower end of the share's interval, if all that is undecided had met it.
         high: upper end, if all of that had missed it.
@@ -106,7 +111,7 @@ class Part:
         interval = f"95 % interval {100 * self.low:.3g} to {100 * self.high:.3g} %"
         if self.undecided:
             interval += f", {self.undecided} undecided at the end"
-        title = _TITLES[self.name]
+        title = title_of(self.name)
         if self.name == ERRORS:
             return f"{title} {100 * self.share:.3g} % (limit {100 * self.limit:.3g} %; {interval}): {self.outcome}"
         shown = "unknown" if self.value is None else f"{self.value:.3g} ms"
@@ -137,7 +142,7 @@ class Judged:
         return f"Objective: {self.outcome}. Goodput {self.goodput_per_s:.4g} requests per second; {told}."
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``server.json``."""
+        """For ``slo.json`` and ``server.json``."""
         parts = {
             part.name: {
                 "limit": part.limit,
@@ -154,9 +159,85 @@ class Judged:
         return {"outcome": self.outcome.value, "goodput_per_s": goodput_per_s, "said": self.sentence(), "parts": parts}
 
 
-def judge(samples: Sequence[Sample], window: Window, *, goodput_per_s: float) -> Judged:
-    """Judge every part; at least one."""
-    return Judged([_part(sample, window) for sample in samples], goodput_per_s)
+def judge(slo: SloSpec, requests: ClientRequests, *, open_loop: bool) -> Judged:
+    """Hold the requests of a recording against an objective; ``open_loop``: they come at a rate, whatever is answered."""
+    every = requests.every
+    well, abandoned = every["status"] == OK, every["status"] == ABANDONED
+    of_requests = every["intended_ns"], every["end_ns"]
+    in_vain = np.isin(every["status"], (UNANSWERED, ABANDONED)) & (not open_loop)  # a rate asks on
+    samples, met = [], well.copy()
+    for name, what, quantile, limit_ms in slo.limits():
+        limit_ns = limit_ms * NS_PER_MS
+        if what == "itl":
+            met &= every["itl_p99_ns"] <= limit_ns
+            samples.append(_of_gaps(name, limit_ms, quantile, requests.gaps))
+            continue
+        values_ns = _of_each(every, what)
+        known = well | (abandoned & (what == "ttft") & ~np.isnan(values_ns))
+        within = known & ~(values_ns > limit_ns)
+        met &= within
+        undecided = abandoned & ~known & ((latency_ns(every) <= limit_ns) | (what == "tpot"))
+        shown_ns = values_ns[known & ~np.isnan(values_ns)]
+        missed = ~within & ~undecided
+        samples.append(Sample(name, limit_ms, quantile, shown_ns, *of_requests, missed, undecided, in_vain))
+    if slo.error_rate is not None:
+        missed = ~well & ~abandoned
+        samples.append(Sample(ERRORS, slo.error_rate, 1.0, None, *of_requests, missed, abandoned, in_vain))
+    parts = [_part(sample, requests.window) for sample in samples]
+    return Judged(parts, int(met[: len(requests.rows)].sum()) / requests.window.duration_s)
+
+
+def objectives(campaign: Path) -> dict[str, dict[str, Any]]:
+    """What came of the objective in each finished experiment of a campaign, by the experiment's name.
+
+    Raises StorageError or ResultsPathError where one cannot be read.
+    """
+    judged = {folder.name: read_objective(folder) for folder in layout.experiment_folders(campaign)}
+    return {name: slo for name, slo in judged.items() if slo}
+
+
+def read_objective(folder: Path) -> dict[str, Any]:
+    """What came of the objective in a finished experiment, as ``to_dict`` wrote it; empty where it has none.
+
+    Raises StorageError or ResultsPathError where it cannot be read.
+    """
+    for file in (folder / SERVER_FILE_NAME, folder / FILE_NAME):
+        if file.is_file():
+            slo: dict[str, Any] = read_object(file).get("slo", {})
+            return slo
+    return {}
+
+
+def title_of(name: str) -> str:
+    """Of a part of the objective, for people, e.g. ``first token p99``."""
+    if name == ERRORS:
+        return "errors"
+    what, percent, _ = name.split("_")
+    return f"{_TITLES[what]} {percent}"
+
+
+def _of_each(every: npt.NDArray[Any], what: str) -> npt.NDArray[np.float64]:
+    """The time of each request that a limit is about, nanoseconds; NaN where it has none."""
+    if what == "latency":
+        return latency_ns(every).astype(np.float64)
+    values_ns = np.full(len(every), np.nan)
+    streamed = every["first_token_ns"] >= 0
+    if what == "ttft":
+        values_ns[streamed] = (every["first_token_ns"] - every["intended_ns"])[streamed]
+        return values_ns
+    several = streamed & (every["output_tokens"] > 1)
+    values_ns[several] = tpot_ns(every[several])
+    return values_ns
+
+
+def _of_gaps(name: str, limit_ms: float, quantile: float, gaps: npt.NDArray[Any]) -> Sample:
+    lengths_ns = gaps["end_ns"] - gaps["begin_ns"]
+    above, cut = lengths_ns > limit_ms * NS_PER_MS, gaps["status"] != OK
+    undecided = (gaps["status"] == ABANDONED) & ~above
+    in_vain = np.isin(gaps["status"], (UNANSWERED, ABANDONED))
+    missed = (above | cut) & ~undecided
+    closed_ns = lengths_ns[~cut].astype(np.float64)
+    return Sample(name, limit_ms, quantile, closed_ns, gaps["begin_ns"], gaps["end_ns"], missed, undecided, in_vain)
 
 
 def unmet(slo: Mapping[str, Any]) -> str:
@@ -216,7 +297,7 @@ def _why(outcome: Outcome, runs: Sequence[tuple[ExperimentSpec, Mapping[str, Any
             if part["outcome"] == outcome:
                 parts.setdefault(name, []).append(part)
     return "; " + ", ".join(
-        f"{_TITLES[name]} in {len(those)} ({_missed(those)})"
+        f"{title_of(name)} in {len(those)} ({_missed(those)})"
         for name, those in sorted(parts.items(), key=lambda one: len(one[1]), reverse=True)
     )
 
@@ -292,6 +373,6 @@ def _part(sample: Sample, window: Window) -> Part:
     undecided = int(sample.undecided.sum())
     if sample.values_ns is None:
         return Part(sample.name, sample.limit, share, share, low, high, sample.limit, undecided)
-    values_ns = np.sort(sample.values_ns)
-    value = float(values_ns[math.ceil(0.99 * len(values_ns)) - 1]) / NS_PER_MS if len(values_ns) else None
-    return Part(sample.name, sample.limit, value, share, low, high, P99_SHARE, undecided)
+    value = nearest_rank(sample.values_ns, sample.quantile) / NS_PER_MS if len(sample.values_ns) else None
+    allowed = round(1 - sample.quantile, 6)
+    return Part(sample.name, sample.limit, value, share, low, high, allowed, undecided)

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from harness.analysis.client_result import NOTE, SCENARIO, evaluate, read_scenarios
+from harness.analysis.metrics.requests import read_requests
 from harness.errors import ResultsPathError
 from harness.metrics.quality import Severity
-from harness.results.latencies import RECORD
 from harness.results.manifest import Gpu, Host, Provenance, Software
-from harness.traffic.figures import REQUEST, Window, of_generator, of_replicas, percentiles_ms
-from harness.traffic.requests_log import FAILED, RECORD_BYTES, UNANSWERED, RequestsLog
-from harness.traffic.scenario_result import LOAD_LOG, NOTE, evaluate, read_scenarios
+from harness.results.requests import BROKEN, GENERATED, LATENCY, LOAD_LOG, UNANSWERED, Window, read
 from tests.support.experiments import experiment
 
 MS = 1_000_000
@@ -39,7 +38,7 @@ TEST = {"validity": "VALID", "duration_s": 601.0}
 def replica_log(folder, start_s, latency_ms, *, replica=0, name="latencies.bin"):
     place = folder / "replicas" / f"replica-{replica}"
     place.mkdir(parents=True, exist_ok=True)
-    records = np.empty(len(start_s), RECORD)
+    records = np.empty(len(start_s), LATENCY)
     records["start_ns"] = (np.asarray(start_s) * S).astype(np.int64)
     records["latency_ns"] = (np.asarray(latency_ms) * MS).astype(np.int64)
     records.tofile(place / name)
@@ -47,18 +46,19 @@ def replica_log(folder, start_s, latency_ms, *, replica=0, name="latencies.bin")
 
 def load_log(folder, rows):
     (folder / LOAD_LOG).parent.mkdir(parents=True, exist_ok=True)
-    records = np.array([tuple(row) for row in rows], dtype=REQUEST)
+    records = np.array([tuple(row) for row in rows], dtype=GENERATED)
     records.tofile(folder / LOAD_LOG)
 
 
 def http_rows(number, *, latency_ms=5, status=200, error_ms=0.1, begin_s=1000.0, seconds=9.9):
     times_s = begin_s + np.arange(number) * seconds / number
-    return [(round(at * S), round(error_ms * MS), round(latency_ms * MS), status) for at in times_s]
+    return [(0, round(at * S), round(error_ms * MS), round(latency_ms * MS), status) for at in times_s]
 
 
 def judged(folder, scenario, statuses=(), **wishes):
     spec = experiment(replicas=1, workload={"scenario": scenario, **wishes})
-    return evaluate(spec, folder, WINDOW, statuses=statuses, provenance=MACHINE)
+    result = evaluate(spec, folder, WINDOW, statuses=statuses, provenance=MACHINE)
+    return result.files[SCENARIO], result.findings
 
 
 def test_a_gpu_that_no_replica_is_on_is_not_told(tmp_path):
@@ -67,7 +67,7 @@ def test_a_gpu_that_no_replica_is_on_is_not_told(tmp_path):
     spec = experiment(replicas=1, workload={"scenario": {"kind": "single-stream"}})
     replica_log(tmp_path, [1001.0], [5])
     for statuses, told in (([{"device_uuid": "GPU-1"}], ("NVIDIA Test", 1)), ([{}], ("Another", 2))):
-        content, _ = evaluate(spec, tmp_path, WINDOW, statuses=statuses, provenance=machine)
+        content = evaluate(spec, tmp_path, WINDOW, statuses=statuses, provenance=machine).files[SCENARIO]
         assert (content["gpu_name"], content["gpus"]) == told
 
 
@@ -75,50 +75,44 @@ def test_a_request_belongs_to_the_recording_in_which_it_ends(tmp_path):
     # Meant to be sent long before and answered in it; answered before it; not answered until after it.
     replica_log(tmp_path, [900.0, 900.0, 1009.9], [105_000, 50_000, 500])
 
-    served = of_replicas([tmp_path / "replicas/replica-0/latencies.bin"], [], WINDOW)
+    requests = read_requests(read(tmp_path), tmp_path, WINDOW)
 
-    assert served.completed == 1
-    assert served.latency_ns.tolist() == [105_000 * MS]
-
-
-def test_percentiles_are_those_of_the_sample_as_far_as_it_supports_them():
-    values_ns = np.random.default_rng(0).permutation(np.arange(1, 1001)) * MS
-
-    found = percentiles_ms(values_ns)
-
-    assert found == {"mean": 500.5, "p50": 500.0, "p90": 900.0, "p95": 950.0, "p99": 990.0, "p99.9": 999.0}
-    assert set(percentiles_ms(values_ns[:99])) == {"mean", "p50", "p90", "p95"}
-    assert percentiles_ms(values_ns[:0]) == {}
+    assert requests.seconds("latency").tolist() == [105]
+    assert len(requests.under_way) == 1
 
 
-def test_refusals_have_no_latency_and_what_was_not_answered_does(tmp_path):
+def test_percentiles_are_those_of_the_sample_as_far_as_it_supports_them(tmp_path):
+    values_ms = np.random.default_rng(0).permutation(np.arange(1, 1001))
+    for folder, count in ((tmp_path / "many", 1000), (tmp_path / "few", 99), (tmp_path / "none", 0)):
+        replica_log(folder, np.full(count, 1005.0), values_ms[:count])
+    many, few, none = (
+        read_requests(read(tmp_path / name), tmp_path / name, WINDOW).milliseconds("latency")
+        for name in ("many", "few", "none")
+    )
+
+    assert many == {"mean": 500.5, "p50": 500.0, "p90": 900.0, "p95": 950.0, "p99": 990.0, "p99.9": 999.0}
+    assert set(few) == {"mean", "p50", "p90", "p95"}
+    assert none == {}
+
+
+def test_percentiles_are_of_what_was_answered_and_the_limit_is_missed_by_what_was_not(tmp_path):
     load_log(
         tmp_path,
         [
             *http_rows(10),
             *http_rows(4, status=429, latency_ms=0.1),
-            *http_rows(1, status=UNANSWERED, latency_ms=9000),
-            *http_rows(1, status=FAILED, latency_ms=1),
+            *http_rows(1, status=UNANSWERED, latency_ms=9000, seconds=1),
+            *http_rows(1, status=BROKEN, latency_ms=1),
         ],
     )
 
-    served = of_generator(tmp_path / LOAD_LOG, [], WINDOW)
+    content, _ = judged(tmp_path, {"kind": "http", "rate": 100, "latency_limit_ms": 10})
 
-    assert (served.offered, served.completed) == (16, 10)
-    assert served.statuses == {"-1": 1, "0": 1, "200": 10, "429": 4}
-    assert sorted(served.latency_ns // MS) == [1, *[5] * 10, 9000]
-
-
-def test_a_torn_record_is_dropped(tmp_path):
-    log = RequestsLog(tmp_path / "requests.bin")
-    log.append(1000 * S, 0, MS, 200)
-    log.append(1001 * S, 0, MS, 200)
-    log.close()
-    whole = (tmp_path / "requests.bin").read_bytes()
-    (tmp_path / "requests.bin").write_bytes(whole[:-1])
-
-    assert len(whole) == 2 * RECORD_BYTES
-    assert of_generator(tmp_path / "requests.bin", [], WINDOW).completed == 1
+    results = content["results"]
+    assert (results["offered_per_s"], results["requests"]) == (1.6, 10)
+    assert results["statuses"] == {"-1": 1, "0": 1, "200": 10, "429": 4}
+    assert results["latency_ms"]["mean"] == 5
+    assert results["within_limit"] == pytest.approx(10 / 12, abs=1e-6)
 
 
 def test_a_held_rate_within_its_limit_is_valid_and_in_the_published_shape(tmp_path):
@@ -185,7 +179,7 @@ def test_a_broken_limit_is_a_remark_on_good_data(tmp_path):
     ("rows", "said"),
     [
         (http_rows(3, status=500), "3 of 1003 requests got no proper answer"),
-        (http_rows(3, status=FAILED), "3 of 1003 requests got no proper answer"),
+        (http_rows(3, status=BROKEN), "3 of 1003 requests got no proper answer"),
         (http_rows(30, error_ms=3.0), "The load generator itself was late: 3 ms at p99"),
     ],
 )

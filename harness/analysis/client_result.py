@@ -1,0 +1,441 @@
+"""What whoever asked saw in one run, beside the metrics: how far its load can be trusted, and the files that say so.
+
+``scenario.json`` is the result of a scenario in the shape of a benchmark's, MLPerf-like and never an MLPerf result; beside it
+stands what LoadGen said of its own test, which lies within the recording. ``server.json`` is that of servers of the user's
+own. ``slo.json`` is what came of the objective of any other workload.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.analysis import objective
+from harness.analysis.metrics.requests import ClientRequests, count_statuses, read_requests
+from harness.errors import ReasonCode, ResultsPathError
+from harness.metrics.quality import Finding, Severity
+from harness.results import layout
+from harness.results.files import read_object, sha256_of, storage_errors
+from harness.results.manifest import Provenance, read_manifest
+from harness.results.requests import (
+    ABANDONED,
+    LATENCY,
+    NS_PER_MS,
+    OK,
+    ROW,
+    RequestTable,
+    Window,
+    chunks_of,
+    from_log,
+    latency_ns,
+    read,
+)
+from harness.spec import ExperimentSpec, ScenarioKind, ServerSpec
+from harness.spec.server import OPENAI
+
+NOTE = "MLPerf-like; not an MLPerf result."
+SCENARIO, SERVER, SLO = "scenario.json", objective.SERVER_FILE_NAME, objective.FILE_NAME
+RULES_S = 600.0
+"""MLPerf's rules ask for tests of at least this long."""
+LIMIT_SHARE = 0.99
+HELD_SHARE = 0.95
+LATE_MS, LATE_SHARE = 1.0, 0.05
+LONG_SHARE = 0.05
+REFUSED = 429
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
+"""Fields of a user's own body that say how long an answer may be."""
+HUNG = 2.0
+"""A request has no answer after so many times the longest one's: the server hangs."""
+_LOADGEN = frozenset(ScenarioKind) - {ScenarioKind.HTTP}
+
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientResult:
+    """Contents of files by name, and what they mean for the verdict."""
+
+    files: Mapping[str, Document]
+    findings: Sequence[Finding]
+
+
+def evaluate(
+    experiment: ExperimentSpec,
+    folder: Path,
+    window: Window,
+    *,
+    statuses: Sequence[Mapping[str, Any]],
+    provenance: Provenance,
+) -> ClientResult:
+    """What the requests of an attempt say of scenario, server and objective.
+
+    Args:
+        experiment: what ran.
+        folder: the attempt.
+        window: the recording.
+        statuses: what each replica said of itself at its end.
+        provenance: of the machine.
+
+    Raises:
+        ResultsPathError: a log is not ours.
+        StorageError: a log cannot be read.
+    """
+    workload = experiment.workload
+    if workload.scenario is None and workload.server is None and experiment.slo is None:
+        return ClientResult({}, [])
+    table = read(folder) or RequestTable(np.empty(0, ROW), ())
+    requests = read_requests(table, folder, window)
+    judged = experiment.slo and objective.judge(experiment.slo, requests, open_loop=workload.open_loop)
+    files: dict[str, Document] = {}
+    findings: list[Finding] = []
+    if workload.scenario is not None:
+        files[SCENARIO], findings = _scenario(experiment, folder, requests, statuses, provenance)
+    head = {"schema_version": 1, "experiment": experiment.experiment_id}
+    slo = {"slo": judged.to_dict()} if judged else {}
+    if workload.server is not None:
+        by_server = {
+            path.name: _figures(read_requests(table, folder, window, int(path.name.rpartition("-")[2])))
+            for path in sorted((folder / layout.REPLICAS).glob("replica-*"))
+        }
+        about = {"protocol": workload.server.protocol.value, "load": workload.server.load_in_words()}
+        results = {"replicas": experiment.replicas, "results": _figures(requests), "by_server": by_server}
+        files[SERVER] = {**head, **about, **results, **slo}
+        findings = _server_findings(workload.server, requests, statuses)
+    elif slo:
+        files[SLO] = {**head, **slo}
+    if judged:
+        findings = [*findings, Finding(Severity.INFO, ReasonCode.SLO, "", judged.sentence())]
+    return ClientResult(files, findings)
+
+
+def read_scenarios(path: Path, *, say: Callable[[str], None] = lambda _note: None) -> list[Document]:
+    """The ``scenario.json`` of every finished experiment of a campaign, or of one experiment.
+
+    ``say`` is told of one that is damaged, and left out. Raises ResultsPathError where there is none, StorageError where
+    one cannot be read.
+    """
+    if not path.is_dir():
+        raise ResultsPathError(f"{path} is not a folder.", advice="Give the folder of a campaign or of an experiment.")
+    folders = [path] if (path / layout.MANIFEST).is_file() else list(layout.experiment_folders(path))
+    found: list[Document] = []
+    damage: list[ResultsPathError] = []
+    for folder in folders:
+        file = folder / SCENARIO
+        with storage_errors(file, "read"):
+            present = file.is_file()
+        try:
+            found += [_read_scenario(file)] if present else []
+        except ResultsPathError as error:
+            damage.append(error)
+            say(f"{folder.name} is left out: {error.message}")
+    if damage and not found:
+        raise damage[0]
+    if not found:
+        raise ResultsPathError(
+            f"{path} holds no experiment with a scenario.",
+            advice="Give a workload of the campaign file a `scenario`; see docs/scenarios.md.",
+        )
+    return found
+
+
+def _read_scenario(file: Path) -> Document:
+    entry = read_manifest(file.parent).files.get(SCENARIO)
+    content = read_object(file)
+    try:
+        results = content["results"]
+        numbers = [
+            results.get("intended_per_s"),
+            results["achieved_per_s"],
+            results["throughput_samples_per_s"],
+            *results["latency_ms"].values(),
+        ]
+        texts = [content["experiment"], content["scenario"], *content["validity"]["reasons"]]
+        _ = {True: 0, False: 0, None: 0}[results.get("limit_met")], content["validity"]["valid"]
+        whole = all(isinstance(number, int | float | None) for number in numbers) and all(
+            isinstance(text, str) for text in texts
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ResultsPathError(
+            f"{file} is no {SCENARIO} of this harness: {error}.", advice="Restore it from a backup."
+        ) from error
+    with storage_errors(file, "read"):
+        same = entry is not None and sha256_of(file) == entry.sha256
+    if not whole or not same:
+        why = "the file was changed after it was written" if not same else "a figure is no number"
+        raise ResultsPathError(f"{file} is damaged: {why}.", advice="Restore it from a backup.")
+    return content
+
+
+def _scenario(
+    experiment: ExperimentSpec,
+    folder: Path,
+    requests: ClientRequests,
+    statuses: Sequence[Mapping[str, Any]],
+    provenance: Provenance,
+) -> tuple[Document, list[Finding]]:
+    scenario = experiment.workload.scenario
+    assert scenario is not None  # noqa: S101 - the caller's promise
+    seconds, of_http = requests.window.duration_s, scenario.kind is ScenarioKind.HTTP
+    completed = len(requests.well)
+    results: Document = {} if scenario.rate is None else {"intended_per_s": scenario.rate * experiment.replicas}
+    results |= {
+        "duration_s": round(seconds, 6),
+        "requests": completed,
+        "offered_per_s": round(requests.intended / seconds, 6) if of_http else None,
+        "achieved_per_s": round(completed / seconds, 6),
+        "throughput_samples_per_s": round(completed * experiment.workload.inputs_per_request / seconds, 6),
+        "latency_ms": requests.milliseconds("latency"),
+        "service_ms": _service(folder, requests.window).milliseconds("latency"),
+    }
+    if of_http and len(requests.rows):
+        results["send_error_ms"] = requests.milliseconds("send_error")
+        results["statuses"] = count_statuses(requests.rows)
+    asked = requests.rows[
+        ~((requests.rows["status"] > 0) & (requests.rows["status"] != OK))
+    ]  # refusals have no latency
+    if scenario.latency_limit_ms is not None and len(asked):
+        good = (asked["status"] == OK) & (latency_ns(asked) <= scenario.latency_limit_ms * NS_PER_MS)
+        results |= {"within_limit": round(float(good.mean()), 6), "limit_met": bool(good.mean() >= LIMIT_SHARE)}
+    tests = [_loadgen_test(status) for status in statuses] if scenario.kind in _LOADGEN else []
+    findings = [*_scenario_findings(experiment, requests, results), *_late(requests, results, "load generator")]
+    of_tests = _test_reasons(tests)
+    reasons = [*(finding.message for finding in findings), *of_tests]
+    content = {
+        "schema_version": 1,
+        "note": NOTE,
+        "timestamp": layout.iso(requests.window.begin_s),
+        "experiment": experiment.experiment_id,
+        **_machine(provenance, statuses),
+        **_work(experiment),
+        "scenario": scenario.kind.value,
+        "parameters": scenario.model_dump(mode="json", exclude_none=True, exclude={"kind"}),
+        "results": results,
+        "validity": {"valid": not reasons, "reasons": reasons},
+        "loadgen": tests,
+    }
+    remarks = [
+        Finding(Severity.INFO, ReasonCode.REMARK, "", f"MLPerf-like {scenario.kind.value}: {reason}")
+        for reason in of_tests
+    ]
+    return content, [*findings, *remarks]
+
+
+def _service(folder: Path, window: Window) -> ClientRequests:
+    """The times that the model took, as if they were requests."""
+    logs = sorted((folder / layout.REPLICAS).glob(f"replica-*/{layout.SERVICES}"))
+    rows = [from_log(chunk, number) for number, log in enumerate(logs) for chunk in chunks_of(log, LATENCY)]
+    table = RequestTable(np.concatenate([np.empty(0, ROW), *rows]), ())
+    return read_requests(table, folder, window)
+
+
+def _machine(provenance: Provenance, statuses: Sequence[Mapping[str, Any]]) -> Document:
+    gpus = provenance.used_by(statuses)
+    gpu = gpus[0] if gpus else None
+    return {
+        "gpu_name": gpu.name if gpu else None,
+        "gpus": len(gpus),
+        "gpu_absent": provenance.gpus_absent,
+        "gpu_memory_bytes": gpu.memory_bytes if gpu else None,
+        "driver_version": gpu.driver if gpu else None,
+        "cuda_version": gpu.cuda if gpu else None,
+        "cpu_model": provenance.host.cpu_model,
+    }
+
+
+def _work(experiment: ExperimentSpec) -> Document:
+    workload = experiment.workload
+    return {
+        "workload": workload.name,
+        "model": workload.target,
+        "batch_size": workload.batch_size,
+        "precision": workload.precision.value,
+        "execution": workload.execution.value,
+        "replicas": experiment.replicas,
+        "sharing": experiment.sharing.value,
+        "mps_limits": experiment.cell.mps_limits,
+        "time_slice": experiment.cell.time_slice,
+    }
+
+
+def _loadgen_test(status: Mapping[str, Any]) -> Document:
+    """What LoadGen said of the test in one replica; empty when that had not ended."""
+    return dict(status.get("scenario", {}).get("rounds", {}).get("test", {}))
+
+
+def _test_reasons(tests: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Why LoadGen's tests are not valid, by LoadGen's word and by ours."""
+    reasons = []
+    for index, test in enumerate(tests):
+        if not test:
+            reasons.append(f"LoadGen's test in replica {index} had not ended when the recording did.")
+            continue
+        if test["validity"] != "VALID":
+            why = " ".join(str(test.get(key, "")) for key in ("invalid_reason", "early_stopping_result")).split()
+            reasons.append(f"LoadGen in replica {index} says {test['validity']}: {' '.join(why) or 'no reason given'}")
+        if test["duration_s"] < RULES_S:
+            reasons.append(
+                f"the test in replica {index} lasted {test['duration_s']:.1f} s; MLPerf's rules ask for {RULES_S:g}."
+            )
+    return reasons
+
+
+def _scenario_findings(
+    experiment: ExperimentSpec, requests: ClientRequests, results: Mapping[str, Any]
+) -> list[Finding]:
+    """The rate was not held, requests were refused, or the limit was broken."""
+    scenario = experiment.workload.scenario
+    assert scenario is not None  # noqa: S101 - the caller's promise
+    failed = {int(status): count for status, count in requests.failed.items()}
+    refused = failed.pop(REFUSED, 0)
+    # A generator that was lost sends nothing, and its requests are wanted all the same.
+    offered = requests.intended if results["offered_per_s"] is not None else 0
+    wanted = max(results.get("intended_per_s", 0.0) * results["duration_s"], offered)
+    findings = []
+    if scenario.open_loop and (found := _rate_not_held(wanted, results, refused=refused)):
+        findings.append(found)
+    elif refused:
+        message = f"{refused} requests were refused (429, queue full)."
+        findings.append(Finding(Severity.INFO, ReasonCode.REQUESTS_REFUSED, "", message))
+    if failed:
+        message = (
+            f"{sum(failed.values())} of {len(requests.rows)} requests got no proper answer: {results['statuses']} "
+            "(0: no connection, -1: none in time)."
+        )
+        advice = "Look at the replicas' logs."
+        findings.append(Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, advice))
+    if results.get("limit_met") is False:
+        message = (
+            f"The latency limit is broken: {results['within_limit']:.2%} of the requests were answered within "
+            f"{scenario.latency_limit_ms:g} ms, and 99 % must be."
+        )
+        findings.append(Finding(Severity.INFO, ReasonCode.LATENCY_LIMIT, "", message))
+    return findings
+
+
+def _rate_not_held(wanted: float, results: Mapping[str, Any], *, refused: int = 0, open_: int = 0) -> Finding | None:
+    """Fewer were answered than were wanted, by more than chance; ``open_``: how many others were answered in another way."""
+    missing = wanted - results["requests"] - open_
+    if missing <= max((1 - HELD_SHARE) * wanted, 3 * math.sqrt(wanted)):
+        return None
+    message = (
+        f"The rate cannot be held: {wanted / results['duration_s']:.4g} requests per second were intended and "
+        f"{results['achieved_per_s']:.4g} answered{f'; {refused} were refused (429, queue full)' if refused else ''}."
+    )
+    advice = "The throughput is what the replicas can do; latencies grow as long as such a load lasts. Lower `rate`."
+    return Finding(Severity.DEGRADED, ReasonCode.RATE_NOT_HELD, "throughput", message, advice)
+
+
+def _late(requests: ClientRequests, results: Mapping[str, Any], who: str) -> list[Finding]:
+    """Whoever sends was late by more than what can be neglected."""
+    late_ms, latency_ms = results.get("send_error_ms", {}).get("p99"), results["latency_ms"].get("p99")
+    if late_ms is None or latency_ms is None or late_ms <= max(LATE_MS, LATE_SHARE * latency_ms):
+        return []
+    message = f"The {who} itself was late: {late_ms:.3g} ms at p99 of {len(requests.rows)} requests."
+    advice = (
+        "Give it a free CPU core, a lower `rate`, or more requests in flight (`max_clients`, `max_in_flight`); its lateness is "
+        "part of the latencies."
+    )
+    return [Finding(Severity.DEGRADED, ReasonCode.GENERATOR_LATE, "", message, advice)]
+
+
+def _figures(requests: ClientRequests) -> Document:
+    """The metrics of one server or of all, under their names in ``server.json``."""
+    seconds = requests.window.duration_s
+    return {
+        "duration_s": round(seconds, 6),
+        "requests": len(requests.well),
+        "intended_per_s": round(requests.intended / seconds, 6),
+        "achieved_per_s": round(len(requests.well) / seconds, 6),
+        "failed": requests.failed,
+        "under_way_at_end": len(requests.under_way),
+        "abandoned": int((requests.under_way["status"] == ABANDONED).sum()),
+        **{f"{what}_ms": requests.milliseconds(what) for what in ("latency", "ttft", "tpot", "itl", "send_error")},
+        "input_tokens_per_s": round(requests.tokens_per_s("input_tokens"), 6),
+        "output_tokens_per_s": round(requests.tokens_per_s("output_tokens"), 6),
+    }
+
+
+def _server_findings(
+    server: ServerSpec, requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]
+) -> list[Finding]:
+    results = _figures(requests)
+    failed = sum(requests.failed.values())
+    unheld = _rate_not_held(requests.intended, results, open_=failed) if server.open_loop else None
+    return [
+        *_failures(requests, statuses),
+        *([unheld] if unheld else []),
+        *_late(requests, results, "client"),
+        *_too_long(server, requests),
+        *_not_judged(server, statuses),
+    ]
+
+
+def _not_judged(server: ServerSpec, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    if server.image:
+        return _unseen(statuses)
+    if not server.url:
+        return []
+    message = (
+        "Not judged: where these servers compute and how they share a GPU, for they ran already and the harness set nothing of it. "
+        f"What is recorded of this machine is {'not theirs' if server.elsewhere else 'not theirs alone'}."
+    )
+    return [Finding(Severity.INFO, ReasonCode.NOT_JUDGED, "", message)]
+
+
+def _unseen(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """Of servers in pods, what the clients beside them could not see."""
+    hidden = {
+        "whether it computes on a GPU": [status["replica"] for status in statuses if not status.get("device")],
+        "whether it is a client of MPS": [
+            status["replica"] for status in statuses if status.get("mps_pipe_directory") is None
+        ],
+    }
+    return [
+        Finding(
+            Severity.INFO,
+            ReasonCode.NOT_JUDGED,
+            "",
+            f"Not judged: {what}, of the server of replica {', '.join(map(str, replicas))}, whose processes the client beside it "
+            "may not see. What the node shows is all that is known.",
+        )
+        for what, replicas in hidden.items()
+        if replicas
+    ]
+
+
+def _failures(requests: ClientRequests, statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What got no proper answer; of what was abandoned, only what no answer took half as long as."""
+    every = requests.every
+    hung = latency_ns(every) > HUNG * latency_ns(every[every["status"] == OK]).max(initial=0)
+    failed = count_statuses(every[(every["status"] != OK) & ((every["status"] != ABANDONED) | hung)])
+    if not failed:
+        return []
+    said = next((text for each in statuses if (text := each.get("load", {}).get("first_failure"))), "")
+    kinds = ", ".join(f"{count} x {status}" for status, count in failed.items())
+    message = (
+        f"{sum(failed.values())} of {len(every)} requests failed ({kinds}; 0: no connection, -1: none in time, "
+        f"-2: not a proper answer, -3: none yet when the load ended). The first: {said or 'unknown'}."
+    )
+    return [Finding(Severity.DEGRADED, ReasonCode.REQUESTS_FAILED, "", message, "Look at the servers' logs.")]
+
+
+def _too_long(server: ServerSpec, requests: ClientRequests) -> list[Finding]:
+    """Answers have more tokens than any request has asked for."""
+    length = server.requests.output_tokens
+    if server.trace or server.requests.file or not _LIMITS.isdisjoint(server.extra_body):
+        return []  # the most that was asked for is not in the campaign file
+    most = length.max if length.stddev else min(max(round(length.mean), length.min), length.max)
+    longer = int((requests.well["output_tokens"] > most).sum())
+    if server.protocol not in OPENAI or longer <= LONG_SHARE * len(requests.well):
+        return []
+    message = (
+        f"{longer} of {len(requests.well)} answers have more tokens than the {most} that were asked for at most: the server ignores "
+        "`max_tokens`, and its latencies are those of longer answers."
+    )
+    advice = "Limit the answers where the server is started, or ask with the field that it reads, in `extra_body`."
+    return [Finding(Severity.DEGRADED, ReasonCode.SETTING_IGNORED, "", message, advice)]

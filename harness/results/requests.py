@@ -1,0 +1,457 @@
+"""One request, one row: ``requests.parquet`` of a run, whoever sent the requests, and the logs that it is made of.
+
+While a run lasts, whoever measures a request appends it to a log of little-endian int64: a replica that serves by itself to
+``latencies.bin`` (``LATENCY``), the client of a user's server to ``requests.bin`` (``CLIENT``), the load generator to
+``load/requests.bin`` (``GENERATED``). A process killed in mid-write leaves a torn last record, which is dropped. The client
+is believed: where the generator has a log, what its replicas logged is kept beside the table and only counted.
+
+Runs that were recorded before there was the table are converted when they are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import ResultsPathError
+from harness.metrics.rows import series_name
+from harness.results.files import storage_errors
+from harness.results.layout import LATENCIES, RAW_LATENCIES, REPLICAS, REQUESTS, workload_folders
+from harness.results.packed import OLD_SUFFIX, int64_array, is_packed, pack, unpack
+
+LOAD_LOG = "load/requests.bin"
+CLIENT_LOG, GAPS_LOG = "requests.bin", "gaps.bin"
+OK, BROKEN, UNANSWERED, BAD_ANSWER, ABANDONED = 200, 0, -1, -2, -3
+"""Status of a request: HTTP's; no connection, or it broke; no answer in time; not a proper answer; none yet when the load ended."""
+NONE = -1
+"""In place of what was not measured, in memory; null in the file."""
+NS_PER_S, NS_PER_MS = 1e9, 1e6
+
+COLUMNS = (
+    "replica",
+    "intended_ns",
+    "sent_ns",
+    "first_token_ns",
+    "end_ns",
+    "itl_p99_ns",
+    "input_tokens",
+    "output_tokens",
+    "status",
+)
+"""Of the table. Instants are since the epoch; ``itl_p99_ns`` is that of the answer's own gaps."""
+ROW = np.dtype([(name, "<i8") for name in COLUMNS])
+LATENCY = np.dtype([("start_ns", "<i8"), ("latency_ns", "<i8")])
+GAP = np.dtype([("start_ns", "<i8"), ("gap_ns", "<i8")])
+CLIENT = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            "intended_ns",
+            "send_error_ns",
+            "latency_ns",
+            "ttft_ns",
+            "itl_p99_ns",
+            "input_tokens",
+            "output_tokens",
+            "status",
+        )
+    ]
+)
+GENERATED = np.dtype([(name, "<i8") for name in ("replica", "intended_ns", "send_error_ns", "latency_ns", "status")])
+_PACKED = (
+    "intended_ns",
+    "latency_ns",
+    "send_error_ns",
+    "ttft_ns",
+    "itl_p99_ns",
+    "input_tokens",
+    "output_tokens",
+    "status",
+    "replica",
+)
+_REPLICAS_KEY = b"harness.replicas"
+_CHUNK_RECORDS = 1 << 18
+_READINGS = 51
+"""Times of reading a counter that are tried, between a step before its row and the row."""
+
+Rows = npt.NDArray[np.void]
+Nanoseconds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From ``begin_s`` on, and before ``end_s``: seconds since the epoch. Whatever ends in it belongs to it."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds."""
+        return self.end_s - self.begin_s
+
+    def holds(self, times_ns: Nanoseconds) -> npt.NDArray[np.bool_]:
+        """Which of the times lie in it."""
+        begin_ns, end_ns = round(self.begin_s * NS_PER_S), round(self.end_s * NS_PER_S)
+        inside: npt.NDArray[np.bool_] = (times_ns >= begin_ns) & (times_ns < end_ns)
+        return inside
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTable:
+    """The requests of one workload of a run, the rows of each replica in the order in which they were logged.
+
+    Attributes:
+        rows: of dtype ``ROW``.
+        replicas: who has a log, also where no request is in it; empty where nobody said who served.
+    """
+
+    rows: Rows
+    replicas: tuple[int, ...]
+
+    def of(self, replica: int) -> Rows:
+        """The rows of one replica."""
+        rows: Rows = self.rows[self.rows["replica"] == replica]
+        return rows
+
+
+def read(folder: Path) -> RequestTable | None:
+    """The requests of a run, or of a neighbour in it, finished or not; None where nobody wrote any log.
+
+    Raises:
+        ResultsPathError: a file is not ours.
+        StorageError: it cannot be read.
+    """
+    path = folder / REQUESTS
+    if path.is_file():
+        return _read_table(path)
+    parts = list(_parts(folder))
+    if not parts:
+        return None
+    rows = np.concatenate([np.empty(0, ROW), *(chunk for _, chunks in parts for chunk in chunks)])
+    return RequestTable(rows, _known(replica for replica, _ in parts))
+
+
+def write(folder: Path, target: Path) -> int | None:
+    """Write the table of an attempt's logs as the new file ``target``; the number of requests, None where there is no log.
+
+    Memory is constant, however long the logs are. Raises StorageError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = list(_parts(folder))
+    if not parts:
+        return None
+    replicas = json.dumps(_known(replica for replica, _ in parts)).encode()
+    schema = pa.schema([(name, pa.int64()) for name in COLUMNS], metadata={_REPLICAS_KEY: replicas})
+    options = {"column_encoding": dict.fromkeys(COLUMNS, "DELTA_BINARY_PACKED"), "version": "2.6"}
+    requests = 0
+    with (
+        storage_errors(target),
+        pq.ParquetWriter(target, schema, compression="zstd", use_dictionary=False, **options) as writer,
+    ):
+        for _, chunks in parts:
+            for chunk in chunks:
+                columns = [
+                    int64_array(chunk[name], None if name == "status" else chunk[name] != NONE) for name in COLUMNS
+                ]
+                writer.write_table(pa.table(columns, schema=schema))
+                requests += len(chunk)
+    return requests
+
+
+def logs_of(folder: Path) -> list[Path]:
+    """The files of an attempt that its table takes the place of."""
+    generated = folder / LOAD_LOG
+    if generated.parent.is_dir():  # what the replicas logged stays, as the counters' other side
+        return [generated] if generated.is_file() else []
+    raw = [
+        *(folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}"),
+        *(folder / REPLICAS).glob(f"replica-*/{CLIENT_LOG}"),
+    ]
+    return sorted([*raw, *(folder / LATENCIES).glob("replica-*.parquet")])
+
+
+def count(path: Path) -> int:
+    """The rows of a table of requests. Raises StorageError, ResultsPathError."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with storage_errors(path, "read"), pq.ParquetFile(path) as file:
+            return int(file.metadata.num_rows)
+    except pa.ArrowException as error:
+        raise _not_ours(path, error) from error
+
+
+def gaps(folder: Path, replica: int) -> Rows:
+    """Times and lengths of the gaps between the tokens of a replica's answers, dtype ``GAP``; none where it has no such log.
+
+    Raises ResultsPathError, StorageError.
+    """
+    place = folder / REPLICAS / f"replica-{replica}" / GAPS_LOG
+    for path in (place, place.with_suffix(".parquet"), place.with_suffix(OLD_SUFFIX)):
+        if path.is_file():
+            return records_of(path, GAP)
+    return np.empty(0, GAP)
+
+
+def served(folder: Path) -> Iterator[tuple[str, Nanoseconds]]:
+    """When the requests ended that each replica answered well, by its series name, as its own counter sees them.
+
+    Args:
+        folder: an attempt or a finished run, with its neighbours (``whisper/replica-0``).
+
+    Yields:
+        Series name and ends, nanoseconds since the epoch; replicas without a log are left out.
+
+    Raises:
+        ResultsPathError: a file is not ours.
+        StorageError: it cannot be read.
+    """
+    for workload, place in workload_folders(folder).items():
+        own = {}
+        if not (place / LATENCIES).is_dir():
+            for log in _by_number((place / REPLICAS).glob(f"replica-*/{Path(RAW_LATENCIES).stem}.*")):
+                records = records_of(log, LATENCY)
+                own[_number(log.parent)] = records["start_ns"] + records["latency_ns"]
+        table = None if own else read(place)
+        if table is not None:
+            well = table.rows[table.rows["status"] == OK]
+            own = {replica: well["end_ns"][well["replica"] == replica] for replica in table.replicas}
+        for replica, ends_ns in own.items():
+            yield series_name(f"replica-{replica}", workload), ends_ns
+
+
+def requests_within(folder: Path, window: Window) -> dict[str, int]:
+    """How many requests each replica finished in a window, by series name; raises as ``served``."""
+    return {name: int(np.count_nonzero(window.holds(ends_ns))) for name, ends_ns in served(folder)}
+
+
+def requests_between_readings(
+    folder: Path, rows_s: Mapping[str, tuple[float, float]], *, start_s: float, step_s: float, late_s: float
+) -> dict[str, tuple[int, int]]:
+    """Fewest and most requests by which a counter can have grown between the readings for two rows.
+
+    Either reading may have been up to a step before its row, as that of a server that scrapes; both equally early, how early
+    nobody says. And each by itself may have been late.
+
+    Args:
+        folder: as of ``served``.
+        rows_s: times of the two rows by series name, seconds since row 0; of other series nothing is counted.
+        start_s: time of row 0, seconds since the epoch.
+        step_s: from row to row.
+        late_s: how long after its row, at most, a reading was.
+
+    Returns:
+        Fewest and most by series name; replicas without a log are left out.
+
+    Raises:
+        ResultsPathError: a file is not ours.
+        StorageError: a file cannot be read.
+    """
+    earlier_ns = np.round(np.linspace(0.0, step_s, _READINGS) * NS_PER_S).astype(np.int64)
+    late_ns = round(late_s * NS_PER_S)
+    counts = {}
+    for name, ends_ns in served(folder):
+        if name not in rows_s:
+            continue
+        begins_ns, overs_ns = (round((start_s + row_s) * NS_PER_S) - earlier_ns for row_s in rows_s[name])
+        ascending_ns = np.sort(ends_ns)
+        begun, begun_late, over, over_late = (
+            np.searchsorted(ascending_ns, times_ns, side="left")
+            for times_ns in (begins_ns, begins_ns + late_ns, overs_ns, overs_ns + late_ns)
+        )
+        counts[name] = int((over - begun_late).min()), int((over_late - begun).max())
+    return counts
+
+
+class LogTail:
+    """Reads a replica's ``latencies.bin`` that is still being written, every record once; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset_bytes = 0
+        self._held = np.empty(0, dtype=LATENCY)
+
+    def ended_before(self, end_ns: int) -> Rows:
+        """Records that are new and whose request ended before ``end_ns``; later ones wait. Raises StorageError."""
+        fresh = self._held
+        with storage_errors(self._path, "read"):
+            if self._path.exists():
+                whole = (self._path.stat().st_size - self._offset_bytes) // LATENCY.itemsize
+                added: Rows = np.fromfile(self._path, dtype=LATENCY, count=whole, offset=self._offset_bytes)
+                self._offset_bytes += added.nbytes
+                fresh = np.concatenate([fresh, added])
+        over = fresh["start_ns"] + fresh["latency_ns"] < end_ns
+        self._held = fresh[~over]
+        ended: Rows = fresh[over]
+        return ended
+
+
+def chunks_of(path: Path, dtype: np.dtype[np.void], records: int = _CHUNK_RECORDS) -> Iterator[Rows]:
+    """The whole records of a raw log, at most ``records`` at a time. Raises StorageError."""
+    with storage_errors(path, "read"), path.open("rb") as stream:
+        while True:
+            data = stream.read(records * dtype.itemsize)
+            whole = len(data) // dtype.itemsize
+            if whole:
+                yield np.frombuffer(data, dtype=dtype, count=whole)
+            if whole < records:
+                return
+
+
+def records_of(path: Path, dtype: np.dtype[np.void]) -> Rows:
+    """All records of a log, raw or published. Raises ResultsPathError, StorageError."""
+    return np.concatenate([np.empty(0, dtype), *_records(path, dtype)])
+
+
+def is_of_requests(name: str) -> bool:
+    """Whether a file of an experiment, by its name in the manifest, holds requests of the measured replicas."""
+    return name == REQUESTS or name.startswith(f"{LATENCIES}/")
+
+
+def well(rows: Rows) -> Rows:
+    """Those that were answered well."""
+    answered: Rows = rows[rows["status"] == OK]
+    return answered
+
+
+def latency_ns(rows: Rows) -> Nanoseconds:
+    """From the intended time of each request to its end."""
+    latencies: Nanoseconds = rows["end_ns"] - rows["intended_ns"]
+    return latencies
+
+
+def from_log(log: Rows, replica: int = NONE) -> Rows:
+    """Rows of the table from records of any of the logs."""
+    names = log.dtype.names or ()
+    rows = np.full(len(log), NONE, dtype=np.int64).astype(ROW)  # every field is NONE
+    intended = log["intended_ns" if "intended_ns" in names else "start_ns"]
+    rows["replica"], rows["intended_ns"] = log["replica"] if "replica" in names else replica, intended
+    rows["end_ns"] = intended + log["latency_ns"]
+    rows["status"] = log["status"] if "status" in names else OK
+    for name, offset in (("sent_ns", "send_error_ns"), ("first_token_ns", "ttft_ns")):
+        if offset in names:
+            rows[name] = np.where(log[offset] >= 0, intended + log[offset], NONE)
+    for name in {"itl_p99_ns", "input_tokens", "output_tokens"}.intersection(names):
+        rows[name] = log[name]
+    return rows
+
+
+def pack_table(table: RequestTable, path: Path, unit_ns: int) -> None:
+    """Write it as a published set holds it. Raises StorageError."""
+    names, log = _to_log(table.rows)
+    pack(path, names, log, unit_ns, {_REPLICAS_KEY: json.dumps(table.replicas).encode()})
+
+
+def _to_log(rows: Rows) -> tuple[tuple[str, ...], Nanoseconds]:
+    log = np.empty(len(rows), CLIENT)
+    log["intended_ns"], log["latency_ns"] = rows["intended_ns"], latency_ns(rows)
+    for name, instant in (("send_error_ns", "sent_ns"), ("ttft_ns", "first_token_ns")):
+        log[name] = np.where(rows[instant] >= 0, rows[instant] - rows["intended_ns"], NONE)
+    for name in ("itl_p99_ns", "input_tokens", "output_tokens", "status"):
+        log[name] = rows[name]
+    return _PACKED, np.stack([rows[name] if name == "replica" else log[name] for name in _PACKED], axis=1)
+
+
+def _parts(folder: Path) -> Iterator[tuple[int, Iterator[Rows]]]:
+    """Each replica's number, NONE where its rows say it, and its rows in pieces: of the logs of an attempt, or of an older run."""
+    generated = folder / LOAD_LOG
+    older = folder / LATENCIES
+    if generated.is_file() and not older.is_dir():
+        yield NONE, map(from_log, chunks_of(generated, GENERATED))
+        return
+    clients = {_number(path.parent): path for path in (folder / REPLICAS).glob(f"replica-*/{Path(CLIENT_LOG).stem}.*")}
+    logs = {_number(path.parent): path for path in (folder / REPLICAS).glob(f"replica-*/{RAW_LATENCIES}")}
+    logs |= {_number(path): path for path in older.glob("replica-*") if path.suffix in {".parquet", OLD_SUFFIX}}
+    for replica in sorted({*clients, *logs}):
+        path, dtype = (clients[replica], CLIENT) if replica in clients else (logs[replica], LATENCY)
+        yield replica, map(partial(from_log, replica=replica), _records(path, dtype))
+
+
+def _known(replicas: Iterator[int]) -> tuple[int, ...]:
+    return tuple(replica for replica in replicas if replica != NONE)
+
+
+def _records(path: Path, dtype: np.dtype[np.void]) -> Iterator[Rows]:
+    """The records of a log, raw or published, or of an older run's Parquet. Raises ResultsPathError, StorageError."""
+    if path.suffix == ".bin":
+        yield from chunks_of(path, dtype)
+        return
+    if path.suffix == OLD_SUFFIX or is_packed(_metadata(path)):
+        names, table = unpack(path)
+    else:
+        names, table = list(dtype.names or ()), _columns(path, dtype.names or ())
+    if set(names) != set(dtype.names or ()):
+        raise ResultsPathError(f"{path} holds {', '.join(names)} and not {', '.join(dtype.names or ())}.")
+    records = np.empty(len(table), dtype)
+    for index, name in enumerate(names):
+        records[name] = table[:, index]
+    yield records
+
+
+def _read_table(path: Path) -> RequestTable:
+    metadata = _metadata(path)
+    if is_packed(metadata):
+        names, table = unpack(path)
+        log = np.ascontiguousarray(table).view([(name, "<i8") for name in names])[:, 0]
+        rows = from_log(log)
+    else:
+        rows = np.ascontiguousarray(_columns(path, COLUMNS)).view(ROW)[:, 0]
+    try:
+        return RequestTable(rows, tuple(map(int, json.loads(metadata[_REPLICAS_KEY]))))
+    except (KeyError, ValueError, TypeError) as error:
+        raise _not_ours(path, error) from error
+
+
+def _metadata(path: Path) -> Mapping[bytes, bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with storage_errors(path, "read"), pq.ParquetFile(path) as file:
+            return dict(file.schema_arrow.metadata or {})
+    except pa.ArrowException as error:
+        raise _not_ours(path, error) from error
+
+
+def _columns(path: Path, names: Sequence[str]) -> Nanoseconds:
+    """Columns of a Parquet file, of shape [rows, names], NONE for null."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with storage_errors(path, "read"), pq.ParquetFile(path) as file:  # not read_table, which imports pandas
+            table = file.read(columns=list(names))
+        columns = [_numbers(table.column(name)) for name in names]
+        return np.stack(columns, axis=1)
+    except (pa.ArrowException, KeyError, ValueError, TypeError) as error:
+        raise _not_ours(path, error) from error
+
+
+def _numbers(column: Any) -> Nanoseconds:
+    whole = column.combine_chunks()
+    if whole.null_count == len(whole):
+        return np.full(len(whole), NONE, np.int64)
+    return np.from_dlpack(whole.fill_null(NONE) if whole.null_count else whole).astype(np.int64, copy=False)
+
+
+def _not_ours(path: Path, error: Exception) -> ResultsPathError:
+    return ResultsPathError(f"{path} is not a log of this harness: {error}", advice="Restore it from a backup.")
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("-")[2])
+
+
+def _by_number(paths: Iterator[Path]) -> list[Path]:
+    return sorted(paths, key=lambda path: _number(path.parent))
