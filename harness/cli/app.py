@@ -38,8 +38,6 @@ _EXAMPLES = {
     "workload": "resnet50",
 }
 """Of what a command needs, by the name in its usage; everything else is a campaign's folder."""
-
-
 _SIGN = "Sign the archive itself, with minisign, gpg or cosign, and check that signature before the archive is read."
 _IN_FILE = "It is a key of the campaign file: write that with `harness profile ... --write FILE`, edit it, and run it."
 _REMOVED: dict[tuple[str, ...], str] = {
@@ -74,7 +72,9 @@ class _Panels(TyperGroup):
         width = max(map(len, self.commands))
         for panel, commands in panels.items():
             with formatter.section(panel):
-                formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(_WHOLE)) for one in commands])
+                formatter.write_dl(
+                    [(str(command.name).ljust(width), command.get_short_help_str(_WHOLE)) for command in commands]
+                )
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
         """Refuse what is empty or gone (UsageError): a path of no characters is the folder where one stands, which nobody means."""
@@ -143,8 +143,8 @@ app = typer.Typer(
 )
 
 
-def _version(*, asked: bool) -> None:
-    if asked:
+def _version(value: bool) -> None:
+    if value:
         output.result(f"harness {__version__}")
         raise typer.Exit
 
@@ -152,9 +152,7 @@ def _version(*, asked: bool) -> None:
 @app.callback()
 def _root(
     *,
-    version: bool = typer.Option(
-        False, "--version", callback=lambda value: _version(asked=value), is_eager=True, help="Print the version."
-    ),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
 ) -> None:
     """Measure what GPU sharing costs, from a bare machine to a decision."""
 

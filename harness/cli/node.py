@@ -1,7 +1,6 @@
 """Commands about the node: provision, sharing, verify-node, reboot-test, offline-list."""
 
 import difflib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +19,8 @@ Inventory = Annotated[
     Path | None, typer.Option("--inventory", "-i", help="Inventory file or folder; default: the project's own.")
 ]
 Limit = Annotated[str, typer.Option("--limit", "-l", help="Hosts to work on, as Ansible names them; default: all.")]
+Check = Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")]
+Timeout = Annotated[float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")]
 AskPassword = Annotated[bool, typer.Option("--ask-become-pass", "-K", help="Ask for sudo's password; kept in memory.")]
 Wait = Annotated[
     float, typer.Option("--wait", callback=not_negative, help="Seconds to judge again while something still fails.")
@@ -39,10 +40,8 @@ def provision(
     inventory: Inventory = None,
     limit: Limit = "",
     tags: Annotated[list[str] | None, typer.Option("--tags", "-t", help="Only these roles; repeatable.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")
-    ] = None,
+    check: Check = False,
+    timeout: Timeout = None,
     ask_become_pass: AskPassword = False,
     json: Json = False,
 ) -> None:
@@ -52,7 +51,7 @@ def provision(
     request = RunRequest(
         Path("site.yml"), inventory=inventory, limit=limit, tags=tags or (), check=check, timeout_s=timeout
     )
-    _play(request, asked=ask_become_pass, json=json)
+    _play(request, ask=ask_become_pass, json=json)
 
 
 def sharing(
@@ -69,10 +68,8 @@ def sharing(
         bool, typer.Option("--forced", help="Switch although pods that hold a GPU run; their kernels fail.")
     ] = False,
     inventory: Inventory = None,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing; show what would change.")] = False,
-    timeout: Annotated[
-        float | None, typer.Option("--timeout", callback=positive, help="Stop after this many seconds.")
-    ] = None,
+    check: Check = False,
+    timeout: Timeout = None,
     ask_become_pass: AskPassword = False,
     json: Json = False,
 ) -> None:
@@ -110,7 +107,7 @@ def sharing(
     request = RunRequest(
         Path("playbooks/sharing.yml"), inventory=inventory, check=check, variables=variables, timeout_s=timeout
     )
-    _play(request, asked=ask_become_pass, json=json)
+    _play(request, ask=ask_become_pass, json=json)
 
 
 def verify_node(
@@ -128,17 +125,20 @@ def verify_node(
     The JSON document is the verdict {ok, host, boot_id, checked_at, checks, not_applicable, others}; `others` holds
     the verdicts on further nodes, and `ok` is true when all are.
     """
+    from harness.errors import NodeError
     from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest, verify
 
     request = VerifyRequest(inventory=inventory, limit=limit, areas=only or (), wait_s=wait)
     verdicts = verify(find_project(), request)
     if json:
-        output.document(_verdict_document(verdicts))
+        first, *others = (verdict.to_dict() for verdict in verdicts)
+        output.document({**first, "ok": all(verdict.ok for verdict in verdicts), "others": others})
     else:
         for verdict in verdicts:
             _print_verdict(verdict)
-    _require_well(verdicts)
+    if failed := [f"{verdict.host} {check.name}" for verdict in verdicts for check in verdict.failed]:
+        raise NodeError(f"{len(failed)} checks failed: {', '.join(failed)}.", advice="Each says above what to do.")
 
 
 def reboot_test(
@@ -154,8 +154,8 @@ def reboot_test(
     json: Json = False,
 ) -> None:
     """Prove that the nodes survive a reboot: judge, reboot, judge again, converge again with nothing changed."""
-    from harness.cli.node_progress import task_listener
-    from harness.errors import UsageError
+    from harness.cli.progress import task_listener
+    from harness.errors import NodeError, UsageError
     from harness.node.reboot import RebootTest
     from harness.node.runner import find_project
     from harness.node.verify import VerifyRequest
@@ -163,7 +163,7 @@ def reboot_test(
     if before and after:
         raise UsageError("--before and --after are the two halves of one test.", advice="Give one of them.")
     request = VerifyRequest(inventory=inventory, limit=limit, wait_s=wait)
-    password = _password(asked=ask_become_pass)
+    password = _password(ask=ask_become_pass)
     project = find_project()
     with task_listener() as listener:
         test = RebootTest(project, request, listener, output.note, password)
@@ -173,7 +173,10 @@ def reboot_test(
             return
         report = test.compare_state(after) if after else test.run()
     _print_reboot(report, json=json)
-    _require_survived(report)
+    if not report.ok:
+        raise NodeError(
+            f"The node did not survive the reboot: {report.problems[0]}", advice="All problems are listed above."
+        )
 
 
 def offline_list(
@@ -203,17 +206,17 @@ def offline_list(
             output.result(line)
 
 
-def _password(*, asked: bool) -> str | None:
-    return typer.prompt("sudo password", hide_input=True, err=True) if asked else None
+def _password(*, ask: bool) -> str | None:
+    return typer.prompt("sudo password", hide_input=True, err=True) if ask else None
 
 
-def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
+def _play(request: "RunRequest", *, ask: bool, json: bool) -> None:
     """Run a playbook with progress, and say what it did. Raises NodeError where it did not end well."""
-    from harness.cli.node_progress import task_listener
+    from harness.cli.progress import task_listener
     from harness.node.errors import PlaybookError
     from harness.node.runner import NodeRunner, find_project
 
-    project, password = find_project(), _password(asked=asked)
+    project, password = find_project(), _password(ask=ask)
     with task_listener() as listener:
         summary = NodeRunner(project, listener=listener, become_password=password).run(request)
     if json:
@@ -230,7 +233,6 @@ def _play(request: "RunRequest", *, asked: bool, json: bool) -> None:
 
 
 def _print_summary(summary: "RunSummary") -> None:
-
     rows = [[role.role, role.tasks, role.changed, f"{role.duration_s:.1f}"] for role in summary.roles]
     total = [sum(role.tasks for role in summary.roles), summary.changed, f"{summary.duration_s:.1f}"]
     output.table(["role", "tasks", "changed", "seconds"], [*rows, ["total", *total]])
@@ -243,27 +245,16 @@ def _print_summary(summary: "RunSummary") -> None:
     output.result(f"{summary.status.value}: {summary.changed} {what}, {output.duration(summary.duration_s)}.")
 
 
-def _verdict_document(verdicts: "Sequence[NodeVerdict]") -> dict[str, object]:
-    first, *others = (verdict.to_dict() for verdict in verdicts)
-    return {**first, "ok": all(verdict.ok for verdict in verdicts), "others": others}
-
-
 def _print_verdict(verdict: "NodeVerdict") -> None:
     output.result(f"{verdict.host} (boot {verdict.boot_id})")
     rows = [["ok" if check.ok else "NO", check.name, "" if check.ok else check.found] for check in verdict.checks]
-    output.table(["", "check", "found"], [*rows, *(["--", each.name, each.reason] for each in verdict.not_applicable)])
+    output.table(
+        ["", "check", "found"], [*rows, *(["--", check.name, check.reason] for check in verdict.not_applicable)]
+    )
     output.result()
     for check in verdict.failed:
         output.sentence(str(check))
     output.result(f"{len(verdict.checks) - len(verdict.failed)} of {len(verdict.checks)} checks passed.")
-
-
-def _require_well(verdicts: "Sequence[NodeVerdict]") -> None:
-    from harness.errors import NodeError
-
-    failed = [f"{verdict.host} {check.name}" for verdict in verdicts for check in verdict.failed]
-    if failed:
-        raise NodeError(f"{len(failed)} checks failed: {', '.join(failed)}.", advice="Each says above what to do.")
 
 
 def _print_reboot(report: "RebootReport", *, json: bool) -> None:
@@ -278,12 +269,3 @@ def _print_reboot(report: "RebootReport", *, json: bool) -> None:
         if report.ok
         else f"{len(report.problems)} problems."
     )
-
-
-def _require_survived(report: "RebootReport") -> None:
-    from harness.errors import NodeError
-
-    if not report.ok:
-        raise NodeError(
-            f"The node did not survive the reboot: {report.problems[0]}", advice="All problems are listed above."
-        )

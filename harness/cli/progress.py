@@ -1,9 +1,10 @@
-"""The campaign as it goes: bar, time to go and current figures on a terminal, plain lines without one."""
+"""What runs as it goes: bar, time to go and current figures of a campaign on a terminal, plain lines without one; Ansible's tasks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.columns import Columns
@@ -18,10 +19,28 @@ from harness.cli import output
 from harness.cli.output import duration
 from harness.errors import printable
 from harness.metrics.rows import POOLED
+from harness.node.events import (
+    Listener,
+    NodeEvent,
+    OutputLine,
+    PlayStarted,
+    RunEnded,
+    TaskEnded,
+    TaskOutcome,
+    TaskStarted,
+)
 
 ROWS_EVERY_S = 30.0
 MOST_REPLICAS = 16
 """Whose figures are shown one by one: more would fill the screen."""
+_OUTCOMES = (
+    TaskOutcome.FAILED,
+    TaskOutcome.UNREACHABLE,
+    TaskOutcome.CHANGED,
+    TaskOutcome.OK,
+    TaskOutcome.IGNORED,
+    TaskOutcome.SKIPPED,
+)
 
 
 @contextmanager
@@ -110,14 +129,15 @@ def figures(event: events.RowsRecorded) -> list[str]:
     """The figures of the last row: of all replicas with the time that they are of, then of each where there are several."""
     from harness.analysis.format import DASH, number, quantity
 
-    told = []
-    for one in event.now:
-        rate = DASH if one.requests_per_s is None else number(one.requests_per_s)
-        p99 = DASH if one.p99_s is None else quantity(one.p99_s, "s")
-        told.append((one.series, f"{rate} req/s, p99 {p99}"))
-    pooled = [f"last {duration(event.window_s)}: {words}" for series, words in told if series == POOLED]
-    each = [f"{series} {words}" for series, words in told if series != POOLED]
-    return pooled + (each if len(each) > 1 else [])
+    pooled, replicas = [], []
+    for now in event.now:
+        rate = DASH if now.requests_per_s is None else number(now.requests_per_s)
+        words = f"{rate} req/s, p99 {DASH if now.p99_s is None else quantity(now.p99_s, 's')}"
+        if now.series == POOLED:
+            pooled.append(f"last {duration(event.window_s)}: {words}")
+        else:
+            replicas.append(f"{now.series} {words}")
+    return pooled + (replicas if len(replicas) > 1 else [])
 
 
 class _View(Progress):
@@ -130,12 +150,12 @@ class _View(Progress):
         for task in self.tasks:
             yield Text(task.description)
         yield self.make_tasks_table(self.tasks)
-        pooled, *each = self.figures or [""]
+        pooled, *replicas = self.figures or [""]
         if pooled:
             yield Text(f"  {pooled}")
-            yield Padding(Columns([Text(words) for words in each[:MOST_REPLICAS]], padding=(0, 2)), (0, 2))
-        if len(each) > MOST_REPLICAS:
-            yield Text(f"  and {len(each) - MOST_REPLICAS} more replicas")
+            yield Padding(Columns([Text(words) for words in replicas[:MOST_REPLICAS]], padding=(0, 2)), (0, 2))
+        if len(replicas) > MOST_REPLICAS:
+            yield Text(f"  and {len(replicas) - MOST_REPLICAS} more replicas")
 
 
 class _ToGo(ProgressColumn):
@@ -150,3 +170,60 @@ def _bar(console: Console) -> _View:
     return _View(
         TextColumn(" "), BarColumn(bar_width=30), rows, _ToGo(), console=console, transient=True, redirect_stdout=False
     )
+
+
+@contextmanager
+def task_listener() -> Iterator[Listener]:
+    """A listener that fits where stderr goes."""
+    console = output.stderr_console()
+    if not console.is_terminal:
+        yield TaskLines()
+        return
+    with console.status("Ansible starts") as status:
+        yield TaskLines(running=lambda text: status.update(escape(text)))
+
+
+class TaskLines:
+    """A listener that writes ``role: task  outcome  seconds`` to stderr; with several hosts, the count of each.
+
+    ``running`` is told what has just begun.
+    """
+
+    def __init__(self, running: Callable[[str], object] | None = None) -> None:
+        self._running = running or (lambda _: None)
+        self._task: TaskStarted | None = None
+        self._outcomes: Counter[TaskOutcome] = Counter()
+        self._errors: list[str] = []
+
+    def __call__(self, event: NodeEvent) -> None:
+        """Take one event."""
+        match event:
+            case PlayStarted():
+                self._finish(event.at_s)
+                output.note(f"== {event.name}")
+            case TaskStarted():
+                self._finish(event.at_s)
+                self._task = event
+                self._running(f"{event.role}: {event.name}")
+            case TaskEnded():
+                self._outcomes[event.outcome] += 1
+                if event.error and event.outcome is not TaskOutcome.IGNORED:
+                    self._errors += [f"  {event.host} | {line}" for line in event.error.splitlines()]
+            case OutputLine():
+                output.note(event.text)
+            case RunEnded():
+                self._finish(event.at_s)
+
+    def _finish(self, at_s: float) -> None:
+        """Write the line of the task that has just ended."""
+        if self._task is not None:
+            output.note(f"{self._task.role}: {self._task.name}  {self._outcome()}  {at_s - self._task.at_s:.1f} s")
+            for line in self._errors:
+                output.note(line)
+        self._task, self._outcomes, self._errors = None, Counter(), []
+
+    def _outcome(self) -> str:
+        counts = [(outcome, self._outcomes[outcome]) for outcome in _OUTCOMES if self._outcomes[outcome]]
+        if len(counts) == 1 and counts[0][1] == 1:
+            return counts[0][0].value
+        return ", ".join(f"{number} {outcome.value}" for outcome, number in counts) or "no host"

@@ -26,8 +26,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _nanoseconds(resolution: str) -> int:
-    found = re.fullmatch(r"(\d+)(ns|us|ms)", resolution)
-    size_ns = int(found[1]) * _UNITS_NS[found[2]] if found else 0
+    match = re.fullmatch(r"(\d+)(ns|us|ms)", resolution)
+    size_ns = int(match[1]) * _UNITS_NS[match[2]] if match else 0
     if not 0 < size_ns <= _UNITS_NS["ms"]:
         raise typer.BadParameter("a time from 1ns, which rounds nothing, to 1ms is expected, e.g. 1us")
     return size_ns
@@ -69,13 +69,16 @@ def publish(
     from harness.campaign.publish import publish as make_archive
     from harness.results.ro_crate import citation as cited
 
-    said = cited(citation, author or (), licence)
-
-    def say(note: str) -> None:
-        output.note(f"note: {note}")
-
-    made = make_archive(path, out, citation=said, resolution_ns=resolution, say=say, partial=partial)
-    missing = [name for name, value in (("author", said.authors), ("license", said.licence)) if not value]
+    stated = cited(citation, author or (), licence)
+    made = make_archive(
+        path,
+        out,
+        citation=stated,
+        resolution_ns=resolution,
+        say=lambda note: output.note(f"note: {note}"),
+        partial=partial,
+    )
+    missing = [name for name, value in (("author", stated.authors), ("license", stated.licence)) if not value]
     if missing:
         output.note(f"note: {' and '.join(missing)} not stated in it: add --{' --'.join(missing)}, or --citation FILE.")
     if json:
@@ -196,10 +199,10 @@ def _run_again(source: "CampaignSource", archive: Path, before: Sequence[Path], 
     from harness.cli.progress import progress_listener
 
     folder = prepare(source, results, force=force, say=output.note)
-    told = " ".join(f"--against {each}" for each in (*before, folder.path))
+    against = " ".join(f"--against {ran}" for ran in (*before, folder.path))
     output.note(
         f"running again as {folder.path}; after an interruption: harness resume {folder.path}, then harness reproduce "
-        f"{archive} {told}"
+        f"{archive} {against}"
     )
     with progress_listener() as listener:
         CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener).run()
@@ -216,13 +219,9 @@ def _print_reproduction(found: "Reproduction") -> None:
         output.sentence("The environment is the same: GPU, driver, CPU, memory and versions.")
     for cell in found.cells:
         output.result()
-        output.sentence(
-            ", ".join(
-                filter(
-                    None, (cell.key.workload, cell.key.mode, replicas_in_words(cell.key.replicas), cell.key.condition)
-                )
-            )
-        )
+        key = cell.key
+        where = (key.workload, key.mode, replicas_in_words(key.replicas), key.condition)
+        output.sentence(", ".join(filter(None, where)))
         headers = ["measure", "published", "here", "here / published", "outcome"]
         output.table(headers, [line.words for line in cell.lines])
         for why in dict.fromkeys(line.why for line in cell.lines if line.why):
@@ -266,40 +265,30 @@ def scenarios(
     from harness.results.published import opened
 
     with opened(path) as folder:
-        found = read_scenarios(folder, say=output.note)
+        measured = read_scenarios(folder, say=output.note)
     if json:
-        output.document({"note": NOTE, "scenarios": found})
+        output.document({"note": NOTE, "scenarios": measured})
         return
     output.sentence(NOTE)
-    headers = (
-        "scenario",
-        "rate",
-        "answered/s",
-        "samples/s",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "limit",
-        "valid",
-    )
-    output.table(headers, [row for each in found for row in ([each["experiment"]], _scenario_row(each))])
-    for each in found:
-        for reason in each["validity"]["reasons"]:
-            output.sentence(f"{each['experiment']}: {reason}")
+    headers = ["scenario", "rate", "answered/s", "samples/s", "p50 ms", "p90 ms", "p99 ms", "limit", "valid"]
+    output.table(headers, [row for scenario in measured for row in ([scenario["experiment"]], _scenario_row(scenario))])
+    for scenario in measured:
+        for reason in scenario["validity"]["reasons"]:
+            output.sentence(f"{scenario['experiment']}: {reason}")
 
 
-def _scenario_row(each: dict[str, Any]) -> list[str]:
-    results = each["results"]
+def _scenario_row(scenario: dict[str, Any]) -> list[str]:
+    results = scenario["results"]
     latency = results["latency_ms"]
     met = {True: "met", False: "broken", None: "-"}[results.get("limit_met")]
     return [
-        f"  {each['scenario']}",
+        f"  {scenario['scenario']}",
         _number(results.get("intended_per_s")),
         _number(results["achieved_per_s"]),
         _number(results["throughput_samples_per_s"]),
         *(_number(latency.get(name)) for name in ("p50", "p90", "p99")),
         met,
-        "yes" if each["validity"]["valid"] else "no",
+        "yes" if scenario["validity"]["valid"] else "no",
     ]
 
 

@@ -1,5 +1,6 @@
 """Commands about results: verify, report, compare, export."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from harness.cli import output
 from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, positive
-from harness.errors import counted
+from harness.errors import UsageError, counted
 
 if TYPE_CHECKING:
     from harness.analysis.comparison_model import Answer
@@ -47,16 +48,7 @@ def verify(
                 "path": str(path),
                 "experiments": outcome.experiments,
                 "files": outcome.files,
-                "problems": [
-                    {
-                        "path": str(p.path),
-                        "message": p.message,
-                        "expected": p.expected,
-                        "found": p.found,
-                        "advice": p.advice,
-                    }
-                    for p in outcome.problems
-                ],
+                "problems": [{**asdict(problem), "path": str(problem.path)} for problem in outcome.problems],
                 "notes": outcome.notes,
             }
         )
@@ -94,14 +86,14 @@ def report(
     from harness.results.old_profile import is_old_profile
     from harness.results.published import opened
 
-    asked = thresholds(fail_on, baseline, within)
+    limits = thresholds(fail_on, baseline, within)
     if is_old_profile(path):
         _report_old_profile(path, out, json=json)
         return
     with opened(path) as folder:
         unpacked = folder != path
         analysis = analyse(folder)
-        judged = judge_analyses(asked, [analysis])
+        judged = judge_analyses(limits, [analysis])
         written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
     for sentence in changed_file(analysis):
         output.note(f"note: {sentence}")
@@ -174,6 +166,9 @@ def compare(
     json: Json = False,
 ) -> None:
     """Compare campaigns, sharing modes or conditions: which is best for what, how sure that is, and what it costs."""
+    import shlex
+    import sys
+
     from harness.analysis.comparison_model import comparison_query
     from harness.analysis.comparison_page import answers, isolated, overheads, write_page
     from harness.analysis.contrasts.comparison import gathered
@@ -185,7 +180,7 @@ def compare(
     with gathered(campaigns, by, unlike=unlike) as comparison:
         judged = judge_analyses(thresholds, comparison.analyses)
         answered = answers(comparison, query)
-        page = write_page(html, comparison, answered, _again(), query) if html else None
+        page = write_page(html, comparison, answered, shlex.join(["harness", *sys.argv[1:]]), query) if html else None
         against_first = overheads(comparison)
         isolation = isolated(comparison, against_first)
         sentences = against_first.sentences() if against_first else []
@@ -221,8 +216,6 @@ def compare(
 
 def _line(tested: "Tested") -> dict[str, Any]:
     """One test for a program."""
-    from dataclasses import asdict
-
     from harness.analysis.campaign import shared
     from harness.analysis.statistics import t_interval
 
@@ -273,7 +266,7 @@ def _print_comparison(
         ]
     else:
         sections = []
-    for question, sentences in [*sections, *((title, told) for title, told in company.items() if told)]:
+    for question, sentences in [*sections, *((title, lines) for title, lines in company.items() if lines)]:
         output.sentence("\n".join([f"\n{question}", *(f"  {sentence}" for sentence in sentences)]))
     if not details:
         output.note(
@@ -312,14 +305,6 @@ def _print_tests(comparison: "Comparison") -> None:
         output.table(["measure", "ratio (95 %)", "answer"], rows)
     for key, label in comparison.lonely:
         output.sentence(f"only {label}: {key.workload} with {key.replicas}")
-
-
-def _again() -> str:
-    """The command line that was given."""
-    import shlex
-    import sys
-
-    return shlex.join(["harness", *sys.argv[1:]])
 
 
 def export(
@@ -370,7 +355,11 @@ def export(
     --namespace or --job).
     """
     if recorded is not None:
-        _refuse_both(start, namespace, job, metric)
+        if any(value is not None for value in (start, namespace, job, metric)):
+            raise UsageError(
+                "--from says already what to export: --start, --namespace, --job and --metric do not go with it.",
+                advice="Leave them out, or leave --from out.",
+            )
         _export_again(recorded, out, prometheus, timeout_s, json=json)
         return
     from harness.results.from_prometheus import ExportRequest, export_folder
@@ -403,11 +392,11 @@ def _export_again(recorded: Path, out: Path, url: str | None, timeout_s: float, 
     from harness.results.published import opened
 
     with opened(recorded) as folder:
-        found = collect_again(folder, out, url=url, timeout_s=timeout_s)
+        summaries = collect_again(folder, out, url=url, timeout_s=timeout_s)
     if json:
-        output.document(found)
+        output.document(summaries)
         return
-    for target, summary in found.items():
+    for target, summary in summaries.items():
         _print_export(Path(target), summary)
 
 
@@ -425,20 +414,8 @@ def _print_export(out: Path, summary: dict[str, Any]) -> None:
 
 
 def _needed(value: str | None, option: str) -> str:
-    from harness.errors import UsageError
-
     if value is None:
         raise UsageError(
             f"the export needs {option}.", advice="Or give a recorded experiment: harness export OUT --from EXPERIMENT"
         )
     return value
-
-
-def _refuse_both(*given: object) -> None:
-    from harness.errors import UsageError
-
-    if any(value is not None for value in given):
-        raise UsageError(
-            "--from says already what to export: --start, --namespace, --job and --metric do not go with it.",
-            advice="Leave them out, or leave --from out.",
-        )

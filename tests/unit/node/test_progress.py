@@ -1,6 +1,6 @@
 import pytest
 
-from harness.cli.node_progress import TaskLines, task_listener
+from harness.cli.progress import TaskLines, task_listener
 from harness.node.events import OutputLine, PlayStarted, RunEnded, TaskEnded, TaskOutcome, TaskStarted
 
 
