@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from harness.analysis.figure_style import Picture
+from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Table
 from harness.errors import UsageError
 

@@ -10,10 +10,10 @@ import harness
 from harness.analysis.campaign import CampaignAnalysis
 from harness.analysis.comparability import gpu_names
 from harness.analysis.comparison_model import Answer, ComparisonQuery
-from harness.analysis.comparison_plots import Row, by_workload
 from harness.analysis.contrasts.comparison import Comparison
-from harness.analysis.figure_style import Picture
 from harness.analysis.format import DASH
+from harness.analysis.pages.curves import Row, by_workload
+from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.table import Column, Table, ratio_entry
 from harness.analysis.questions import context_switch, cost_of_sharing, fairness, max_replicas, price, recommendation
 from harness.analysis.questions.condition_overhead import Interference, interference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from harness.analysis import campaign_table, goodput, objective, placement, summ
 from harness.analysis.axes import families
 from harness.analysis.campaign import CampaignAnalysis, Experiment, analyse
 from harness.analysis.comparability import gpu_names, reserved
-from harness.analysis.figure_style import Picture
 from harness.analysis.format import (
     clipped,
     duration,
@@ -26,13 +25,16 @@ from harness.analysis.format import (
 from harness.analysis.headline import concerns, headline, limits
 from harness.analysis.metrics.catalogue import ALL, METRICS, OF_CONFIGURATIONS
 from harness.analysis.narrative import absent_of, answers, caveats, remarks
+from harness.analysis.pages.curves import overview, scaling, stress_curve
+from harness.analysis.pages.plot import Picture
+from harness.analysis.pages.png import png
+from harness.analysis.pages.settings import pictures as pictures_of_settings
+from harness.analysis.pages.svg import chart, document
 from harness.analysis.pages.tables import goodput_table, neighbour_table, overhead_table, scaling_tables
+from harness.analysis.pages.timeline import timeline
 from harness.analysis.questions.condition_overhead import Interference, interference
-from harness.analysis.scaling_plots import overview, scaling
-from harness.analysis.settings_plots import pictures as pictures_of_settings
-from harness.analysis.settings_plots import stress_curve
-from harness.analysis.timeline_plots import timeline
 from harness.data import data_path
+from harness.extras import absent as missing
 from harness.results.files import atomic_write, read_document, sha256_of, storage_errors
 from harness.results.layout import CAMPAIGN_PARQUET, CAMPAIGN_YAML, REPORT_HTML, REPORT_SUMS, SUMMARY_CSV, SUMMARY_JSON
 from harness.results.manifest import Manifest, Status
@@ -79,12 +81,13 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
         *pictures.values(),
         *timelines.values(),
     ]
-    _write_plots(out / PLOTS, drawn)
+    files = write_plots(out / PLOTS, drawn)
     atomic_write(out / SUMMARY_CSV, summary.table(analysis).csv(), replace=True)
     atomic_write(out / SUMMARY_JSON, summary.to_json(analysis), replace=True)
     atomic_write(out / CAMPAIGN_PARQUET, campaign_table.to_parquet(analysis), replace=True)
     content = _content(analysis, overall, pictures, timelines) | {
         "stress_curves": curves,
+        "files": files,
         "families": groups,
         "family_pictures": of_settings,
     }
@@ -93,18 +96,25 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
     page = templates.get_template("report.html.j2").render(content)
     atomic_write(out / REPORT_HTML, page, replace=True)
     tables = [SUMMARY_CSV, SUMMARY_JSON, CAMPAIGN_PARQUET]
-    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{picture.file}" for picture in drawn)]
+    written = [REPORT_HTML, REPORT_MD, *tables, *(f"{PLOTS}/{file}" for file in files.values())]
     with storage_errors(out, "read"):
         sums = "".join(f"{sha256_of(out / name)}  {name}\n" for name in written)
     atomic_write(out / REPORT_SUMS, sums, replace=True)
     return out / REPORT_HTML
 
 
-def _write_plots(folder: Path, pictures: list[Picture]) -> None:
+def write_plots(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
+    """The file of each picture by its name: PNGs where there is matplotlib, else all are SVGs."""
+    with_png = not missing("matplotlib")
+    files = {picture.name: f"{picture.name}.{'png' if picture.png and with_png else 'svg'}" for picture in pictures}
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
-        atomic_write(folder / picture.file, picture.image, replace=True)
+        name = files[picture.name]
+        atomic_write(folder / name, png(picture) if name.endswith(".png") else document(picture), replace=True)
+        with storage_errors(folder):
+            (folder / f"{picture.name}.{'svg' if name.endswith('.png') else 'png'}").unlink(missing_ok=True)
+    return files
 
 
 def _content(
@@ -189,6 +199,7 @@ def _environment(folder: Path) -> jinja2.Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
+        "chart": chart,
         "gpu_names": gpu_names,
         "reserved": reserved,
         "number": number,

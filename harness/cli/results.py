@@ -110,7 +110,7 @@ def report(
 def _report_old_profile(path: Path, out: Path | None, *, json: bool) -> None:
     """The report of what `harness profile` of an earlier version measured."""
     from harness.analysis.axes import family_of_old
-    from harness.analysis.settings_plots import write_old_report
+    from harness.analysis.pages.settings import write_old_report
     from harness.cli import figures
     from harness.results.old_profile import read_old_profile
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from harness.analysis.campaign import Cell
 from harness.analysis.comparison_model import Answer, ComparisonQuery
-from harness.analysis.comparison_plots import Points, bars
 from harness.analysis.contrasts.comparison import CellKey, Comparison
 from harness.analysis.format import DASH, quantity, replicas_in_words
+from harness.analysis.pages.curves import Points, bars
 from harness.analysis.pages.table import Entry, Table, figure_entry
 from harness.analysis.statistics import SIGNIFICANCE, Estimate
 from harness.sharing.modes import mode_of

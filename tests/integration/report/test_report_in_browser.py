@@ -300,7 +300,7 @@ def test_a_chart_can_be_read_in_light_and_dark(comparison: Path, page: Page, sch
         for colour in colours:
             lighter, darker = sorted((luminance(colour), paper), reverse=True)
             assert (lighter + 0.05) / (darker + 0.05) >= 3, (colour, scheme)
-        drawn = page.evaluate("getComputedStyle(document.querySelector('.pan .s0 use')).fill")
+        drawn = page.evaluate("getComputedStyle(document.querySelector('.pan .s0 .mk')).fill")
         assert drawn in colours[:8]
         label = page.evaluate("getComputedStyle(document.querySelector('.pan text')).fill")
         assert (luminance(label) > 0.5) is (scheme == "dark")
@@ -320,7 +320,8 @@ def test_a_point_says_its_value_by_mouse_and_by_keyboard(comparison: Path, page:
     table = page.evaluate("document.querySelector('#cost tbody tr').innerText")
     assert re.search(rf"\b{alone['y'][0]:.0f} req/s", table), "what is plotted is what the table says"
     drawn = page.evaluate(
-        f"[...{FIGURE}.querySelectorAll('.s2 use')].map(mark => [+mark.getAttribute('x'), +mark.getAttribute('y')])"
+        f"[...{FIGURE}.querySelectorAll('.s2 [transform]')].map(mark => {{"
+        "const {e, f} = mark.transform.baseVal.consolidate().matrix; return [e, f]})"
     )
     at = [
         start + (three[axis][1] - low) / (high - low) * (end - start)
@@ -333,7 +334,7 @@ def test_a_point_says_its_value_by_mouse_and_by_keyboard(comparison: Path, page:
     x, y = page.evaluate(f"(point => [point.x, point.y])({place})")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
     by_mouse = page.evaluate(f"{FIGURE}.querySelector('.tip').innerText").splitlines()
-    assert by_mouse[:3] == ["mps, resnet50", "replicas: 3", f"requests/s: {three['y'][1]:.0f}"]
+    assert by_mouse[:3] == ["mps", "replicas: 3", f"resnet50: requests/s: {three['y'][1]:.0f}"]
     page.evaluate(f"{FIGURE}.querySelector('.pan').focus()")
     for key, code in (("ArrowRight", 39), ("Escape", 27), ("ArrowRight", 39)):
         page.call("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code)

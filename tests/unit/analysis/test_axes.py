@@ -12,8 +12,8 @@ import pytest
 from harness.analysis.axes import families, family_of_old
 from harness.analysis.campaign import CampaignAnalysis, analyse
 from harness.analysis.metrics.traced import memory_peak_percent, shares_of
+from harness.analysis.pages.settings import write_old_report
 from harness.analysis.report import report_of
-from harness.analysis.settings_plots import write_old_report
 from harness.campaign.verify import verify_campaign
 from harness.errors import ResultsPathError, UsageError
 from harness.results.manifest import read_manifest

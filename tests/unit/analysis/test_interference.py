@@ -13,11 +13,10 @@ import pytest
 
 from harness.analysis import report
 from harness.analysis.campaign import CampaignAnalysis, Cell, Key, analyse
-from harness.analysis.chart import Chart
 from harness.analysis.comparison_page import isolated, overheads
 from harness.analysis.contrasts.comparison import Comparison, gather
 from harness.analysis.contrasts.outcome import Outcome
-from harness.analysis.figure_style import Picture
+from harness.analysis.pages.plot import Picture
 from harness.analysis.pages.tables import overhead_table
 from harness.analysis.questions.condition_overhead import (
     Interference,
@@ -390,10 +389,7 @@ def test_repeats_that_cannot_be_paired_are_said(analysis):
 
 def test_the_report_says_who_keeps_the_limit(folder, monkeypatch):
     # The plots of nine experiments take most of a minute, and are none of this section's.
-    none = Chart("", (), "[]")
-    monkeypatch.setattr(
-        report, "timeline", lambda one: Picture(one.name, "none", "none", f"{one.name}.svg", b"none", none)
-    )
+    monkeypatch.setattr(report, "timeline", lambda one: Picture(one.name, "none", "none", []))
     monkeypatch.setattr(report, "scaling", lambda _analysis, _workload: None)
 
     page = write_report(folder).read_text()

@@ -1,24 +1,25 @@
+"""Plots are data: what a page tells is what was measured, and page and file draw the same."""
+
 from __future__ import annotations
 
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
-from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 from PIL import Image
 
-from harness.analysis import figure_style
 from harness.analysis.campaign import analyse
-from harness.analysis.chart import chart
-from harness.analysis.figure_style import new_figure
-from harness.analysis.report import write_report
-from harness.analysis.scaling_plots import overview, scaling
-from harness.analysis.timeline_plots import timeline
+from harness.analysis.pages.curves import overview, scaling
+from harness.analysis.pages.plot import Panel, Picture, Rule, Series, linear_ticks, log_ticks, thinned
+from harness.analysis.pages.png import png
+from harness.analysis.pages.svg import chart, document
+from harness.analysis.pages.timeline import timeline
+from harness.analysis.report import write_plots, write_report
 from harness.results import Manifest, Status, finalise
 from harness.results.layout import metric_files
 from harness.spec import Sharing
@@ -34,11 +35,7 @@ from tests.unit.results.synthetic import (
 )
 
 SHAPE = Shape(record_s=10)
-
-
-def colours(png: bytes) -> int:
-    image = Image.open(io.BytesIO(png))
-    return len(image.convert("RGB").getcolors(1_000_000) or [])
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 def truncated(folder: Path, rows: int) -> Manifest:
@@ -56,24 +53,6 @@ def truncated(folder: Path, rows: int) -> Manifest:
     return manifest
 
 
-def test_plots_are_drawn_without_touching_the_global_state(tmp_path: Path) -> None:
-    before = plt.get_fignums(), plt.rcParams["font.size"]
-    found = analyse(write_campaign(tmp_path / "c", replicas=[1, 3], repeats=1, shape=SHAPE))
-    picture = scaling(found, "resnet50")
-    assert picture is not None
-    assert picture.file == "scaling-resnet50.png"
-    assert colours(picture.image) > 10
-    assert picture.chart.drawing.count("<svg viewBox") == len(json.loads(picture.chart.data))
-    assert "1 replica 17" in picture.alt
-    assert (plt.get_fignums(), plt.rcParams["font.size"]) == before
-
-
-def test_the_same_data_give_the_same_bytes(tmp_path: Path) -> None:
-    folder = write_campaign(tmp_path / "c", replicas=[1, 3], repeats=1, shape=SHAPE)
-    first, second = scaling(analyse(folder), "resnet50"), scaling(analyse(folder), "resnet50")
-    assert first == second
-
-
 def test_one_workload_has_no_overview_and_two_have(tmp_path: Path) -> None:
     assert overview(analyse(write_campaign(tmp_path / "one", replicas=[1, 3], repeats=1, shape=SHAPE))) is None
     workloads = ["resnet50", "distilbert"]
@@ -81,84 +60,116 @@ def test_one_workload_has_no_overview_and_two_have(tmp_path: Path) -> None:
     picture = overview(both)
     assert picture is not None
     assert "resnet50: 1 replica 1.00" in picture.alt
-    assert "distilbert" in picture.alt
+    assert {key.name.rpartition(": ")[2] for key in chart(picture).keys} == {"ideal", *workloads}
 
 
-def test_several_modes_share_one_legend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_modes_are_told_apart_by_colour_and_their_percentiles_by_dashes(tmp_path: Path) -> None:
     for sharing in (Sharing.TIME_SLICING, Sharing.MPS):
         for replicas in (1, 3):
             write_experiment(tmp_path, "resnet50", replicas, shape=replace(SHAPE, sharing=sharing))
-    drawn: list[Figure] = []
-    monkeypatch.setattr("harness.analysis.figure_style.to_png", lambda figure: drawn.append(figure) or b"")
     picture = scaling(analyse(tmp_path), "resnet50")
-    (figure,) = drawn
-    assert {key.name for key in picture.chart.keys} == {"ideal", "time-slicing", "mps"}
-    assert ">mps<" not in picture.chart.drawing
-    latency = figure.axes[1]
-    assert [text.get_text() for text in latency.get_legend().get_texts()] == ["p50", "p95", "p99"]
-    looks = {(line.get_color(), line.get_linestyle()) for line in latency.lines if line.get_linestyle() != "None"}
-    assert len(looks) == 2 * 3
+    assert picture is not None
+    assert {key.name for key in chart(picture).keys} == {"Throughput: ideal", "time-slicing", "mps"}
+    lines = [series for series in picture.panels[1].series if not series.runs]
+    assert {(line.name, line.dashes) for line in lines} == {
+        (name, dashes) for name in ("time-slicing", "mps") for dashes in (":", "--", "-")
+    }
 
 
-def test_a_palette_changes_no_colour_by_more_than_an_eye_may_miss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most = []
-
-    def compare(figure: Figure) -> bytes:
-        whole = io.BytesIO()
-        figure.savefig(whole, format="png", dpi=figure_style._DPI)
-        pixels = in_a_palette(figure)
-        drawn, kept = (np.asarray(Image.open(file).convert("RGB"), int) for file in (whole, io.BytesIO(pixels)))
-        most.append(np.abs(drawn - kept).max())
-        return pixels
-
-    in_a_palette = figure_style.to_png
-    monkeypatch.setattr(figure_style, "to_png", compare)
-    scaling(analyse(write_campaign(tmp_path / "c", replicas=[1, 3])), "resnet50")
-
-    assert most[0] <= 20
-
-
-def test_what_a_chart_says_is_what_was_plotted(tmp_path: Path) -> None:
-    found = analyse(write_campaign(tmp_path / "c", replicas=[1, 3], repeats=3, shape=replace(SHAPE, noise=0.05)))
-    picture = scaling(found, "resnet50")
-    panels = {panel["title"]: panel for panel in json.loads(picture.chart.data)}
-    means, ideal, *runs = panels["Throughput (requests/s)"]["series"]
-    estimates = [cell.estimates["throughput"] for cell in found.cells]
+def test_what_a_chart_tells_is_what_was_measured(tmp_path: Path) -> None:
+    analysis = analyse(write_campaign(tmp_path / "c", replicas=[1, 3], repeats=3, shape=replace(SHAPE, noise=0.05)))
+    picture = scaling(analysis, "resnet50")
+    assert picture is not None
+    drawn = chart(picture)
+    assert drawn == chart(picture)
+    panels = {panel["title"]: panel for panel in json.loads(drawn.data)}
+    ideal, means, runs = panels["Throughput (requests/s)"]["series"]
+    estimates = [cell.estimates["throughput"] for cell in analysis.cells]
     assert means["x"] == ideal["x"] == [1, 3]
     for name, key in (("mean", "y"), ("low", "low"), ("high", "high")):
         assert means[key] == pytest.approx([getattr(each, name) for each in estimates], rel=1e-5)
-    assert [sorted(run["y"]) for run in runs] == [pytest.approx(sorted(c.figures("throughput"))) for c in found.cells]
-    efficiency = panels["Efficiency (% of ideal)"]["series"]
-    assert [len(series["x"]) for series in efficiency if series.get("run")] == [3, 3]
+    assert runs["y"] == pytest.approx([value for cell in analysis.cells for value in cell.figures("throughput")])
+    assert [len(series["x"]) for series in panels["Efficiency (% of ideal)"]["series"] if series.get("run")] == [6]
 
 
 def test_two_restless_runs_flatten_no_panel_and_reach_below_nothing(tmp_path: Path) -> None:
     for repeat, scale in ((1, 1.0), (2, 0.2)):
         for replicas in (1, 3):
             write_experiment(tmp_path, "resnet50", replicas, repeat, replace(SHAPE, scale=scale))
-    found = analyse(tmp_path)
-    picture = scaling(found, "resnet50")
-    throughput, _, efficiency, *_ = json.loads(picture.chart.data)
-    assert found.cells[1].efficiency.high > 10
-    assert efficiency["y"][0] == 0
-    assert efficiency["y"][1] < 400
-    assert min(low for series in throughput["series"] for low in series.get("low", [])) == 0
-    assert all(cell.estimates["throughput"].low == 0 for cell in found.cells)
+    analysis = analyse(tmp_path)
+    picture = scaling(analysis, "resnet50")
+    assert picture is not None
+    throughput, _, efficiency, *_ = picture.panels
+    assert analysis.cells[1].efficiency is not None
+    assert (analysis.cells[1].efficiency.high or 0) > 10
+    assert efficiency.y_axis()[0] == 0
+    assert efficiency.y_axis()[1] < 400
+    assert min(low for series in throughput.series for low in series.low) == 0
+
+
+PANELS = (
+    Panel(
+        title="a < b", series=[Series(x=[1, 2], y=[1, 2], low=[0.5, 1], high=[2, 90], name="one & two", markers=True)]
+    ),
+    Panel(title="far", series=[Series(x=[1, 64], y=[3, 900], colour=1)], logarithmic=True, doubling=True),
+    Panel(title="bars", series=[Series(x=[-1, 3], y=[0, 1], low=[-2, 2], high=[0, 4], labels=["less", "more"])]),
+    Panel(
+        title="gaps",
+        series=[Series(x=[0, 1, 2, 3], y=[1, math.nan, 2, 3])],
+        rules=[Rule(2, "limit"), Rule(1, vertical=True)],
+    ),
+    Panel(title="nothing", absent="no GPU was there"),
+)
+PICTURE = Picture("all", "All kinds", "Every kind of panel", PANELS, 2, (240, 200), png=True)
+
+
+def test_every_kind_of_panel_is_drawn_for_a_page_and_as_files() -> None:
+    drawn = chart(PICTURE)
+    page = ET.fromstring(drawn.drawing)  # noqa: S314 - ours
+    assert len(page.findall("div/svg")) == len(PANELS)
+    whole = ET.fromstring(document(PICTURE))  # noqa: S314 - ours
+    texts = [text.text for text in whole.iter(f"{SVG}text")]
+    assert {"a < b", "less", "not measured: no GPU was there", "a < b: one & two", "gaps: limit"} <= set(texts)
+    image = Image.open(io.BytesIO(png(PICTURE)))
+    assert image.width == 2 * 240 / 72 * 150
+    assert len(image.convert("RGB").getcolors(1_000_000) or []) > 10
+
+
+def test_hover_values_lie_where_they_are_drawn_and_a_cut_interval_has_an_arrow() -> None:
+    first, far, bars, gaps, nothing = json.loads(chart(PICTURE).data)
+    assert first["y"][1] == pytest.approx(4.4)
+    assert first["series"][0]["high"] == [2, 90]
+    assert "h6l-3 -4z" in chart(PICTURE).drawing
+    assert (far["x"][4], far["y"][4]) == (1, 1)
+    assert bars["series"][0]["worth"] == [-1, 3]
+    assert bars["series"][0]["of"] == ["less", "more"]
+    assert gaps["series"][0]["y"] == [1, None, 2, 3]
+    assert nothing["series"] == []
 
 
 def test_a_long_line_keeps_its_extremes_and_its_nothing() -> None:
-    figure = new_figure(4, 3)
-    axes = figure.subplots()
     values = np.sin(np.arange(5000.0))
     values[1234], values[3000:3500] = 7.0, np.nan
-    axes.plot(np.arange(5000.0), values, label="p99")
-    (series,) = json.loads(chart(figure, "long", "A long line", "It has one peak")[0].data)[0]["series"]
-    assert len(series["x"]) <= 240
-    assert series["x"][series["y"].index(7.0)] == 1234
-    assert min(y for y in series["y"] if y is not None) == pytest.approx(np.nanmin(values), rel=1e-5)
-    assert None in series["y"]
+    series = thinned(Series(x=np.arange(5000.0).tolist(), y=values.tolist(), name="p99"))
+    assert len(series.x) <= 240
+    assert series.x[list(series.y).index(7.0)] == 1234
+    assert np.nanmin(series.y) == np.nanmin(values)
+    assert np.isnan(series.y).any()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1.1), (0, 2700), (0.5, 9.9), (1e-6, 3e-6), (0, 1e9)])
+def test_ticks_are_few_and_inside(low: float, high: float) -> None:
+    ticks = linear_ticks(low, high)
+    assert 2 <= len(ticks) <= 7
+    assert all(low <= tick <= high * (1 + 1e-9) for tick in ticks)
+    assert len(log_ticks(low or high / 50, high)) >= 2
+
+
+def test_without_matplotlib_every_plot_is_an_svg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert write_plots(tmp_path, [PICTURE]) == {"all": "all.png"}
+    monkeypatch.setattr("harness.analysis.report.missing", lambda *_names: ["matplotlib"])
+    assert write_plots(tmp_path, [PICTURE]) == {"all": "all.svg"}
+    assert [path.name for path in tmp_path.iterdir()] == ["all.svg"]
 
 
 def test_no_usable_run_has_no_curve(tmp_path: Path) -> None:
@@ -170,11 +181,12 @@ def test_no_usable_run_has_no_curve(tmp_path: Path) -> None:
 def test_a_timeline_has_its_panels_with_and_without_a_gpu(tmp_path: Path, gpu: bool) -> None:
     write_experiment(tmp_path, "resnet50", 3, shape=Shape(record_s=10, gpu=gpu))
     picture = timeline(analyse(tmp_path).experiments[0])
-    assert ("gpu power" in picture.alt) is gpu
-    assert ("pressure" in picture.alt) is not gpu
-    assert picture.file.endswith(".svg")
-    titles = [text.text for text in ET.fromstring(picture.image).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - ours
-    assert {"Throughput (requests/s)", "p50", "p99", "all", "each replica"} <= set(titles)
+    titles = [panel.title for panel in picture.panels]
+    assert ("GPU power (W)" in titles, "Pressure (% of time stalled)" in titles) == (gpu, not gpu)
+    assert not [panel.absent for panel in picture.panels if panel.absent]
+    named = {series.name: series.colour for panel in picture.panels for series in panel.series if series.name}
+    assert {"p50", "p99", "all", "each replica"} <= named.keys()
+    assert len(set(named.values())) == len(named)
 
 
 @pytest.mark.parametrize("rows", [1, 2])

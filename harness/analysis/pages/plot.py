@@ -1,0 +1,232 @@
+"""Plots as data: panels of series with intervals, axes and ticks. ``svg.py`` draws them for a page, ``png.py`` for a file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.analysis.statistics import Estimate
+
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#111111", "#8C6D31")
+"""Okabe and Ito's colours, in an order that keeps neighbours apart; none is told from another by hue alone."""
+FAINT, INK = -1, -2
+"""Colours of what is no measured series: of a reference, of an interval."""
+_FAR = 2.0
+"""An interval that reaches further than so many times the values would flatten them: it ends in an arrow."""
+_MOST_POINTS = 240
+"""Of a line without markers; of more, the highest and lowest of each stretch, which look the same."""
+_STEPS = (1, 2, 2.5, 5, 10)
+_LOG_TICKS = (1, 2, 3, 5, 7)
+_LOG_DENSE = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
+_FEW_DOUBLINGS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Points, joined or not, or lying bars.
+
+    Attributes:
+        name: in the legend; empty: it stands in none.
+        x, y: of the points, NaN where nothing was measured; of bars their ends and places.
+        low, high: ends of the intervals, of y or of the bars' ends; empty without any.
+        colour: index in the palette, which chooses the marker, too; or FAINT, INK.
+        dashes: of the line, as matplotlib has them; empty: the points are not joined.
+        markers: whether the points have them.
+        runs: the points are single runs, small dots.
+        thin: the line is a fine one.
+        silent: its values are not told to who points at them.
+        starts, labels: of bars, where each begins and what it is called.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    name: str = ""
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    colour: int = 0
+    dashes: str = "-"
+    markers: bool = False
+    runs: bool = False
+    thin: bool = False
+    silent: bool = False
+    starts: Sequence[float] = ()
+    labels: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A reference line across a panel."""
+
+    at: float
+    name: str = ""
+    colour: int = FAINT
+    dashes: str = ":"
+    vertical: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        title: what is shown, with its unit.
+        x_label: of the x axis.
+        series: drawn in this order.
+        rules: reference lines.
+        x_ticks: where the x axis has its ticks; empty: where they fit.
+        x_range: ends of the x axis; None: around the ticks or the points.
+        doubling: the x axis is logarithmic with ticks at powers of two.
+        logarithmic: the y axis is.
+        top: upper end of the y axis; None: above the largest value.
+        absent: why there is nothing to show.
+        note: in small letters beside the title.
+    """
+
+    title: str
+    note: str = ""
+    x_label: str = ""
+    series: Sequence[Series] = ()
+    rules: Sequence[Rule] = ()
+    x_ticks: Sequence[float] = ()
+    x_range: tuple[float, float] | None = None
+    doubling: bool = False
+    logarithmic: bool = False
+    top: float | None = None
+    absent: str = ""
+
+    @property
+    def bars(self) -> Sequence[str]:
+        """Labels of its lying bars, from the top; empty where it has points."""
+        return self.series[0].labels if self.series else ()
+
+    def x_axis(self) -> tuple[float, float]:
+        """Ends of the x axis."""
+        if self.x_range:
+            return self.x_range
+        rules = [rule.at for rule in self.rules if rule.vertical]
+        values = _finite([*self.x_ticks, *rules, *(value for series in self.series for value in _reach(series))])
+        low, high = (min(values), max(values)) if values else (0.0, 1.0)
+        if self.bars:
+            span = max(high, 0.0) - min(low, 0.0) or 1.0
+            return min(low * 1.05, 0.0), max(high, 0.0) + 0.05 * span
+        if self.doubling:
+            return low / 2**0.25, high * 2**0.25
+        return (low - 0.4, high + 0.4) if self.x_ticks else (low, high if high > low else low + 1)
+
+    def y_axis(self) -> tuple[float, float]:
+        """Ends of the y axis: from 0, or around all values; an interval far above them is cut."""
+        if self.bars:
+            return -0.6, len(self.bars) - 0.4
+        if self.top is not None:
+            return 0.0, self.top
+        points = _finite(value for series in self.series for value in series.y)
+        points += [rule.at for rule in self.rules if not rule.vertical]
+        ends = points + _finite(value for series in self.series for value in (*series.low, *series.high))
+        if self.logarithmic:
+            points, ends = [y for y in points if y > 0] or [1.0], [y for y in ends if y > 0] or [1.0]
+            return max(min(ends), min(points) / _FAR) / 1.1, min(max(ends), max(points) * _FAR) * 1.1
+        top = min(max(ends, default=0.0), _FAR * max(points, default=0.0))
+        return 0.0, top * 1.1 if top > 0 else 1.0
+
+    def x_marks(self) -> Sequence[float]:
+        """Ticks of the x axis."""
+        low, high = self.x_axis()
+        if self.doubling:
+            powers = range(math.ceil(math.log2(low)), math.floor(math.log2(high)) + 1)
+            return [2.0**power for power in powers]
+        return self.x_ticks or linear_ticks(low, high)
+
+    def y_marks(self) -> Sequence[float]:
+        """Ticks of the y axis."""
+        return log_ticks(*self.y_axis()) if self.logarithmic else linear_ticks(*self.y_axis())
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One finished plot.
+
+    Attributes:
+        name: file name without its ending.
+        title: what it shows.
+        alt: the same for those who cannot see it, with the numbers that matter.
+        panels: row by row.
+        columns: panels of a row.
+        size: of a panel, width and height in points.
+        png: whether its file is a PNG, where there is matplotlib; else it is an SVG.
+    """
+
+    name: str
+    title: str
+    alt: str
+    panels: Sequence[Panel]
+    columns: int = 1
+    size: tuple[float, float] = (240.0, 200.0)
+    png: bool = False
+
+
+def interval_series(
+    x: Sequence[float], estimates: Sequence[Estimate], scale: float, colour: int, name: str, dashes: str = "-"
+) -> Series:
+    """Means joined by a line, with their intervals, of which none goes below 0: nothing here can."""
+    return Series(
+        x=x,
+        y=[scale * each.mean for each in estimates],
+        low=[scale * (each.mean if each.low is None else max(each.low, 0.0)) for each in estimates],
+        high=[scale * (each.mean if each.high is None else each.high) for each in estimates],
+        colour=colour,
+        dashes=dashes,
+        markers=True,
+        name=name,
+    )
+
+
+def thinned(series: Series) -> Series:
+    """A long line without markers by the lowest and the highest value of each stretch, where they were."""
+    x, y = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
+    if len(x) <= _MOST_POINTS or series.markers or series.runs:
+        return series
+    kept: set[int] = set()
+    for stretch in np.array_split(np.arange(len(y)), _MOST_POINTS // 2):
+        known = stretch[~np.isnan(y[stretch])]
+        kept |= {int(known[y[known].argmin()]), int(known[y[known].argmax()])} if len(known) else {int(stretch[0])}
+    index = sorted(kept)
+    return Series(
+        x=x[index].tolist(),
+        y=y[index].tolist(),
+        name=series.name,
+        colour=series.colour,
+        dashes=series.dashes,
+        thin=series.thin,
+        silent=series.silent,
+    )
+
+
+def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers between two ends, at most so many."""
+    power = 10.0 ** math.floor(math.log10((high - low) / most))
+    step = next(step * power for step in _STEPS if (high - low) / (step * power) <= most)
+    first = math.ceil(low / step - 1e-9)
+    return [round(step * index, 12) for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Plain numbers between two positive ends."""
+    leading = _LOG_DENSE if high / low < _FEW_DOUBLINGS else _LOG_TICKS if high / low < 100 else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [tick for power in powers for digit in leading if low <= (tick := digit * 10.0**power) <= high]
+
+
+def tick_text(value: float) -> str:
+    """Without an exponent and without noise: ``2,000``, ``0.25``."""
+    return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+
+
+def _reach(series: Series) -> Iterable[float]:
+    return [*series.x, *series.low, *series.high, *series.starts] if series.labels else series.x
+
+
+def _finite(values: Iterable[float]) -> list[float]:
+    return [float(value) for value in values if math.isfinite(value)]

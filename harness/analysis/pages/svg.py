@@ -1,0 +1,347 @@
+"""Pictures as SVG: inline in the page's colours with the plotted values for who points at them, or as a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from harness.analysis.pages.plot import FAINT, INK, PALETTE, Panel, Picture, Rule, Series, thinned, tick_text
+from harness.data import data_path
+
+_MARKERS = (
+    "M-2.6 0a2.6 2.6 0 1 0 5.2 0a2.6 2.6 0 1 0-5.2 0",
+    "M-2.4-2.4h4.8v4.8h-4.8z",
+    "M0-3.4L2.9 0L0 3.4L-2.9 0z",
+    "M0-3L2.9 2.4H-2.9z",
+    "M0 3L2.9-2.4H-2.9z",
+    "M-1-3H1V-1H3V1H1V3H-1V1H-3V-1H-1z",
+    "M-2.8-1.6L-1.6-2.8L0-1.2L1.6-2.8L2.8-1.6L1.2 0L2.8 1.6L1.6 2.8L0 1.2L-1.6 2.8L-2.8 1.6L-1.2 0z",
+    "M0-3.4L.9-1L3.3-1L1.4.6L2.1 3L0 1.5L-2.1 3L-1.4.6L-3.3-1L-.9-1z",
+)
+_DASHES = {"-": "", "--": " d1", ":": " d2"}
+_LETTER, _TICK_GAP = 5.0, 5.0
+_RIGHT, _TOP, _BOTTOM, _LABEL = 12.0, 20.0, 17.0, 13.0
+_WRAPPED = 34
+_FILE_COLOURS = (
+    "--ink:#333333;--faint:#9aa0a6;--paper:#ffffff;--line:#e4e6e9;--raised:#f6f7f8;--soft:#6b7075;"
+    + "".join(f"--series-{index}:{colour};" for index, colour in enumerate(PALETTE))
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend: class of its elements, name of the series, and how it is drawn, as a small SVG."""
+
+    series: str
+    name: str
+    swatch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """What a page embeds.
+
+    Attributes:
+        drawing: one SVG for each panel in a grid, which a narrow page lays below each other.
+        keys: the legend; empty where one series needs none.
+        data: the plotted values of each panel and where it lies, as JSON.
+    """
+
+    drawing: str
+    keys: tuple[Key, ...]
+    data: str
+
+
+def chart(picture: Picture) -> Chart:
+    """A picture for a page."""
+    boxes = _boxes(picture)
+    classes = _classes(picture)
+    width, height = picture.size[0], picture.size[1]
+    panels = "".join(
+        f'<div><svg viewBox="0 0 {width:g} {height:g}">{_drawn(panel, box, classes)}</svg></div>'
+        for panel, box in zip(picture.panels, boxes, strict=True)
+    )
+    columns = " ".join(["1fr"] * picture.columns)
+    words = f'role="img" aria-label="{escape(picture.title)}" aria-description="{escape(picture.alt)}"'
+    style = f"--columns:{columns};--most:{1.75 * width * picture.columns:.0f}px"
+    data = [_data(panel, box, classes) for panel, box in zip(picture.panels, boxes, strict=True)]
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
+    return Chart(f'<div class="panels" style="{style}" {words}>{panels}</div>', _keys(picture, classes), text)
+
+
+def document(picture: Picture) -> str:
+    """A picture as a file of its own."""
+    classes = _classes(picture)
+    keys = _keys(picture, classes)
+    width, height, head = *picture.size, 18.0 if keys else 0.0
+    rows = -(-len(picture.panels) // picture.columns)
+    whole = width * picture.columns, height * rows + head
+    parts = []
+    left = 10.0
+    for key in keys:
+        parts.append(f'<g transform="translate({left:g} 4)">{_inner(key.swatch)}<text x="28" y="8" class="tk">')
+        parts.append(f"{escape(key.name)}</text></g>")
+        left += 40 + _LETTER * len(key.name)
+    for index, (panel, box) in enumerate(zip(picture.panels, _boxes(picture), strict=True)):
+        x, y = width * (index % picture.columns), head + height * (index // picture.columns)
+        parts.append(f'<g transform="translate({x:g} {y:g})">{_drawn(panel, box, classes)}</g>')
+    style = data_path("templates/report/chart.css").read_text()
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {whole[0]:g} {whole[1]:g}" '
+        f'style="{_FILE_COLOURS}background:#fff;fill:#333333;font-family:sans-serif">'
+        f"<title>{escape(picture.title)}</title><desc>{escape(picture.alt)}</desc><style>{style}</style>{''.join(parts)}</svg>\n"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Where a panel's axes lie, and how a value comes to its place."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    panel: Panel
+
+    def x(self, value: float) -> float:
+        """The place of a value of the x axis."""
+        return _place(value, self.panel.x_axis(), (self.left, self.right), self.panel.doubling)
+
+    def y(self, value: float) -> float:
+        """The place of a value of the y axis."""
+        ends = (self.top, self.bottom) if self.panel.bars else (self.bottom, self.top)
+        return _place(value, self.panel.y_axis(), ends, self.panel.logarithmic)
+
+
+def _place(value: float, axis: tuple[float, float], ends: tuple[float, float], logarithmic: bool) -> float:
+    scaled = [math.log(number) if logarithmic else number for number in (value, *axis)]
+    return ends[0] + (scaled[0] - scaled[1]) / (scaled[2] - scaled[1]) * (ends[1] - ends[0])
+
+
+def _boxes(picture: Picture) -> list[_Box]:
+    """One margin for all, so that they have one scale."""
+    texts = [
+        max(label, key=len) if panel.bars else label
+        for panel in picture.panels
+        if not panel.absent
+        for label in ([_folded(bar) for bar in panel.bars] if panel.bars else map(tick_text, panel.y_marks()))
+    ]
+    left = _LETTER * max((len(text) for text in texts), default=2) + 2 * _TICK_GAP
+    width, height = picture.size
+    return [
+        _Box(left, width - _RIGHT, _TOP, height - _BOTTOM - (_LABEL if panel.x_label else 0), panel)
+        for panel in picture.panels
+    ]
+
+
+def _folded(label: str) -> list[str]:
+    return textwrap.wrap(label, _WRAPPED) or [""]
+
+
+def _classes(picture: Picture) -> dict[str, str]:
+    names = [series.name for panel in picture.panels for series in panel.series]
+    names += [rule.name for panel in picture.panels for rule in panel.rules if rule.name]
+    return {name: f"s{index}" for index, name in enumerate(dict.fromkeys(names))}
+
+
+def _colour(index: int) -> str:
+    return {FAINT: "faint", INK: "ink"}.get(index, f"c{index % len(PALETTE)}")
+
+
+def _line_class(drawn: Series | Rule) -> str:
+    thin = " th" if isinstance(drawn, Rule) or drawn.thin else ""
+    return f"ln{thin}{_DASHES[drawn.dashes]}"
+
+
+def _drawn(panel: Panel, box: _Box, classes: dict[str, str]) -> str:
+    parts = [f'<text class="t" x="{box.left:g}" y="11">{escape(panel.title)}</text>']
+    if panel.note:
+        parts.append(f'<text class="tk so en" x="{box.right:g}" y="11">{escape(panel.note)}</text>')
+    if panel.absent:
+        middle, lines = (box.top + box.bottom) / 2, textwrap.wrap(f"not measured: {panel.absent}", _WRAPPED)[:6]
+        parts.append(
+            f'<rect class="no" x="{box.left:.1f}" y="{box.top:g}" width="{box.right - box.left:.1f}" height="{box.bottom - box.top:.1f}"/>'
+        )
+        for index, line in enumerate(lines):
+            y = middle + 11 * (index - (len(lines) - 1) / 2)
+            parts.append(
+                f'<text class="tk so mi" x="{(box.left + box.right) / 2:.1f}" y="{y:.1f}">{escape(line)}</text>'
+            )
+        return "".join(parts)
+    parts += _axes(panel, box)
+    for rule in panel.rules:
+        if rule.vertical:
+            path = f"M{box.x(rule.at):.1f} {box.top:g}V{box.bottom:g}"
+        else:
+            path = f"M{box.left:g} {box.y(rule.at):.1f}H{box.right:g}"
+        parts.append(
+            f'<path class="{classes.get(rule.name, "")} {_colour(rule.colour)} {_line_class(rule)}" d="{path}"/>'
+        )
+    parts += [
+        f'<g class="{classes[series.name]} {_colour(series.colour)}">{"".join(_series(series, box))}</g>'
+        for series in map(thinned, panel.series)
+    ]
+    return "".join(parts)
+
+
+def _axes(panel: Panel, box: _Box) -> Iterator[str]:
+    yield f'<path class="gr" d="{"".join(f"M{box.x(tick):.1f} {box.top:g}V{box.bottom:g}" for tick in panel.x_marks())}"/>'
+    last = -math.inf
+    for tick in panel.x_marks():
+        label = tick_text(tick)
+        x, half = box.x(tick), _LETTER * len(label) / 2
+        if x - half > last:
+            last = x + half
+            yield f'<text class="tk mi" x="{x:.1f}" y="{box.bottom + 11:.1f}">{label}</text>'
+    if panel.bars:
+        for place, label in enumerate(panel.bars):
+            lines = _folded(label)
+            for index, line in enumerate(lines):
+                y = box.y(place) + 3 + 9 * (index - (len(lines) - 1) / 2)
+                yield f'<text class="tk en" x="{box.left - _TICK_GAP:.1f}" y="{y:.1f}">{escape(line)}</text>'
+    else:
+        yield f'<path class="gr" d="{"".join(f"M{box.left:.1f} {box.y(tick):.1f}H{box.right:.1f}" for tick in panel.y_marks())}"/>'
+        last = math.inf
+        for tick in panel.y_marks():
+            y = box.y(tick)
+            if last - y > 10:
+                last = y
+                yield f'<text class="tk en" x="{box.left - _TICK_GAP:.1f}" y="{y + 3:.1f}">{tick_text(tick)}</text>'
+    yield f'<path class="ax" d="M{box.left:.1f} {box.top:g}V{box.bottom:g}H{box.right:.1f}"/>'
+    if panel.x_label:
+        # Under the middle of the axis, unless it is longer: letters are larger on a phone.
+        middle = min((box.left + box.right) / 2, box.right + _RIGHT - 0.58 * _LETTER * len(panel.x_label))
+        yield f'<text class="tk mi" x="{middle:.1f}" y="{box.bottom + 24:.1f}">{escape(panel.x_label)}</text>'
+
+
+def _series(series: Series, box: _Box) -> Iterator[str]:
+    if series.labels:
+        yield from _bars(series, box)
+        return
+    low, high = box.panel.y_axis()
+    inside = [
+        (box.x(x), box.y(y)) if math.isfinite(y) and low <= y <= high * (1 + 1e-9) else None
+        for x, y in zip(series.x, series.y, strict=True)
+    ]
+    if series.dashes and not series.runs:
+        yield f'<path class="{_line_class(series)}" d="{_path(inside)}"/>'
+    if series.low:
+        yield from _intervals(series, box)
+    for place in inside:
+        if place and series.runs:
+            yield f'<circle class="rn" cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="2"/>'
+        elif place and series.markers:
+            yield _marker(series.colour, *place)
+
+
+def _path(places: Iterable[tuple[float, float] | None]) -> str:
+    """A line with gaps; a point between two of them is a dot."""
+    parts, pen = [], "M"
+    for place in places:
+        if place is None:
+            pen = "M"
+            continue
+        parts.append(f"{pen}{place[0]:.1f} {place[1]:.1f}")
+        pen = "L"
+    return "".join(parts)
+
+
+def _marker(colour: int, x: float, y: float) -> str:
+    return f'<path class="mk" transform="translate({x:.1f} {y:.1f})" d="{_MARKERS[colour % len(_MARKERS)]}"/>'
+
+
+def _intervals(series: Series, box: _Box) -> Iterator[str]:
+    bottom, top = box.panel.y_axis()
+    path = []
+    for x, low, high in zip(series.x, series.low, series.high, strict=True):
+        if not (math.isfinite(low) and high > low):
+            continue
+        place = box.x(x)
+        ends = box.y(max(low, bottom)), box.y(min(high, top))
+        path.append(f"M{place:.1f} {ends[0]:.1f}V{ends[1]:.1f}")
+        for value, end, tip in ((low, ends[0], 4), (high, ends[1], -4)):
+            if bottom <= value <= top:
+                path.append(f"M{place - 3:.1f} {end:.1f}h6")
+            else:  # It goes on.
+                yield f'<path class="mk" d="M{place - 3:.1f} {end:.1f}h6l-3 {tip}z"/>'
+    yield f'<path class="ln th" d="{"".join(path)}"/>'
+
+
+def _bars(series: Series, box: _Box) -> Iterator[str]:
+    half = 0.3 * abs(box.y(1) - box.y(0))
+    starts = series.starts or [0.0] * len(series.x)
+    for start, end, place in zip(starts, series.x, series.y, strict=True):
+        left, right = sorted((box.x(start), box.x(end)))
+        yield f'<rect class="br" x="{left:.1f}" y="{box.y(place) - half:.1f}" width="{right - left:.1f}" height="{2 * half:.1f}"/>'
+    if series.low:
+        ends = zip(series.low, series.high, series.y, strict=True)
+        path = (
+            f"M{box.x(low):.1f} {box.y(y):.1f}H{box.x(high):.1f}m0-3v6M{box.x(low):.1f} {box.y(y) - 3:.1f}v6"
+            for low, high, y in ends
+        )
+        yield f'<path class="ink ln th" d="{"".join(path)}"/>'
+
+
+def _keys(picture: Picture, classes: dict[str, str]) -> tuple[Key, ...]:
+    """The legend; what one of several panels has alone is named with it."""
+    drawn: dict[str, tuple[Series | Rule, list[str]]] = {}
+    for panel in picture.panels:
+        everything: list[Series | Rule] = [*panel.series, *panel.rules]
+        for each in everything:
+            if each.name and not (isinstance(each, Series) and each.runs):
+                drawn.setdefault(each.name, (each, []))[1].append(panel.title)
+    alike = len({frozenset(titles) for _, titles in drawn.values()}) == 1
+    keys = []
+    for name, (each, titles) in drawn.items():
+        own = "" if alike or len(set(titles)) > 1 else f"{re.split('[,(]', titles[0])[0].strip()}: "
+        keys.append(Key(classes[name], f"{own}{name}", _swatch(each)))
+    return tuple(keys) if len(keys) > 1 else ()
+
+
+def _swatch(drawn: Series | Rule) -> str:
+    if isinstance(drawn, Series) and drawn.labels:
+        inner = '<rect class="br" width="24" height="10"/>'
+    else:
+        inner = f'<path class="{_line_class(drawn)}" d="M0 5H24"/>'
+        inner += _marker(drawn.colour, 12, 5) if isinstance(drawn, Series) and drawn.markers else ""
+    return f'<svg class="swatch" viewBox="0 0 24 10" aria-hidden="true"><g class="{_colour(drawn.colour)}">{inner}</g></svg>'
+
+
+def _inner(swatch: str) -> str:
+    return swatch.partition(">")[2].removesuffix("</svg>")
+
+
+def _data(panel: Panel, box: _Box, classes: dict[str, str]) -> dict[str, Any]:
+    """Where the axes lie, how they run, and what is plotted, as charts.js reads it."""
+    upside = (box.top, box.bottom) if panel.bars else (box.bottom, box.top)
+    told = [] if panel.absent else [series for series in map(thinned, panel.series) if not series.silent]
+    return {
+        "x": [*panel.x_axis(), box.left, box.right, int(panel.doubling)],
+        "y": [*panel.y_axis(), *upside, int(panel.logarithmic)],
+        "title": panel.title,
+        "xName": panel.x_label,
+        "yName": "",
+        "series": [_values(series) | {"s": int(classes[series.name][1:])} for series in told],
+    }
+
+
+def _values(series: Series) -> dict[str, Any]:
+    values: dict[str, Any] = {"x": _plain(series.x), "y": _plain(series.y)}
+    if series.labels:
+        starts = series.starts or [0.0] * len(series.x)
+        widths = [end - start for start, end in zip(starts, series.x, strict=True)]
+        values |= {"worth": _plain(widths), "of": list(series.labels)}
+    if series.low:
+        values |= {"low": _plain(series.low), "high": _plain(series.high)}
+    return values | ({"run": 1} if series.runs else {})
+
+
+def _plain(values: Sequence[float]) -> list[float | None]:
+    """Six digits are more than a reader sees; what JSON has no word for is nothing."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in map(float, values)]
