@@ -51,16 +51,14 @@ def examine() -> list[Check]:
 def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec]) -> tuple[list[Check], str]:
     """Every check of a cluster, and the YAML that an administrator applies where access lacks. Changes nothing.
 
-    Args:
-        spec: what a campaign says of the cluster.
-        experiments: that are going to run; none: only what is true of every campaign is checked.
+    Without ``experiments`` only what is true of every campaign is checked.
     """
     from harness.backends.kubernetes import monitoring, preflight, rights
     from harness.backends.kubernetes.backend import KubernetesBackend
 
     backend = KubernetesBackend(spec, campaign_id="doctor")
     findings = list(backend.check(experiments))
-    if any(one.check == "cluster" for one in findings):
+    if any(finding.check == "cluster" for finding in findings):
         return [_of_cluster("API server", ["cluster"], "", findings)], ""
     findings += [*rights.check_looks(backend.api, spec), *preflight.check_pod_security(backend.api, spec)]
     if monitor := monitoring.wanted_pod_monitor(backend.api, spec):
@@ -69,6 +67,9 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         )
         advice = "Apply the one below, if yours is the operator's Prometheus and scrapes no pods by annotation."
         findings.append(Finding(Severity.WARNING, "pod monitor", message, advice))
+    lends = f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit"
+    if spec.by_claims:
+        lends = "have GPUs for claims"
     rows = {
         "API server": (["cluster", "version"], backend.api.url),
         "servers": (["server"], "can be asked"),
@@ -77,10 +78,7 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "rights": (["rights"], "all"),
         "runtime class": (["runtime class"], spec.gpu_runtime_class or "none asked for"),
         "quota": (["quota", "admission", "priority class", "queue"], "lets the replicas in"),
-        "nodes": (
-            ["nodes", "pressure", "image", "gpus", "room", "busy", "sharing", "claims"],
-            _lends(spec),
-        ),
+        "nodes": (["nodes", "pressure", "image", "gpus", "room", "busy", "sharing", "claims"], lends),
         "prometheus": (["prometheus", "targets", "metrics", "scrape interval", "retention", "disk"], "answers"),
         "pod monitor": (["pod monitor"], "none is missing"),
         "clock": (["clock"], "the API server's agrees with this machine's"),
@@ -88,25 +86,14 @@ def examine_cluster(spec: KubernetesSpec, experiments: Sequence[ExperimentSpec])
         "grafana": (["grafana"], "does not disturb"),
     }
     checks = [_of_cluster(name, kinds, found, findings) for name, (kinds, found) in rows.items()]
-    lacking = any(one.check in {"namespace", "pod security", "rights", "pod monitor"} for one in findings)
+    lacking = any(finding.check in {"namespace", "pod security", "rights", "pod monitor"} for finding in findings)
     return checks, rights.manifest(spec, *([monitor] if monitor else [])) if lacking else ""
 
 
-def _lends(spec: KubernetesSpec) -> str:
-    if spec.by_claims:
-        return "have GPUs for claims"
-    return f"lend {spec.gpu_resource}" if spec.gpus_per_replica else "fit"
-
-
 def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec, list[ExperimentSpec]]:
-    """What to look at on a cluster.
+    """What to look at on a cluster: of a campaign file or its name, else every default and no experiment.
 
-    Args:
-        file: of the campaign, or its name; None: every default, and no experiment.
-        namespace: in place of the campaign's; None: as it says.
-
-    Raises:
-        UsageError: the campaign is for this machine, or there can be no such namespace.
+    ``namespace`` stands in place of the campaign's. Raises UsageError for a campaign of this machine, or no such name.
     """
     spec, experiments = KubernetesSpec(), list[ExperimentSpec]()
     if file is not None:
@@ -123,10 +110,10 @@ def of_campaign(file: str | None, namespace: str | None) -> tuple[KubernetesSpec
 
 
 def _of_cluster(name: str, kinds: Collection[str], found: str, findings: Sequence[Finding]) -> Check:
-    own = [one for one in findings if one.check in kinds]
-    said = " ".join(one.message for one in own)
-    advice = " ".join(dict.fromkeys(one.advice for one in own if one.advice))
-    return Check(name, not own, any(one.severity is Severity.ERROR for one in own), said or found, advice)
+    own = [finding for finding in findings if finding.check in kinds]
+    messages = " ".join(finding.message for finding in own)
+    advice = " ".join(dict.fromkeys(finding.advice for finding in own if finding.advice))
+    return Check(name, not own, any(finding.severity is Severity.ERROR for finding in own), messages or found, advice)
 
 
 _RAISE = "The kernel stops whoever uses more. Raise the quota (docker --cpus, limits of the pod, CPUQuota of the unit)."
@@ -167,14 +154,11 @@ def _memory() -> Check:
 def _gpu() -> Check:
     gpus, reason = gpu_facts()
     if not gpus:
-        return Check(
-            "gpu",
-            False,
-            False,
-            f"none ({reason})",
+        advice = (
             "Replicas run on the CPU, and gpu_* metrics are absent with this reason. Where there is an NVIDIA GPU, install its "
-            "driver until nvidia-smi lists it.",
+            "driver until nvidia-smi lists it."
         )
+        return Check("gpu", False, False, f"none ({reason})", advice)
     found = ", ".join(f"{gpu.name} ({gpu.free_bytes / 1e9:.0f} of {gpu.total_bytes / 1e9:.0f} GB free)" for gpu in gpus)
     return Check("gpu", True, False, found)
 
@@ -197,23 +181,14 @@ def _readable(path: Path) -> bool:
 
 def _swap() -> Check:
     swap = psutil.swap_memory()
-    ok = swap.total == 0
-    return Check(
-        "swap",
-        ok,
-        False,
-        "off" if ok else f"{swap.total / 1e9:.1f} GB on",
-        "" if ok else "Swapping distorts latencies; swapoff -a, or the node playbook.",
-    )
+    if swap.total == 0:
+        return Check("swap", True, False, "off")
+    advice = "Swapping distorts latencies; swapoff -a, or the node playbook."
+    return Check("swap", False, False, f"{swap.total / 1e9:.1f} GB on", advice)
 
 
 def _load() -> Check:
     load_1min, usable = os.getloadavg()[0], len(os.sched_getaffinity(0))
     busy = load_1min > 0.5 * usable
-    return Check(
-        "load",
-        not busy,
-        False,
-        f"{load_1min:.1f} on {usable} CPUs",
-        "Other work runs here and will be measured with yours." if busy else "",
-    )
+    advice = "Other work runs here and will be measured with yours." if busy else ""
+    return Check("load", not busy, False, f"{load_1min:.1f} on {usable} CPUs", advice)

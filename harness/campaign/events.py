@@ -14,13 +14,7 @@ RATE, TAIL = "throughput", "latency_p99"
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """One series over the window of the last row.
-
-    Attributes:
-        series: ``all`` or ``replica-0``...
-        requests_per_s: answered; None where the row has no value.
-        p99_s: of the latency, the histogram's estimate; None likewise.
-    """
+    """One series (``all``, ``replica-0``...) over the window of the last row: rate of answers, p99 by the histogram; None: no value."""
 
     series: str
     requests_per_s: float | None
@@ -29,14 +23,7 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class CampaignBegins:
-    """The campaign starts or goes on.
-
-    Attributes:
-        campaign: its folder's name.
-        experiments: all of them.
-        done: those finished by an earlier run.
-        remaining_s: of the others, their starts included, seconds.
-    """
+    """The campaign starts or goes on; ``done`` were finished by an earlier run, ``remaining_s`` is of the others with their starts."""
 
     campaign: str
     experiments: int
@@ -46,12 +33,7 @@ class CampaignBegins:
 
 @dataclass(frozen=True, slots=True)
 class StepBegins:
-    """One step of one experiment starts.
-
-    Attributes:
-        planned_s: its length, where that is known.
-        remaining_s: of the campaign, this step and the starts of replicas included.
-    """
+    """One step of one experiment starts; ``remaining_s`` is of the campaign, this step and the starts of replicas included."""
 
     experiment_id: str
     number: int
@@ -74,12 +56,7 @@ class StepEnds:
 
 @dataclass(frozen=True, slots=True)
 class RowsRecorded:
-    """The recording has come so far.
-
-    Attributes:
-        window_s: what the figures look back on.
-        now: figures of the last row, all replicas and each; empty where rows come at the end, as from Prometheus.
-    """
+    """The recording has come so far; ``now`` looks back ``window_s``, and is empty where rows come at the end, as from Prometheus."""
 
     experiment_id: str
     rows: int

@@ -35,15 +35,9 @@ def begin_load(
     campaign_id: str,
     abort: threading.Event,
 ) -> LoadProcess | LoadShards:
-    """Have requests sent until ``stop`` of what is returned.
+    """Have requests sent until ``stop`` of what is returned, to the ports that the replicas' statuses name.
 
-    Args:
-        backend: whether this machine reaches the replicas is its to say.
-        experiment: its scenario is http.
-        folder: the attempt's.
-        statuses: what each replica says of itself: it has the port of its server.
-        campaign_id: marks the process, so that a later harness can find it.
-        abort: when it is set, starting stops.
+    ``campaign_id`` marks the process, so that a later harness can find it; ``abort`` stops the start.
 
     Raises:
         BackendError: a replica does not say where it serves, or what sends cannot be started.
@@ -96,16 +90,7 @@ def merge(logs: Sequence[Path]) -> Rows:
 
 
 class LoadProcess:
-    """One generator, from the first request until it is stopped; it does not outlive the harness.
-
-    Args:
-        path: of its plan.
-        folder: the attempt's.
-        campaign_id: marks the process, so that a later harness can find it.
-
-    Raises:
-        BackendError: the process cannot be started.
-    """
+    """One generator, from the first request until it is stopped; it does not outlive the harness. Raises BackendError."""
 
     def __init__(self, path: Path, folder: Path, *, campaign_id: str) -> None:
         self._lifeline = Lifeline()

@@ -75,14 +75,14 @@ class MachineLock:
 
     def acquire(self, clock: Clock, wake: threading.Event, say: Callable[[str], None], wait_s: float = WAIT_S) -> None:
         """Wait until nobody else measures, or ``wait_s`` are over, or ``wake`` is set; it is held afterwards in any case."""
-        deadline_s, told = clock.now_s() + wait_s, False
+        deadline_s, announced = clock.now_s() + wait_s, False
         try:
             for path in self._paths:
                 descriptor = _open(path)
                 while not _lock(descriptor, fcntl.LOCK_EX):
-                    if not told:
+                    if not announced:
                         say(f"waits up to {wait_s:g} s for another harness that measures on this machine ({path}).")
-                        told = True
+                        announced = True
                     if clock.now_s() >= deadline_s or clock.wait_until(clock.now_s() + POLL_S, wake):
                         self._contested = True
                         with suppress(OSError):
@@ -119,14 +119,9 @@ class MachineWatch:
     def alone(
         self, experiment: ExperimentSpec, clock: Clock, wake: threading.Event, say: Callable[[str], None], *, here: bool
     ) -> Iterator[None]:
-        """Around all that an attempt starts: hold the locks of what it is measured on.
+        """Around all that an attempt starts: hold the locks of what it is measured on; ``wake`` ends the wait for them.
 
-        Args:
-            experiment: that is measured.
-            clock: for the wait.
-            wake: ends the wait.
-            say: told what is waited for.
-            here: replicas run on this machine, in the control groups of this process.
+        ``here``: replicas run on this machine, in the control groups of this process.
         """
         self._here = here
         lock = MachineLock(measured_on(experiment) if here else [])

@@ -163,7 +163,7 @@ class StressPlanner(Planner):
             if series.following
             for cell, repeat in [series.following]
         }
-        return [each for each in self._every() if self._is_finished(each) or each.experiment_id in following]
+        return [point for point in self._every() if self._is_finished(point) or point.experiment_id in following]
 
     def answers(self) -> list[str]:
         """Where each series breaks, and the highest goodput."""

@@ -85,13 +85,9 @@ def _check_disk(experiments: Sequence[ExperimentSpec], results: Path) -> list[Fi
 
 
 def prepare(source: CampaignSource, results: Path, *, force: bool, say: Callable[[str], None]) -> CampaignFolder:
-    """Look at everything that speaks against a campaign, and make its folder.
+    """Look at everything that speaks against a campaign, ``say`` it, and make its folder below ``results``.
 
-    Args:
-        source: the campaign.
-        results: folder that holds the campaigns' folders.
-        force: begin although preflight found errors.
-        say: told what preflight found.
+    ``force``: begin although preflight found errors.
 
     Raises:
         CampaignFileError: it is larger than it may be.

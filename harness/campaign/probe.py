@@ -72,20 +72,12 @@ def _problem(gpu: GpuFacts) -> tuple[str, str]:
 def probe(
     gpu: GpuFacts, sharing: Sharing, *, processes: int, seconds: float, repeats: int, say: Callable[[str], None]
 ) -> list[Turns]:
-    """The turns of each repeat; nothing is left running or on the disk.
+    """The turns of each repeat, with new processes each time; nothing is left running or on the disk.
 
-    Args:
-        gpu: where.
-        sharing: time-slicing, or MPS with a daemon of our own.
-        processes: that want the GPU all the time.
-        seconds: for which they are watched, each time.
-        repeats: new processes each time.
-        say: takes a sentence for each repeat.
-
-    Raises:
-        BackendError: a process or the daemon failed.
+    Under MPS with a daemon of our own; ``say`` takes a sentence for each repeat. Raises BackendError where a process or the
+    daemon failed.
     """
-    found = []
+    repeated = []
     for repeat in range(1, repeats + 1):
         with tempfile.TemporaryDirectory(prefix="harness-probe-") as folder, ExitStack() as stack:
             lifeline = Lifeline()
@@ -96,12 +88,12 @@ def probe(
             stack.callback(setup.put_back)
             environment = {VISIBLE: gpu.uuid, "PYTHONPATH": import_paths(), **setup.environment(0)}
             slices = _watch(Path(folder), lifeline, environment, setup, processes, seconds)
-        one = turns(slices)
-        if one is None:
+        seen = turns(slices)
+        if seen is None:
             raise BackendError("The processes did not watch at the same time.", advice="Watch for longer: --seconds.")
-        say(f"{repeat}/{repeats}: {len(one.switch_s)} switches in {one.seconds:.2f} s")
-        found.append(one)
-    return found
+        say(f"{repeat}/{repeats}: {len(seen.switch_s)} switches in {seen.seconds:.2f} s")
+        repeated.append(seen)
+    return repeated
 
 
 def _watch(

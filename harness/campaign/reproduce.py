@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 def published_source(folder: Path, said: Path) -> CampaignSource:
     """What a verified campaign ran: with the defaults of then, not with those of this version.
 
-    Args:
-        folder: of the campaign.
-        said: what the user gave: the folder, or the archive that it was unpacked from.
+    ``said`` is what the user gave: the folder, or the archive that it was unpacked from.
 
     Raises:
         VerificationError: a file is not what it should be, or nothing is finished.
@@ -40,15 +38,14 @@ def published_source(folder: Path, said: Path) -> CampaignSource:
     return CampaignSource(began.spec, read_document(folder / CAMPAIGN_YAML).decode(errors="replace"), GIVEN)
 
 
-def most_repeats(source: CampaignSource, asked: int | None) -> int:
-    """Repeats of a cell that there may be here: those asked for, or four times those of the campaign.
+def most_repeats(source: CampaignSource, limit: int | None) -> int:
+    """Repeats of a cell that there may be here: ``limit``, or four times those of the campaign.
 
-    Raises:
-        UsageError: some are asked for, of a campaign that finds their number itself.
+    Raises UsageError for a limit of a campaign that finds their number itself.
     """
     if not source.spec.open_ended:
-        return asked or min(TIMES * source.spec.most_repeats, MOST_REPEATS)
-    if asked:
+        return limit or min(TIMES * source.spec.most_repeats, MOST_REPEATS)
+    if limit:
         raise UsageError(
             "the published campaign finds the number of its repeats itself, so --max-repeats has no effect.",
             advice="Leave it out.",
@@ -57,21 +54,18 @@ def most_repeats(source: CampaignSource, asked: int | None) -> int:
 
 
 def with_more_repeats(source: CampaignSource, more: Mapping[Key, int]) -> CampaignSource:
-    """The campaign of the cells that need more repeats, and of those between them in its matrix; as many of each.
-
-    Args:
-        source: what ran.
-        more: repeats by cell; at least one cell.
-    """
-    spec, told = source.spec, f"{max(more.values())} more repeats"
+    """What ran, for the cells that need ``more`` repeats (one cell at least) and those between them in its matrix; as many of each."""
+    spec, repeats = source.spec, max(more.values())
     names = {
-        "workloads": [each for each in spec.workloads if each.name in {key.workload for key in more}],
-        "sharing": [each for each in spec.sharing if each.value in {key.sharing for key in more}],
-        "replicas": [each for each in spec.replicas if each in {key.replicas for key in more}],
-        "conditions": [each for each in spec.conditions if each.name in {key.condition for key in more}],
+        "workloads": [workload for workload in spec.workloads if workload.name in {key.workload for key in more}],
+        "sharing": [mode for mode in spec.sharing if mode.value in {key.sharing for key in more}],
+        "replicas": [replicas for replicas in spec.replicas if replicas in {key.replicas for key in more}],
+        "conditions": [beside for beside in spec.conditions if beside.name in {key.condition for key in more}],
     }
-    cells = spec.model_copy(update={**names, "repeats": max(more.values())})
-    return CampaignSource(cells, f"# {told} of a part of its cells, see campaign.json\n{source.text}", source.origin)
+    cells = spec.model_copy(update={**names, "repeats": repeats})
+    return CampaignSource(
+        cells, f"# {repeats} more repeats of a part of its cells, see campaign.json\n{source.text}", source.origin
+    )
 
 
 def refuse_same(published: Path, *again: Path) -> None:

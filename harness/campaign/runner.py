@@ -28,12 +28,7 @@ from harness.spec.condition import crashing
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a campaign ended.
-
-    Attributes:
-        statuses: the verdict of every experiment, by id, in the order of the plan.
-        explained: experiments whose failure is what was looked for.
-    """
+    """How a campaign ended: every experiment's verdict by id, in the order of the plan, and whose failure was looked for."""
 
     statuses: dict[str, Status]
     explained: frozenset[str] = frozenset()
@@ -53,14 +48,9 @@ def is_answer(manifest: Manifest, *, others_fit: bool) -> bool:
 
 
 class CampaignRunner:
-    """One run over one campaign folder.
+    """One run over one campaign folder, which is locked while ``run`` runs.
 
-    Args:
-        folder: the campaign; locked while ``run`` runs.
-        backend: where the replicas live.
-        clock: real, or simulated together with a fake backend.
-        listener: told of every step; called from this thread and from the backend's.
-        gpus: whose temperature ends a cool-down.
+    ``listener`` is called from this thread and from the backend's; ``gpus`` are those whose temperature ends a cool-down.
     """
 
     def __init__(
@@ -115,26 +105,20 @@ class CampaignRunner:
         for sentence in self._backend.sweep():
             self._listener(events.Notice(sentence))
         context = CampaignContext(
-            self._folder,
-            self._backend,
-            self._clock,
-            journal,
-            self._listener,
-            self._gpus,
-            interrupted=self._interrupted,
+            self._folder, self._backend, self._clock, journal, self._listener, self._gpus, interrupted=self._interrupted
         )
         statuses: dict[str, Status] = {}
         position = 0
         begun = False
         planner = planner_of(self._folder, journal, lambda sentence: self._listener(events.Notice(sentence)))
         while experiments := planner.following():
-            found = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
-            pending = [experiment for experiment in experiments if found[experiment.experiment_id] is None]
+            done = {experiment.experiment_id: self._finished(experiment, journal, again) for experiment in experiments}
+            pending = [experiment for experiment in experiments if done[experiment.experiment_id] is None]
             if not begun:
                 self._begin(experiments, pending)
                 begun = True
             for experiment in experiments:
-                status = found[experiment.experiment_id]
+                status = done[experiment.experiment_id]
                 position += 1
                 if status is None and planner.out_of_time():
                     continue
@@ -143,7 +127,7 @@ class CampaignRunner:
                     status = self._status(experiment, position, estimate(pending).total_s, context)
                 if status is not None:
                     statuses[experiment.experiment_id] = status
-            self._refuse_lack([each for each in experiments if each.experiment_id not in statuses])
+            self._refuse_lack([experiment for experiment in experiments if experiment.experiment_id not in statuses])
         journal.append("campaign-ends")
         return Outcome(statuses, planner.explained() | self._answers(statuses))
 
@@ -205,7 +189,7 @@ class CampaignRunner:
 
     def _refuse_lack(self, unfinished: Sequence[ExperimentSpec]) -> None:
         """Raise ImageError where some of them lack an image; it names what is still to be run."""
-        left_out = [each.experiment_id for each in unfinished if _images(each) in self._lacking]
+        left_out = [experiment.experiment_id for experiment in unfinished if _images(experiment) in self._lacking]
         if not left_out:
             return
         errors = list(self._lacking.values())
@@ -259,9 +243,9 @@ class CampaignRunner:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         # Under nohup a hang-up is ignored, and has to stay so.
-        previous = {number: handler for number, handler in found.items() if handler is not signal.SIG_IGN}
+        previous = {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
 
         def handle(number: int, _frame: FrameType | None) -> None:
             self.interrupt()

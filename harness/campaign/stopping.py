@@ -17,15 +17,7 @@ _NS = 1e9
 
 
 class StopRule:
-    """Asked after every row whether it may be the last one.
-
-    Args:
-        wanted: of the campaign.
-        folder: of the attempt.
-        replicas: whose logs are read.
-        start_s: grid time of row 0, seconds since the epoch.
-        step_s: seconds between rows.
-    """
+    """Asked after every row whether it may be the last one; ``folder`` is the attempt's, ``start_s`` row 0, since the epoch."""
 
     def __init__(self, wanted: StopWhenKnown, folder: Path, *, replicas: int, start_s: float, step_s: float) -> None:
         self._wanted = wanted
@@ -81,17 +73,14 @@ class StopRule:
     def _why(self, rows: int, planned_rows: int) -> str:
         recorded, planned = ((count - 1) * self._step_s for count in (rows, planned_rows))
         target = f"{100 * self._wanted.relative_half_width:g} %"
+        wide = ", ".join(
+            f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f} %'})"
+            for name, estimate in self._looks.estimates.items()
+            if relative_half_width(estimate) > self._wanted.relative_half_width
+        )
         names = ", ".join(metric.value for metric in self._wanted.metrics)
         if self.known:
             return f"Recorded {recorded:g} of at most {planned:g} s: by then {names} were known within {target}."
         if not self._looks.estimates:
             return f"Recorded to the end ({planned:g} s): how well {names} were known could not be judged before."
-        return f"Recorded to the end ({planned:g} s): {self._unknown() or names} stayed wider than {target}."
-
-    def _unknown(self) -> str:
-        wide = [
-            f"{name} ({estimate.note or f'{100 * relative_half_width(estimate):.1f} %'})"
-            for name, estimate in self._looks.estimates.items()
-            if relative_half_width(estimate) > self._wanted.relative_half_width
-        ]
-        return ", ".join(wide)
+        return f"Recorded to the end ({planned:g} s): {wide or names} stayed wider than {target}."

@@ -180,12 +180,7 @@ class Thresholds:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What came of the thresholds.
-
-    Attributes:
-        failures: one for each thing that is not as asked, lowest exit code first.
-        compared: campaigns with their baseline.
-    """
+    """What came of the thresholds: what is not as asked, lowest exit code first, and campaigns compared with their baseline."""
 
     failures: Sequence[HarnessError]
     compared: Sequence[tuple[str, Reproduction]] = field(default_factory=tuple)
@@ -194,8 +189,8 @@ class Judgement:
         """For ``--json``: every failure with its exit code, and every cell compared with the baseline."""
         regression = [{"campaign": name, **found.to_dict(), "worse": worse(found)} for name, found in self.compared]
         failed = [
-            {"reason": _REASONS[type(each)], "exit_code": each.exit_code, "message": each.message}
-            for each in self.failures
+            {"reason": _REASONS[type(failure)], "exit_code": failure.exit_code, "message": failure.message}
+            for failure in self.failures
         ]
         return {"failed_on": failed} | ({"regression": regression} if regression else {})
 
@@ -315,7 +310,7 @@ def too_short(spec: CampaignSpec) -> list[str]:
     of_requests = [1 - quantile for _, what, quantile, _ in spec.slo.limits() if what != "itl"]
     allowed = [*of_requests, *filter(None, [spec.slo.error_rate])]
     needed = max(map(fewest_requests, allowed), default=0)
-    told = []
+    sentences = []
     for workload in spec.workloads:
         server = workload.server
         if server is None or server.rate is None:
@@ -323,11 +318,11 @@ def too_short(spec: CampaignSpec) -> list[str]:
         rate = (server.rate + (server.rate if server.ramp_to is None else server.ramp_to)) / 2
         requests = rate * min(spec.replicas) * spec.timing.record_s
         if requests < needed:
-            told.append(
+            sentences.append(
                 f"{workload.name}: {rate:g} requests/s to each server make about {requests:.0f} requests in "
                 f"{spec.timing.record_s:g} s. The objective can be called met only from {needed} requests on, even if none misses it."
             )
-    return told
+    return sentences
 
 
 def worse(found: Reproduction) -> list[str]:
@@ -352,11 +347,10 @@ def _worse(cell: Reproduced, line: Line) -> str:
 def _regression(compared: Sequence[tuple[str, Reproduction]]) -> RegressionError | None:
     from harness.analysis.contrasts.outcome import Outcome
 
-    lines = [line for _, found in compared for cell in found.cells for line in cell.lines]
-    told = [sentence for _, found in compared for sentence in worse(found)]
-    if told:
+    lines = [line for _, reproduction in compared for cell in reproduction.cells for line in cell.lines]
+    if sentences := [sentence for _, reproduction in compared for sentence in worse(reproduction)]:
         return RegressionError(
-            f"Worse than the baseline: {' '.join(told)}",
+            f"Worse than the baseline: {' '.join(sentences)}",
             advice="See first whether the environment differs; harness report shows the runs.",
         )
     if all(line.outcome is Outcome.NOT_DECIDABLE and (line.ratio is None or line.ratio.low is None) for line in lines):

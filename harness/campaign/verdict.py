@@ -42,8 +42,8 @@ def judge_data(
         step_s=summary.step_s,
         late_s=summary.answered_within_s or 0.0,
     )
-    found = judge(folder, rows=summary.rows, logged=logged, open_loop=open_loop, waiting=waiting)
-    return [*found, *held_back(folder / TELEMETRY)]
+    findings = judge(folder, rows=summary.rows, logged=logged, open_loop=open_loop, waiting=waiting)
+    return [*findings, *held_back(folder / TELEMETRY)]
 
 
 def give_verdict(
@@ -57,14 +57,8 @@ def give_verdict(
     """The verdict on one attempt.
 
     INVALID: a step failed, every measured replica died, or the data say nothing. DEGRADED: a replica or a
-    neighbour died or did not end cleanly, or the data have a flaw that the report must show.
-
-    Args:
-        findings: from ``judge_data``.
-        failures: of the steps that failed.
-        deaths: replicas that ended by themselves.
-        unclean_ends: replicas that had to be killed at the end, a sentence each.
-        replicas: how many were measured; neighbours do not count.
+    neighbour died or did not end cleanly, or the data have a flaw that the report must show. ``replicas`` are those
+    measured; neighbours do not count.
     """
     measured = sum(not death.neighbour for death in deaths)
     of_deaths = Severity.INVALID if measured == replicas else Severity.DEGRADED
@@ -87,7 +81,7 @@ def give_verdict(
 def ignored_settings(statuses: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """A finding where the campaign file sets what no replica's workload took up; the built-in ones take up all."""
     ignored = [status.get("ignored_settings") for status in statuses]
-    by_all = [name for name in ignored[0] or [] if all(name in (each or []) for each in ignored)] if ignored else []
+    by_all = [name for name in ignored[0] or [] if all(name in (names or []) for names in ignored)] if ignored else []
     if not by_all:
         return []
     message = f"The workload ignored {', '.join(by_all)}: what the campaign file says there was not measured."
@@ -109,14 +103,7 @@ def neighbour_effects(
 def crashes(
     experiment: ExperimentSpec, folder: Path, window: Window, deaths: Sequence[ReplicaDeath]
 ) -> Iterator[Finding]:
-    """Whether the measured replicas survived a neighbour's crash that was wanted; nothing where none was.
-
-    Args:
-        experiment: that was run.
-        folder: the attempt's.
-        window: the recording.
-        deaths: of measured replicas and neighbours.
-    """
+    """Whether the measured replicas survived a neighbour's crash that was wanted; nothing where none was."""
     if not crashing(experiment.condition):
         return
     crashed = [death for death in deaths if death.neighbour in crashing(experiment.condition)]
@@ -158,26 +145,23 @@ def crashes(
 def lack_of_memory(
     experiment: ExperimentSpec, deaths: Sequence[ReplicaDeath], neighbours: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> Iterator[Finding]:
-    """Who ran out of memory beside a neighbour that takes it all; nothing where there was none.
-
-    Args:
-        experiment: that was run.
-        deaths: of measured replicas and neighbours.
-        neighbours: what their replicas say of themselves, by name.
-    """
-    for name in [each.workload.name for each in experiment.neighbours if each.workload.target == MEMORY_HOG]:
-        told = [status for status in neighbours.get(name, []) if "memory_refusals" in status]
-        refusals = sum(int(status["memory_refusals"]) for status in told)
-        held_gb = sum(int(status.get("held_bytes_most") or 0) for status in told) / 1e9
+    """Who ran out of memory beside a neighbour that takes it all; ``neighbours``: what their replicas say, by name."""
+    hogs = [beside.workload.name for beside in experiment.neighbours if beside.workload.target == MEMORY_HOG]
+    for name in hogs:
+        reports = [status for status in neighbours.get(name, []) if "memory_refusals" in status]
+        refusals = sum(int(status["memory_refusals"]) for status in reports)
+        held_gb = sum(int(status.get("held_bytes_most") or 0) for status in reports) / 1e9
         starved = [death for death in deaths if not death.neighbour and death.code is ReasonCode.OUT_OF_MEMORY]
         if not (refusals or starved):
-            held = f"it held {held_gb:.1f} GB at most and was refused none" if told else "it did not say what it held"
+            held = (
+                f"it held {held_gb:.1f} GB at most and was refused none" if reports else "it did not say what it held"
+            )
             message = f"Who runs out of memory beside {name} is not known: {held}."
             yield Finding(Severity.DEGRADED, ReasonCode.NOT_JUDGED, "", message, _AFTER_S)
             continue
         victims = ", ".join(f"replica {death.replica}" for death in starved) or "none"
-        itself = f"{name}, {refusals} times with {held_gb:.1f} GB held at most; " if told else ""
-        unsaid = "" if told else f" What {name} held it did not say."
+        itself = f"{name}, {refusals} times with {held_gb:.1f} GB held at most; " if reports else ""
+        unsaid = "" if reports else f" What {name} held it did not say."
         message = f"Out of memory: {itself}of the measured replicas {victims}.{unsaid}"
         yield Finding(Severity.INFO, ReasonCode.OUT_OF_MEMORY, "", message)
 

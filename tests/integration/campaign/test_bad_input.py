@@ -83,30 +83,27 @@ class Run:
         return eventually(lambda: not marked(identity))
 
 
-def test_more_memory_than_there_is(tmp_path):
-    code, said = Run(tmp_path, more="memory_gb: 9000")()
-
-    assert code == 3
-    assert "2 replicas of tiny need about 18000.0 GB of memory (9000 GB each)" in said
-    assert "do: Use fewer replicas" in said
-    assert not (tmp_path / "results").exists()
-
-
-def test_a_gpu_that_is_not_there(tmp_path):
-    if gpu_descriptions()[0]:
+@pytest.mark.parametrize(
+    ("wishes", "sentences"),
+    [
+        (
+            {"more": "memory_gb: 9000"},
+            ["2 replicas of tiny need about 18000.0 GB of memory (9000 GB each)", "do: Use fewer replicas"],
+        ),
+        ({"more": "device: cuda"}, ["asks for device cuda, and there is no GPU here"]),
+        ({"factory": "no_such_module_at_all:make"}, ["no module no_such_module_at_all can be found"]),
+    ],
+    ids=["memory", "GPU", "module"],
+)
+def test_what_is_not_there_is_refused_before_anything_is_written(tmp_path, wishes, sentences):
+    if "cuda" in wishes.get("more", "") and gpu_descriptions()[0]:
         pytest.skip("this machine has a GPU")
 
-    code, said = Run(tmp_path, more="device: cuda")()
+    code, said = Run(tmp_path, **wishes)()
 
     assert code == 3
-    assert "asks for device cuda, and there is no GPU here" in said
-
-
-def test_a_module_that_is_not_there(tmp_path):
-    code, said = Run(tmp_path, factory="no_such_module_at_all:make")()
-
-    assert code == 3
-    assert "no module no_such_module_at_all can be found" in said
+    assert all(sentence in said for sentence in sentences), said
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_results_folder_that_cannot_be(tmp_path):

@@ -1,6 +1,7 @@
 """What is said of victims who live and serve no more, and of who ran out of memory."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.support.experiments import experiment
 BEGIN_S = time.time()
 WINDOW = Window(BEGIN_S, BEGIN_S + 20)
 CRASH = ReplicaDeath(0, BEGIN_S + 10, 1, ("replica: serving crash", "replica: crashed as asked."), neighbour="crash")
+LATE = replace(CRASH, noticed_at_s=WINDOW.end_s + 12.3)
 
 
 def beside(name, replicas=2):
@@ -34,45 +36,24 @@ def served(folder, replica, *at_s):
 
 
 @pytest.mark.parametrize(
-    ("second", "code", "severity", "says"),
+    ("requests_s", "crash", "code", "severity", "says"),
     [
-        (
-            [5, 15],
-            ReasonCode.VICTIM_SURVIVED,
-            Severity.INFO,
-            "and served 3 requests in the 10.0 s after it, 10.0 s into",
-        ),
-        ([5], ReasonCode.VICTIM_DIED, Severity.DEGRADED, "did not survive: replica-1 lives and served nothing"),
+        ([[1, 11, 12], [5, 15]], CRASH, ReasonCode.VICTIM_SURVIVED, Severity.INFO, "and served 3 requests in the 10.0 s after it, 10.0 s into"),
+        ([[1, 11, 12], [5]], CRASH, ReasonCode.VICTIM_DIED, Severity.DEGRADED, "did not survive: replica-1 lives and served nothing"),
+        ([[1]], CRASH, ReasonCode.VICTIM_DIED, Severity.INVALID, "did not survive: replica-0 lives and served nothing"),
+        ([[1, 11], [2]], LATE, ReasonCode.NOT_JUDGED, Severity.DEGRADED, "12.3 s after the recording"),
     ],
-)
-def test_who_lives_and_serves_no_more_has_not_survived(tmp_path, second, code, severity, says):
-    served(tmp_path, 0, 1, 11, 12)
-    served(tmp_path, 1, *second)
+    ids=["all serve on", "one does not", "nobody does", "after the last row"],
+)  # fmt: skip
+def test_who_lives_and_serves_no_more_has_not_survived(tmp_path, requests_s, crash, code, severity, says):
+    for replica, at_s in enumerate(requests_s):
+        served(tmp_path, replica, *at_s)
 
-    [found] = crashes(beside("crash"), tmp_path, WINDOW, [CRASH])
+    [effect] = crashes(beside("crash", replicas=len(requests_s)), tmp_path, WINDOW, [crash])
 
-    assert (found.code, found.severity) == (code, severity)
-    assert says in found.message
-    assert found.message.endswith("exited with 1; last lines: replica: crashed as asked.")
-
-
-def test_where_nobody_serves_any_more_the_figures_are_none(tmp_path):
-    served(tmp_path, 0, 1)
-
-    [found] = crashes(beside("crash", replicas=1), tmp_path, WINDOW, [CRASH])
-
-    assert (found.code, found.severity) == (ReasonCode.VICTIM_DIED, Severity.INVALID)
-
-
-def test_a_crash_after_the_last_row_says_nothing_of_the_victims(tmp_path):
-    served(tmp_path, 0, 1, 11)
-    served(tmp_path, 1, 2)
-    late = ReplicaDeath(0, WINDOW.end_s + 12.3, 1, ("replica: crashed as asked.",), neighbour="crash")
-
-    [found] = crashes(beside("crash"), tmp_path, WINDOW, [late])
-
-    assert (found.code, found.severity) == (ReasonCode.NOT_JUDGED, Severity.DEGRADED)
-    assert "12.3 s after the recording" in found.message
+    assert (effect.code, effect.severity) == (code, severity)
+    assert says in effect.message
+    assert effect.message.endswith("exited with 1; last lines: replica: crashed as asked.")
 
 
 @pytest.mark.parametrize(
@@ -86,10 +67,10 @@ def test_a_crash_after_the_last_row_says_nothing_of_the_victims(tmp_path):
     ],
 )  # fmt: skip
 def test_the_verdict_says_who_ran_out_of_memory(said, deaths, severity, says):
-    [found] = lack_of_memory(beside("memory-hog"), deaths, {"memory-hog": said})
+    [effect] = lack_of_memory(beside("memory-hog"), deaths, {"memory-hog": said})
 
-    assert found.severity is severity
-    assert says in found.message
+    assert effect.severity is severity
+    assert says in effect.message
 
 
 def test_without_such_a_neighbour_there_is_nothing_to_say(tmp_path):

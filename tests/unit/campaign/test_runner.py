@@ -69,9 +69,9 @@ def test_whoever_watches_is_told_the_figures_that_are_written(stage):
     on.runner().run()
 
     *_, last = (event for event in on.events if isinstance(event, events.RowsRecorded))
-    assert {one.series for one in last.now} == {"all", "replica-0", "replica-1"}
+    assert {now.series for now in last.now} == {"all", "replica-0", "replica-1"}
     written = list(read_rows(metric_files(on.folder.final_folder(TWO))["throughput"].path, "throughput"))[-3:]
-    assert {one.series: one.requests_per_s for one in last.now} == {row.series: row.value for row in written}
+    assert {now.series: now.requests_per_s for now in last.now} == {row.series: row.value for row in written}
 
 
 def test_what_is_done_is_verified_and_not_repeated(stage):
@@ -230,7 +230,6 @@ def test_a_death_degrades_and_is_named(stage):
 
 def test_a_death_is_a_retry_where_the_campaign_says_so(stage):
     on = stage(replicas=[2], limits=Limits(on_replica_death=OnReplicaDeath.RETRY, retries=1))
-    die_at(on, 5)
     done = threading.Event()
 
     def react(event):
@@ -336,7 +335,9 @@ def test_a_victim_of_a_wanted_crash_is_the_answer_and_the_campaign_has_not_faile
     manifest = on.manifest(CRASHED)
     assert manifest.attempt == 1
     assert ReasonCode.VICTIM_DIED in manifest.verdict.codes
-    assert any("did not survive: 1 of 1 measured replicas died with it" in one for one in manifest.verdict.reasons)
+    assert any(
+        "did not survive: 1 of 1 measured replicas died with it" in reason for reason in manifest.verdict.reasons
+    )
     assert on.runner().run().invalid == [], "a campaign that goes on knows it, too"
 
 
