@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
+import os
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
 from harness.replica.custom_metrics import Counter, Histogram
-from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, HttpAsker, Outcome
+from harness.replica.engine.asking import BAD_ANSWER, OK, Asker, HttpAsker, Outcome, OwnAsker
 from harness.replica.engine.beside import ServerBeside
-from harness.replica.engine.given import unpacked
 from harness.replica.engine.ledger import Families, Ledger
 from harness.replica.engine.load import Load
-from harness.replica.engine.own_client import OwnAsker
 from harness.replica.engine.own_metrics import OwnMetrics
 from harness.replica.engine.process import RunningServer, ServerProcess
 from harness.replica.engine.protocols import Question
@@ -27,6 +29,8 @@ from harness.replica.settings import Settings
 from harness.spec.replica import VARIABLE, ReplicaSpec
 from harness.spec.server import Protocol, ServerSpec
 
+_GIVEN_DIR_VARIABLE = "GIVEN_DIR"
+"""The folder with ``NAME.000``, ``NAME.001``, ... for every file of a pod; not set: files are where the campaign file says."""
 RETRY_S = 0.5
 _MAY_PASS = frozenset({408, 425, 429})
 _CLIENT_ERRORS = range(400, 500)
@@ -178,6 +182,19 @@ def _server(settings: Settings, spec: ReplicaSpec, engine: ServerSpec) -> Server
     return ServerProcess(spec, engine, settings.replica, settings.replica_dir)
 
 
+def _with_given_files(engine: ServerSpec, target: Path) -> ServerSpec:
+    """The same, with its files put together of the parts that came with the pod, in ``target``. Raises OSError."""
+    if _GIVEN_DIR_VARIABLE not in os.environ:
+        return engine
+    parts = defaultdict(list)
+    for path in sorted(Path(os.environ[_GIVEN_DIR_VARIABLE]).glob("*.[0-9][0-9][0-9]")):
+        parts[path.stem].append(path.read_bytes())
+    target.mkdir(parents=True, exist_ok=True)
+    for name, data in parts.items():
+        (target / name).write_bytes(gzip.decompress(b"".join(data)))
+    return engine.with_files(lambda name: str(target / name))
+
+
 def make(settings: Settings) -> ServerWorkload:
     """Start the server that the environment names, and return when it has answered a request."""
     spec = settings.spec
@@ -185,5 +202,5 @@ def make(settings: Settings) -> ServerWorkload:
         raise SettingError(f"{VARIABLE} says nothing of a server.")
     engine = spec.workload.server
     if settings.replica_dir is not None:
-        engine = unpacked(engine, settings.replica_dir / "given")
+        engine = _with_given_files(engine, settings.replica_dir / "given")
     return ServerWorkload(settings, spec, engine)

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Outcome
-from harness.replica.engine.own_client import OwnAsker
+from harness.replica.engine.asking import BAD_ANSWER, BROKEN, OK, UNANSWERED, Outcome, OwnAsker
 from harness.replica.engine.protocols import UNKNOWN, Question
 from harness.replica.errors import CannotBeMetError, WorkloadError
 from tests.unit.replica.engines import engine

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from harness.replica.engine import questions as asked
 from harness.replica.engine.protocols import UNKNOWN
-from harness.replica.engine.texts import texts
+from harness.replica.engine.questions import texts
 from harness.replica.errors import CannotBeMetError
 from tests.support import local_tokenizers
 from tests.unit.replica.engines import engine
