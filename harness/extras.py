@@ -13,6 +13,8 @@ EXTRA_OF = {
     "tokenizers": "tokenizer",
     "fastapi": "serve",
     "uvicorn": "serve",
+    "matplotlib": "plot",
+    "PIL": "plot",
     "ansible_runner": "node",
     "testinfra": "node",
 }

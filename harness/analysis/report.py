@@ -105,7 +105,7 @@ def report_of(analysis: CampaignAnalysis, out: Path | None = None) -> Path:
 
 def write_plots(folder: Path, pictures: Sequence[Picture]) -> dict[str, str]:
     """The file of each picture by its name: PNGs where there is matplotlib, else all are SVGs."""
-    with_png = not missing("matplotlib")
+    with_png = not missing("matplotlib", "PIL")
     files = {picture.name: f"{picture.name}.{'png' if picture.png and with_png else 'svg'}" for picture in pictures}
     with storage_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ import typer
 from harness.cli import output
 from harness.cli.options import Baseline, FailOn, Json, Within, not_negative, positive
 from harness.errors import UsageError, counted
+from harness.extras import absent, advice_on
 
 if TYPE_CHECKING:
     from harness.analysis.comparison_model import Answer
@@ -97,6 +98,8 @@ def report(
         written = report_of(analysis, out or (Path("results") / folder.name if unpacked else None))
     for sentence in changed_file(analysis):
         output.note(f"note: {sentence}")
+    if absent("matplotlib", "PIL"):
+        output.note(f"note: The plots are SVG files. For PNG files: {advice_on('matplotlib')}")
     if json:
         output.document(figures.document(analysis, written) | judged.document())
     else:

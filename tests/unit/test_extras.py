@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from harness.extras import EXTRA_OF, absent, advice_on
+from tests.unit.results.synthetic import Shape, write_experiment
 
 ABSENT = [*EXTRA_OF, "ansible", "uvloop", "httptools", "pytest", "transformers"]
 BARE = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}));"
@@ -52,6 +53,15 @@ def test_a_node_command_says_what_to_install():
         "error: This needs ansible_runner, which is not installed.",
         "  do: pip install 'gpu-sharing-harness[node]'",
     ]
+
+
+def test_a_report_without_matplotlib_has_svgs_and_says_what_to_install_once(tmp_path):
+    write_experiment(tmp_path, "resnet50", 1, shape=Shape(record_s=10))
+    done = command("report", str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("pip install 'gpu-sharing-harness[plot]'") == 1
+    assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg"}
 
 
 CLUSTER = "name: mine\nbackend: kubernetes\nkubernetes: {}\nworkloads: [{name: resnet50}]\nreplicas: [1]\nmetrics: [throughput]\n"

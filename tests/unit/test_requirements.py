@@ -75,7 +75,7 @@ def test_extras_name_extras_that_exist():
     named = {extra for each in DIRECT if each.name == OURSELVES for extra in each.extras}
 
     assert named <= set(EXTRAS)
-    assert {"replica", "grpc", "kubernetes", "node", "serve", "tokenizer", "all"} == set(EXTRAS)
+    assert {"replica", "grpc", "kubernetes", "node", "plot", "serve", "tokenizer", "all"} == set(EXTRAS)
 
 
 def test_the_base_brings_no_torch_ansible_or_kubernetes():
