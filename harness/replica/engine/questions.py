@@ -137,14 +137,14 @@ def questions(engine: ServerSpec, seed: int) -> Iterator[Question]:
 
 
 def _text_questions(engine: ServerSpec, made: Texts, chance: random.Random) -> Iterator[Question]:
-    asked = engine.requests
-    inputs, outputs = asked.input_tokens, asked.output_tokens
+    requests = engine.requests
+    inputs, outputs = requests.input_tokens, requests.output_tokens
     if engine.trace:
-        for each in itertools.cycle(trace.read(Path(engine.trace.file), engine.trace.factor)):
-            prompt, tokens = made.make(each.input_tokens, chance), made.known(each.input_tokens)
-            yield Question(output_tokens=each.output_tokens, prompt=prompt, input_tokens=tokens)
-    if asked.file:
-        lines = read_file(Path(asked.file))
+        for request in itertools.cycle(trace.read(Path(engine.trace.file), engine.trace.factor)):
+            prompt, tokens = made.make(request.input_tokens, chance), made.known(request.input_tokens)
+            yield Question(output_tokens=request.output_tokens, prompt=prompt, input_tokens=tokens)
+    if requests.file:
+        lines = read_file(Path(requests.file))
         start = chance.randrange(len(lines))  # replicas do not ask the same at the same time
         for line in itertools.islice(itertools.cycle(lines), start, None):
             prompt = line.get("prompt", "")
@@ -169,7 +169,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
         raise CannotBeMetError(f"the requests' file {path} cannot be read: {error}.") from error
     if path.suffix == ".json":
         return _conversations(path, text)
-    found = []
+    entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
@@ -179,10 +179,10 @@ def read_file(path: Path) -> list[dict[str, Any]]:
             entry = None
         if not isinstance(entry, dict) or not any(key in entry for key in _KEYS):
             raise CannotBeMetError(f"{path}:{number}: a line is a JSON object with `prompt`, `messages` or `body`.")
-        found.append(entry)
-    if not found:
+        entries.append(entry)
+    if not entries:
         raise CannotBeMetError(f"the requests' file {path} holds no request.")
-    return found
+    return entries
 
 
 def _conversations(path: Path, text: str) -> list[dict[str, Any]]:

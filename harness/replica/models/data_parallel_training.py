@@ -32,11 +32,7 @@ _LOOPBACK = "lo"
 
 
 class RankTraining(ImageTraining):
-    """What either process does.
-
-    Args:
-        settings: the replica's; its batch is that of one process.
-    """
+    """What either process does; the batch of the settings is that of one process."""
 
     def __init__(self, settings: Settings, rank: int) -> None:
         device = execution.prepare_device(settings)

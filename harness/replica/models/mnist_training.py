@@ -24,12 +24,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class ImageTraining(Training):
-    """Steps over all images, in whole batches, and an evaluation on those held out.
-
-    Args:
-        device: where it runs.
-        rank: of this process, among ``ranks`` that train on a batch each, one after the other in the data.
-    """
+    """Steps over all images, in whole batches, and an evaluation on those held out; ``ranks`` processes train on a batch each, in turn."""
 
     def __init__(self, settings: Settings, device: torch.device, *, rank: int = 0, ranks: int = 1) -> None:
         model = checkpoint.build_for_training(lambda: network(settings), settings, device)
@@ -105,12 +100,7 @@ class ImageTraining(Training):
 
 
 class Prefetch(Iterator[Batch]):
-    """The same batches in the same order, prepared ahead by a thread.
-
-    Args:
-        batches: without an end.
-        depth: how many are ready at most.
-    """
+    """The same batches in the same order, prepared ahead by a thread, at most ``depth`` of them; ``batches`` have no end."""
 
     def __init__(self, batches: Iterator[Batch], depth: int) -> None:
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(depth)

@@ -30,12 +30,7 @@ _STEP = b"."
 
 
 class SecondProcess:
-    """The replica's side of it.
-
-    Args:
-        module: to run; it calls ``live``.
-        port: where both of them meet.
-    """
+    """The replica's side of it: ``module`` is run, calls ``live``, and meets the replica at ``port``."""
 
     def __init__(self, module: str, settings: Settings, port: int) -> None:
         self._noticed = threading.Event()
