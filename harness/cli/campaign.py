@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from harness.campaign.source import CampaignSource
     from harness.campaign.thresholds import Thresholds
     from harness.errors import Finding
+    from harness.results.manifest import Status
     from harness.spec import CampaignSpec, Timing
 
 
@@ -26,11 +27,8 @@ def _campaigns(begun: str) -> list[str]:
     from harness.campaign.source import shipped_names
 
     own = [f"{path}/" if path.is_dir() else str(path) for path in Path().glob(f"{begun}*")] if begun[:1] != "/" else []
-    return [*(name for name in shipped_names() if name.startswith(begun)), *(each for each in own if _can_be(each))]
-
-
-def _can_be(path: str) -> bool:
-    return path.endswith(("/", ".yaml", ".yml")) and not path.startswith(".")
+    own = [path for path in own if path.endswith(("/", ".yaml", ".yml")) and not path.startswith(".")]
+    return [*(name for name in shipped_names() if name.startswith(begun)), *own]
 
 
 CampaignFile = Annotated[
@@ -116,16 +114,16 @@ def plan(
     from harness.campaign.source import read_source
     from harness.campaign.thresholds import thresholds
 
-    asked = thresholds(fail_on, baseline, within)
+    wanted = thresholds(fail_on, baseline, within)
     source = read_source(file)
-    asked.refuse_unanswerable(source.spec)
+    wanted.refuse_unanswerable(source.spec)
     experiments = expand(source.spec)
     cost = most(source.spec)
     check_limits(source.spec, cost)
     sure = certain(source.spec)
     least = estimate(sure)
     findings = preflight.check(sure, results, make_backend(source.spec, campaign_id="plan"))
-    judged = asked.of_plan(source.spec, findings)
+    judged = wanted.of_plan(source.spec, findings)
     if json:
         output.document(
             {
@@ -230,21 +228,27 @@ def run(
     run_source(read_source(file), results, thresholds(fail_on, baseline, within), force=force, report=report)
 
 
-def run_source(source: "CampaignSource", results: Path, asked: "Thresholds", *, force: bool, report: bool) -> None:
+def run_source(source: "CampaignSource", results: Path, wanted: "Thresholds", *, force: bool, report: bool) -> None:
     """Run what a file or a command says, and tell what came of it."""
-    from harness.backends.base import make_backend
     from harness.campaign.preflight import prepare
+
+    wanted.refuse_unanswerable(source.spec)
+    for failure in wanted.of_plan(source.spec, ()).failures:
+        output.note(f"warning: {failure}")
+    _run_to_its_end(prepare(source, results, force=force, say=output.note), wanted, report=report)
+
+
+def _run_to_its_end(
+    folder: "CampaignFolder", wanted: "Thresholds", *, report: bool, again: "Sequence[Status]" = ()
+) -> None:
+    from harness.backends.base import make_backend
     from harness.campaign.runner import CampaignRunner
     from harness.cli.progress import progress_listener
 
-    asked.refuse_unanswerable(source.spec)
-    for failure in asked.of_plan(source.spec, ()).failures:
-        output.note(f"warning: {failure}")
-    folder = prepare(source, results, force=force, say=output.note)
     with progress_listener() as listener:
         runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        outcome = runner.run()
-    _finish(outcome, folder, asked, report=report)
+        outcome = runner.run(again=again)
+    _finish(outcome, folder, wanted, report=report)
 
 
 def stress(
@@ -289,27 +293,21 @@ def resume(
     json: Json = False,  # noqa: ARG001 - output.is_json says it
 ) -> None:
     """Go on with a campaign that was interrupted or killed; what is finished is not repeated."""
-    from harness.backends.base import make_backend
     from harness.campaign.folder import check_source, open_folder
-    from harness.campaign.runner import CampaignRunner
     from harness.campaign.thresholds import thresholds
-    from harness.cli.progress import progress_listener
     from harness.results.manifest import Status
     from harness.results.old_profile import refuse_to_resume
 
-    asked = thresholds(fail_on, baseline, within)
+    wanted = thresholds(fail_on, baseline, within)
     refuse_to_resume(campaign)
     folder = open_folder(campaign)
     if not as_started:
         check_source(folder)
-    asked.refuse_unanswerable(folder.spec)
-    with progress_listener() as listener:
-        runner = CampaignRunner(folder, make_backend(folder.spec, folder.campaign_id), listener=listener)
-        outcome = runner.run(again=(Status.INVALID,) if retry_invalid else ())
-    _finish(outcome, folder, asked, report=report)
+    wanted.refuse_unanswerable(folder.spec)
+    _run_to_its_end(folder, wanted, report=report, again=(Status.INVALID,) if retry_invalid else ())
 
 
-def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *, report: bool) -> None:
+def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", *, report: bool) -> None:
     """Write the report and print what came of the campaign; the live view has ended, which takes stdout for itself."""
     from harness.analysis.objective import in_sentences, objectives
     from harness.campaign.planners import planner_of
@@ -318,18 +316,18 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *
 
     answer: dict[str, object] = {"campaign": str(folder.path), "experiments": outcome.statuses}
     planner = planner_of(folder)
-    told = planner.answers()
-    if told:
-        answer[planner.kind] = told
+    sentences = planner.answers()
+    if sentences:
+        answer[planner.kind] = sentences
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo
-        told += in_sentences([(read_manifest(folder.path / name).experiment, judged) for name, judged in slo.items()])
+        sentences += in_sentences([(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()])
     best = planner.bests()
     if best:
         answer["goodput"] = [each.to_dict() for each in best]
     analysis = None
-    if report or asked.baseline:
+    if report or wanted.baseline:
         from harness.analysis.campaign import analyse
 
         analysis = analyse(folder.path)
@@ -339,17 +337,17 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", asked: "Thresholds", *
         output.note("writing the report")
         answer |= figures.document(analysis, report_of(analysis))
     explained = outcome.statuses.keys() - outcome.invalid
-    judged = asked.of_run().judge(
-        {name: each for name, each in outcome.statuses.items() if each is not Status.INVALID or name not in explained},
+    judged = wanted.of_run().judge(
+        {name: end for name, end in outcome.statuses.items() if end is not Status.INVALID or name not in explained},
         slo,
-        asked.against_baseline(analysis) if analysis else (),
+        wanted.against_baseline(analysis) if analysis else (),
         advice=f"The report says why. Run them again with: harness resume --retry-invalid {folder.path}",
     )
     answer |= judged.document()
     if output.is_json():
         output.document(answer)
     else:
-        figures.tell(told, best, analysis if report else None)
+        figures.tell(sentences, best, analysis if report else None)
         for sentence in judged.sentences():
             output.sentence(sentence)
         output.result(f"report: {answer['report']}" if report else f"results: {folder.path}")
@@ -388,38 +386,36 @@ def status(
         _print_index(campaign, json=json)
         return
     with opened(campaign) as folder:
-        found = campaign_status(folder)
+        progress = campaign_status(folder)
     if json:
-        output.document(found.as_dict())
+        output.document(progress.as_dict())
         return
-    output.table(
-        ["experiment", "status", "attempts", "note"],
-        [[each.experiment_id, each.status, each.attempts, each.note] for each in found.experiments],
-    )
+    runs = [[run.experiment_id, run.status, run.attempts, run.note] for run in progress.experiments]
+    output.table(["experiment", "status", "attempts", "note"], runs)
     output.result()
-    for sentence in found.answers:
+    for sentence in progress.answers:
         output.sentence(sentence)
-    to_go = f"; about {output.duration(round(found.remaining_s))} to go" if found.done < len(found.experiments) else ""
-    output.sentence(f"{found.done} of {len(found.experiments)} done; {found.activity}{to_go}.")
+    to_go = f"; about {output.duration(round(progress.remaining_s))} to go" if progress.done < len(runs) else ""
+    output.sentence(f"{progress.done} of {len(runs)} done; {progress.activity}{to_go}.")
 
 
 def _print_index(folder: Path, *, json: bool) -> None:
     from harness.analysis.summary import index
 
-    found = index(folder)
+    measured = index(folder)
+    table = measured.table
     if json:
-        output.document({"configurations": found.table.records(), "refused": found.refused})
+        output.document({"configurations": table.records(), "refused": measured.refused})
         return
-    table = found.table
     shown = [index for index, column in enumerate(table.columns) if column.key not in {"workload", "campaign"}]
     lines: list[list[str]] = []
     heading = ""
-    for row, cells in zip(found.rows, table.texts, strict=True):
+    for row, cells in zip(measured.rows, table.texts, strict=True):
         if heading != (heading := f"\n{row['workload']}: {row['campaign']}"):
             lines.append([heading])
         lines.append([cells[index] for index in shown])
     output.table([table.titles[index] for index in shown], lines)
-    for name, reason in found.refused.items():
+    for name, reason in measured.refused.items():
         output.sentence(f"not listed: {name}: {reason}")
 
 
@@ -431,7 +427,6 @@ def schema() -> None:
 
 
 def _phases(timing: "Timing") -> str:
-
     return (
         f"Each: {output.duration(timing.stabilise_s)} to stabilise, {output.duration(timing.record_s)} recorded ({timing.rows} rows), "
         f"{output.duration(timing.cooldown_s)} to cool down."

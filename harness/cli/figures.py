@@ -34,15 +34,15 @@ def tell(sentences: Sequence[str], best: Sequence[Best], analysis: CampaignAnaly
     if best:
         output.show(goodput_table(best))
     if analysis is not None:
-        show(analysis, told=sentences)
+        show(analysis, printed=sentences)
 
 
-def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
+def show(analysis: CampaignAnalysis, *, printed: Sequence[str] = ()) -> None:
     """Print what the report begins with, and a line of figures per workload, sharing mode, replica count and condition.
 
     Args:
         analysis: of the campaign.
-        told: sentences that have been printed already.
+        printed: sentences that have been printed already.
     """
     from harness.analysis.axes import families
     from harness.analysis.goodput import bests
@@ -51,10 +51,10 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
     from harness.analysis.questions.condition_overhead import interference
 
     for sentence in headline(analysis, bests(analysis.spec, analysis.stress_series), interference(analysis)):
-        if sentence not in told:
+        if sentence not in printed:
             output.sentence(sentence)
     for family in families(analysis):
-        settings(family, told=told)
+        settings(family, printed=printed)
     if analysis.cells:
         table, dropped = short_table(analysis, min(_WIDEST, output.terminal_width()))
         output.show(table)
@@ -64,7 +64,7 @@ def show(analysis: CampaignAnalysis, *, told: Sequence[str] = ()) -> None:
         output.sentence(f"Before you use it: {'; '.join(weak)}.")
 
 
-def settings(family: Family, *, told: Sequence[str] = ()) -> None:
+def settings(family: Family, *, printed: Sequence[str] = ()) -> None:
     """Print a line for every setting of a workload, and what follows from them."""
     output.show(family.short_table())
     output.result()
@@ -73,5 +73,5 @@ def settings(family: Family, *, told: Sequence[str] = ()) -> None:
             output.sentence(f"{variant.name}: {variant.failure}")
     missing = [why for variant in family.variants if variant.finding for why in variant.finding.missing]
     for sentence in (*family.answers(), *(f"missing: {why}" for why in dict.fromkeys(missing))):
-        if sentence not in told:
+        if sentence not in printed:
             output.sentence(sentence)

@@ -60,7 +60,7 @@ def test_the_answer_comes_before_the_table_and_what_weakens_it_after(analysis, c
     assert lines[-1] == weak
     assert "1 of 7 runs are INVALID and left out" in weak
 
-    figures.show(analysis, told=answer)
+    figures.show(analysis, printed=answer)
     assert capsys.readouterr().out.startswith("workload "), "nothing is said twice"
 
 
