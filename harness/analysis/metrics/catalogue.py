@@ -47,6 +47,8 @@ _COLUMN_UNITS = {
     "requests per second": "requests_per_second",
     "inputs/s": "inputs_per_second",
     "tokens/s": "tokens_per_second",
+    "bytes/s": "bytes_per_s",
+    "MHz": "mhz",
 }
 """Units as the name of a column has them; the others are written as they are."""
 _BARE = {"ratio", "index"}

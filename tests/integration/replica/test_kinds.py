@@ -72,7 +72,7 @@ def test_the_report_shows_each_one_s_own_beside_those_of_all(campaign):
     parts = re.split(r"^### ", (campaign / "report.md").read_text(), flags=re.MULTILINE)
     for name in MODELS:
         (tables,) = [part for part in parts if part.startswith(f"{name}\n\n|")]
-        assert tables.count("| Replicas |") == (1 if name == "fine-tuning" else 2)
+        assert tables.count("| Replicas |") == (2 if name == "fine-tuning" else 3)
         assert ("| Active time |" in tables) == (name == "notebook")
     cell = next(cell for cell in analyse(campaign).cells if cell.workload == "notebook")
     rows = values(campaign / "notebook_r1_time-slicing_rep1", "active_share", "all")

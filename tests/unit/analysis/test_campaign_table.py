@@ -27,7 +27,21 @@ CODE = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text()
 EQUAL = MpsSpec(share=["1/N"])
 READERS = [block for block in CODE if "campaign.parquet" in block]
 FIGURES = COLUMNS[-1 - len(ALL) : -1]
-UNITS = {"seconds", "bytes", "percent", "watts", "celsius", "cores", "ratio", "index", "request", "requests", "second"}
+UNITS = {
+    "seconds",
+    "bytes",
+    "percent",
+    "watts",
+    "celsius",
+    "cores",
+    "ratio",
+    "index",
+    "request",
+    "requests",
+    "second",
+    "s",
+    "mhz",
+}
 
 
 @pytest.fixture(scope="module")

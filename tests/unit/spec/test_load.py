@@ -99,7 +99,7 @@ def test_a_short_file_is_enough():
         (GOOD + "function-x: 1\n", "c.yaml:6: unknown key `function-x`"),
         (GOOD + "{a: b}: 1\n", "c.yaml:6: a key must be a word"),
         (GOOD + "'{a: b}': 1\n", "c.yaml:6: unknown key `{a: b}`"),
-        (GOOD + "order: random\nslo: {ttft_p99_ms: 5}\n", "c.yaml:7: `slo` is an objective of your own servers"),
+        (GOOD + "order: random\nslo: {ttft_p99_ms: 5}\n", "c.yaml:7: `slo` limits times of tokens"),
         (
             GOOD + "order: random\ntiming: {preset: short}\nstress: {}\n",
             "c.yaml:8: `stress` raises the replicas itself",

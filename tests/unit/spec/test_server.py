@@ -284,9 +284,12 @@ def test_an_objective_goes_with_every_experiment():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"slo": {}}, "needs one of ttft_p99_ms"),
+        ({"slo": {}}, "needs a limit"),
         ({"slo": {"error_rate": 2}}, "less than 1"),
-        ({"workloads": [STREAM, {"name": "resnet50"}]}, "an objective of your own servers, and resnet50 is none"),
+        (
+            {"workloads": [STREAM, {"name": "resnet50"}]},
+            "limits times of tokens, and answers of resnet50 are no streams",
+        ),
         ({"workloads": [{"name": "llm", "server": SERVER}]}, "answers of llm are no streams"),
     ],
 )

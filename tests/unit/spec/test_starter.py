@@ -21,8 +21,11 @@ def test_the_starter_is_valid_and_names_every_field():
 
     assert parse_campaign(text, origin="starter").name == "my-campaign"
     for model in set(models()) - {CampaignSpec}:
-        if model.__name__ not in {"ExperimentSpec", "Toleration"}:
+        if model.__name__ not in {"ExperimentSpec", "Toleration", "SloSpec"}:
             assert all(re.search(rf"\b{name}:", text) for name in model.model_fields if name != "variant_of"), model
+    assert {"ttft_p99_ms", "itl_p99_ms", "latency_p99_ms", "error_rate"} <= set(
+        re.findall(r"\w+", text)
+    )  # of every percentile one
 
 
 def test_uncommenting_everything_in_the_starter_is_valid():
