@@ -318,7 +318,7 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", 
     planner = planner_of(folder)
     sentences = planner.answers()
     if sentences:
-        answer[planner.kind] = sentences
+        answer[planner.kind] = [*sentences]
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo

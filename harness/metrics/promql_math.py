@@ -100,13 +100,13 @@ class CounterWindow:
 
     def __init__(self, window_ms: int) -> None:
         self._window_ms = window_ms
-        self._samples: deque[tuple[float, Vector]] = deque()
+        self._samples: deque[tuple[int, float, Vector]] = deque()
 
-    def add(self, time_ms: float, values: Vector) -> None:
-        """Keep one scrape; a change of shape (another set of buckets) starts afresh."""
-        if self._samples and self._samples[-1][1].shape != values.shape:
+    def add(self, time_ms: int, values: Vector, read_ms: float | None = None) -> None:
+        """Keep one scrape of the time ``time_ms``, read at ``read_ms``; another shape (other buckets) starts afresh."""
+        if self._samples and self._samples[-1][2].shape != values.shape:
             self._samples.clear()
-        self._samples.append((time_ms, values))
+        self._samples.append((time_ms, time_ms if read_ms is None else read_ms, values))
         self._drop_before(time_ms)
 
     def clear(self) -> None:
@@ -118,24 +118,20 @@ class CounterWindow:
         self._drop_before(end_ms)
         if len(self._samples) < 2:
             return None
-        times_ms = [round(time_ms) for time_ms, _ in self._samples]
-        values = np.stack([values for _, values in self._samples])
+        times_ms = [time_ms for time_ms, _, _ in self._samples]
+        values = np.stack([values for _, _, values in self._samples])
         return extrapolated_rate(times_ms, values, end_ms - self._window_ms, end_ms)
 
-    def mean_rate(self, end_ms: int) -> float | None:
-        """Growth of the first counter per second that really passed between its readings: they are not on the grid.
-
-        None with fewer than two in the window. A counter that fell was reset, and goes on.
-        """
-        self._drop_before(end_ms)
-        if len(self._samples) < 2:
+    def timed_rate(self, end_ms: int) -> float | None:
+        """``rate`` of the first counter per second that really passed between its readings, which are not on the grid."""
+        rates = self.rate(end_ms)
+        if rates is None:
             return None
-        values = np.array([counters[0] for _, counters in self._samples])
-        steps = np.diff(values)
-        passed_s = (self._samples[-1][0] - self._samples[0][0]) / MS_PER_S
-        return float(np.where(steps < 0, values[1:], steps).sum()) / passed_s if passed_s > 0 else None
+        passed_ms = self._samples[-1][1] - self._samples[0][1]
+        planned_ms = self._samples[-1][0] - self._samples[0][0]
+        return float(rates[0]) * planned_ms / passed_ms if passed_ms > 0 else None
 
-    def _drop_before(self, end_ms: float) -> None:
+    def _drop_before(self, end_ms: int) -> None:
         while self._samples and self._samples[0][0] <= end_ms - self._window_ms:
             self._samples.popleft()
 

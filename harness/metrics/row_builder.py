@@ -51,8 +51,8 @@ class _Replica:
     def take_usage(self, time_ms: int, read_ms: float, usage: ProcessUsage | Missing) -> None:
         self.usage = usage
         if not isinstance(usage, Missing):
-            self.cpu.add(read_ms, np.array([usage.cpu_s]))
-        self.cpu_rate = self.cpu.mean_rate(time_ms)
+            self.cpu.add(time_ms, np.array([usage.cpu_s]), read_ms)
+        self.cpu_rate = self.cpu.timed_rate(time_ms)
 
 
 class _Group:
@@ -127,8 +127,8 @@ class TickComputer:
         self._gpus = reading.gpus
         for source, stalled in reading.pressure.items():
             if not isinstance(stalled, Missing):
-                self._pressure[source].add(reading.pressure_ms or time_ms, np.array([stalled]))
-            rate = self._pressure[source].mean_rate(time_ms)
+                self._pressure[source].add(time_ms, np.array([stalled]), reading.pressure_ms)
+            rate = self._pressure[source].timed_rate(time_ms)
             self._stalled[source] = _given(rate) if not isinstance(stalled, Missing) else stalled
         for group in self._groups:
             group.pool()

@@ -54,6 +54,7 @@ def test_the_highest_goodput_of_servers_with_a_planted_limit_is_found_and_told_e
         3.6e6 / 3600 / best["goodput_per_s"]["mean"], rel=0.3
     )
     assert any("llm-rate-64_" in name for name in answer["experiments"])
+    assert len(answer["stress"]) == 2, answer["stress"]
     ladder, overall = answer["stress"]
     assert ladder.startswith("llm under time-slicing breaks at")
     assert overall.startswith("llm: the highest goodput within the objective is ")

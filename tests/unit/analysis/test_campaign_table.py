@@ -41,6 +41,8 @@ UNITS = {
     "second",
     "s",
     "mhz",
+    "nats",
+    "kernels",
 }
 
 
