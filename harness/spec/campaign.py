@@ -78,7 +78,8 @@ class CampaignSpec(StrictModel):
     replicas: list[Replicas] = Field(min_length=1, description="Replica counts to compare, e.g. [1, 3, 8].")
     slo: SloSpec | None = Field(
         default=None,
-        description="Objective of your own servers, decided from each experiment; null means none. E.g. "
+        description="Objective, decided from each experiment: ttft, itl and tpot of streams, latency of any workload, each at p50, "
+        "p90, p95 or p99, in milliseconds, and the error_rate; null means none. E.g. "
         "{ttft_p99_ms: 200, itl_p99_ms: 50, latency_p99_ms: 5000, error_rate: 0.001}.",
     )
     stress: StressSpec | None = Field(
