@@ -186,7 +186,9 @@ class Contrasts:
         kind, metrics = differing(a, b), COMPARED if metric in COMPARED else (metric,)
         arms = frozenset(_arm(cell, kind) for cell in (a, b))
         if (arms, kind, metrics) not in self._families:
-            sides = [[cell for cell in self._of(arm[1]) if _arm(cell, kind) == arm] for arm in arms]
+            # In an order of their own, not the set's, so that the last digit is the same in every run.
+            ordered = sorted(arms, key=lambda arm: (arm[0], sorted(map(str, arm[1])), str(arm[2])))
+            sides = [[cell for cell in self._of(arm[1]) if _arm(cell, kind) == arm] for arm in ordered]
             self._families[arms, kind, metrics] = {
                 _place(x, y, name): min((test.careful.p or 0.0) / shared(x, y), 1.0)
                 for x in sides[0]
