@@ -318,11 +318,12 @@ def _finish(outcome: "Outcome", folder: "CampaignFolder", wanted: "Thresholds", 
     planner = planner_of(folder)
     sentences = planner.answers()
     if sentences:
-        answer[planner.kind] = [*sentences]
+        answer[planner.kind] = sentences
     slo = objectives(folder.path)
     if slo:
         answer["slo"] = slo
-        sentences += in_sentences([(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()])
+        runs = [(read_manifest(folder.path / name).experiment, met) for name, met in slo.items()]
+        sentences = [*sentences, *in_sentences(runs)]
     best = planner.bests()
     if best:
         answer["goodput"] = [each.to_dict() for each in best]

@@ -28,7 +28,7 @@ GKE_MIG_LABEL = "cloud.google.com/gke-gpu-partition-size"
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 COUNT_LABEL = "nvidia.com/gpu.count"
 """GPU feature discovery's: slices of each GPU, and GPUs."""
-CONFIG_ANNOTATION = "gpu-sharing-harness/spec"
+CONFIG_ANNOTATION = "gpu-sharing-harness/config"
 """On the pods of a device plugin of ours: its configuration."""
 _STRATEGIES = {mode.strategy_label: mode for mode in MODES.values() if mode.strategy_label}
 _OF_GKE = {mode.gke_strategy: mode for mode in MODES.values() if mode.gke_strategy}

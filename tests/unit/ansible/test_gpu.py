@@ -102,7 +102,7 @@ def test_another_configuration_is_another_pod(sharing):
     for item in found.values():
         if item["kind"] == "DaemonSet":
             annotations = item["spec"]["template"]["metadata"]["annotations"]
-            assert annotations["gpu-sharing-harness/spec"] == found["ConfigMap/device-plugin"]["data"]["config.yaml"]
+            assert annotations["gpu-sharing-harness/config"] == found["ConfigMap/device-plugin"]["data"]["config.yaml"]
 
 
 def test_gpus_divided_anew_are_another_pod_of_the_plugin():

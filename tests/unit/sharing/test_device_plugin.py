@@ -23,7 +23,7 @@ def node(**labels):
 
 def plugin(config, where="n1"):
     """A pod of our device plugin, as templates/kubernetes/gpu/device-plugin.yaml.j2 makes it."""
-    notes = {"gpu-sharing-harness/spec": yaml.safe_dump(config)}
+    notes = {"gpu-sharing-harness/config": yaml.safe_dump(config)}
     return {"metadata": {"name": "device-plugin-x", "annotations": notes}, "spec": {"nodeName": where}}
 
 
